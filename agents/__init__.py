@@ -1,0 +1,1 @@
+"""The brokers: an asyncio shell around pure protocol, write path and read path."""

@@ -1,0 +1,1 @@
+"""What lies where: the contract, its Postgres and memory implementations, and the numbered invariants."""

@@ -1,0 +1,1 @@
+"""Object stores behind one small Protocol, and the format of what we keep in them."""

@@ -1,0 +1,135 @@
+"""The object store, as the rest of the tree sees it.
+
+Objects are written once and never changed (`put_if_absent`, S3's `If-None-Match: *`), read whole or by range, listed by
+prefix and deleted in batches. Three stores keep this contract under one suite (`tests/contract/test_object_store.py`):
+`storage/s3.py`, `storage/local.py`, `storage/memory.py`. Behaviour is added by wrapping (`storage/retrying.py`,
+`storage/metered.py`, `storage/faulty.py`). Keys are relative to the store's prefix, use "/" and never start with it.
+
+A PUT whose answer was lost is neither done nor not done: `PutInDoubtError`. `storage/retrying.py` settles it by HEAD,
+which is sound because keys are unique: length and CRC-32C ours = the stored object is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
+
+from siltstone.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+
+Body = bytes | bytearray | memoryview
+
+
+class ObjectStoreError(SiltstoneError):
+    """Root of the errors of this room."""
+
+
+class ObjectNotFoundError(ObjectStoreError):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key!r} does not exist")
+        self.key = key
+
+
+class ObjectExistsError(ObjectStoreError):
+    """`put_if_absent` found the key taken; nothing was written."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key!r} exists already")
+        self.key = key
+
+
+class PutInDoubtError(ObjectStoreError):
+    """The answer to a PUT was lost (reset, time-out, 5xx after the body). Settle by `head`."""
+
+    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+    retriable: ClassVar[bool] = True
+
+
+class StoreUnavailableError(ObjectStoreError, UnavailableError):
+    """Throttled (503 SlowDown), unreachable or answering 5xx. Try again with back-off."""
+
+
+class StoreFullError(ObjectStoreError, UnavailableError):
+    """No space (ENOSPC, EDQUOT, EFBIG). Nothing was left behind under the key."""
+
+
+class StoreMisconfiguredError(ObjectStoreError, BadInputError):
+    """Bad URL, missing bucket, refused credentials: trying again cannot help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStat:
+    key: str
+    size_bytes: int
+    last_modified_ms: int
+    """By the store's clock."""
+    crc32c: int | None = None
+    """Of the whole object, where the store keeps it (`head` on S3); None = read the object to know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deleted:
+    """A key that was absent counts as deleted. Progress is per key: some may fail while others are gone."""
+
+    keys: Sequence[str]
+    failed: Mapping[str, str]
+    """Key -> the store's reason."""
+
+
+class MultipartUpload(Protocol):
+    """A large object in parts (at least 5 MiB each but the last). Invisible until `complete`."""
+
+    async def write(self, part: Body) -> None: ...
+
+    async def complete(self) -> None:
+        """Publish under the key if absent. Raises ObjectExistsError, PutInDoubtError."""
+        ...
+
+    async def abort(self) -> None: ...
+
+
+class ObjectStore(Protocol):
+    """All methods may raise StoreUnavailableError and StoreMisconfiguredError."""
+
+    async def get(self, key: str) -> bytes:
+        """Raises ObjectNotFoundError."""
+        ...
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`; fewer when the object ends sooner, b"" at or past its end.
+
+        Raises ObjectNotFoundError, ValueError for a negative start or a length below 1.
+        """
+        ...
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        """Write the whole object durably, or raise ObjectExistsError and leave the present one as it is.
+
+        `crc32c` is that of `body`; stores that can check it do. Raises PutInDoubtError, StoreFullError.
+        """
+        ...
+
+    async def head(self, key: str) -> ObjectStat:
+        """Raises ObjectNotFoundError."""
+        ...
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted: ...
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        """In key order (UTF-8 bytes). Every object that existed throughout the listing appears once."""
+        ...
+
+    async def start_multipart(self, key: str) -> MultipartUpload: ...
+
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        """Abort uploads under our prefix that were begun before `older_than_ms` (wall clock). Returns how many."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class SupportsOpen(Protocol):
+    """Stores that must connect before use (S3)."""
+
+    async def open(self) -> None: ...

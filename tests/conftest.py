@@ -1,0 +1,5 @@
+"""Fixtures shared by every test live in `tests/fixtures/`, one file per real part."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.fixtures.postgres", "tests.fixtures.s3"]
