@@ -1,0 +1,222 @@
+"""One agent, put together: a stateless broker over an object store and the metadata store.
+
+Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve; clients that
+come earlier wait in the socket's backlog. Stop, on SIGTERM: leave the Metadata answers, begin no new request, seal and
+commit what is buffered, answer, give the lease back. A crash at any point loses nothing that was acknowledged: see
+`write/path.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from siltstone.logging import get_logger
+
+from agents.arrivals import Arrivals
+from agents.broker import Broker
+from agents.catalog import Catalog
+from agents.follower import Follower
+from agents.fresh import FreshWatermarks
+from agents.handlers.config_entries import broker_defaults
+from agents.log_index import LogIndex
+from agents.membership import Membership
+from agents.producer_ids import ProducerIds
+from agents.read.blocks import BlockReader
+from agents.read.cache import BlockCache
+from agents.read.reader import Reader
+from agents.server import Server, bind
+from agents.write.buffer import SealOptions
+from agents.write.path import FileOnItsWay, WritePath
+from metadata.service import AgentAddress, Committed, MetadataService, MetadataUnavailableError
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.objects import ObjectStore
+
+_log = get_logger(__name__)
+
+FLUSH_POLL_MS = 5
+
+
+class Agent:
+    """`store` and `metadata` are open and checked (cluster id, conditional create) by the caller, who also closes
+    them."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: ObjectStore,
+        metadata: MetadataService,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._catalog = Catalog(broker_defaults=broker_defaults(settings))
+        self._index = LogIndex()
+        self._arrivals = Arrivals()
+        self._hot_cache = BlockCache(settings.cache_hot_bytes, metrics.cache_bytes.labels(pool="hot").set)
+        self._hot = self._block_reader(self._hot_cache, "hot")
+        self._cold = self._block_reader(
+            BlockCache(settings.cache_cold_bytes, metrics.cache_bytes.labels(pool="cold").set), "cold"
+        )
+        self._follower = Follower(
+            metadata=metadata,
+            catalog=self._catalog,
+            index=self._index,
+            arrivals=self._arrivals,
+            poll_ms=settings.tail_poll_ms,
+            on_fatal=self._fail,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._hints: set[asyncio.Task[None]] = set()
+        self._membership: Membership | None = None
+        self._write_path: WritePath | None = None
+        self._server: Server | None = None
+        self.address = ""
+        """HOST:PORT as clients are told it; known once started."""
+        self.ready = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends with an exception when the agent must halt by itself (the metadata store went back in time)."""
+
+    async def start(self) -> None:
+        """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
+        settings = self._settings
+        listening = bind(settings.listen)
+        try:
+            listen_host, port = listening.getsockname()[:2]
+            address = AgentAddress(host=settings.advertised_host or listen_host, port=port, zone=settings.agent_zone)
+            identity = await self._metadata.cluster_identity()
+            membership = self._membership = Membership(
+                metadata=self._metadata, address=address, clock=self._clock, metrics=self._metrics
+            )
+            await membership.join()
+            await self._follower.start()
+            write_path = self._write_path = self._new_write_path(membership)
+            server = self._server = Server(self._broker(identity.cluster_id, membership, write_path))
+            write_path.start()
+            await server.serve(listening)
+        except BaseException:
+            listening.close()
+            await self.stop()
+            raise
+        self.address = f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}"
+        self.ready = True
+        _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone)
+
+    async def stop(self) -> None:
+        """Drain within `drain.timeout.ms`, then go. Whatever `start` got to is undone; twice is harmless."""
+        was_ready, self.ready = self.ready, False
+        if was_ready:
+            try:
+                async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                    await self._drain()
+            except TimeoutError:
+                _log.error("not drained in time; unanswered records were not acknowledged and will be sent again")
+        if self._server is not None:
+            await self._server.close()
+        if self._write_path is not None:
+            await self._write_path.close()
+        await self._follower.stop()
+        for reader in (self._hot, self._cold):
+            await reader.close()
+        await asyncio.gather(*self._hints, return_exceptions=True)
+        if self._membership is not None:
+            await self._membership.leave()
+        self._server = self._write_path = self._membership = None
+        if not self.failed.done():
+            self.failed.cancel()
+
+    async def _drain(self) -> None:
+        if self._membership is None or self._server is None or self._write_path is None:
+            return
+        await self._membership.drain()
+        self._server.stop_accepting()
+        await self._write_path.drain()
+        # Every promise is kept; what remains is to hand the answers to the sockets.
+        while self._server.produces_waiting:
+            await self._clock.sleep_ms(FLUSH_POLL_MS)
+
+    # ---- parts
+
+    def _block_reader(self, cache: BlockCache, pool: str) -> BlockReader:
+        return BlockReader(
+            store=self._store,
+            cache=cache,
+            pool=pool,
+            concurrency=self._settings.read_concurrency,
+            metrics=self._metrics,
+        )
+
+    def _new_write_path(self, membership: Membership) -> WritePath:
+        settings = self._settings
+        return WritePath(
+            options=SealOptions(
+                linger_ms=settings.produce_linger_ms,
+                file_bytes=settings.produce_file_bytes,
+                early_bytes=settings.produce_early_bytes,
+                early_idle_ms=settings.produce_early_idle_ms,
+                early_per_second=settings.produce_early_per_second,
+            ),
+            uploads_max=settings.produce_uploads_max,
+            store=self._store,
+            metadata=self._metadata,
+            lease=membership,
+            on_committed=self._committed,
+            on_bytes_changed=self._produce_bytes_changed,
+            clock=self._clock,
+            ids=self._ids,
+            metrics=self._metrics,
+        )
+
+    def _broker(self, cluster_id: str, membership: Membership, write_path: WritePath) -> Broker:
+        return Broker(
+            settings=self._settings,
+            cluster_id=cluster_id,
+            catalog=self._catalog,
+            index=self._index,
+            reader=Reader(index=self._index, hot=self._hot, cold=self._cold, metrics=self._metrics),
+            write_path=write_path,
+            arrivals=self._arrivals,
+            follower=self._follower,
+            fresh=FreshWatermarks(self._metadata),
+            membership=membership,
+            producer_ids=ProducerIds(self._metadata, self._clock),
+            metadata=self._metadata,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+
+    # ---- called by the parts
+
+    def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
+        """The bytes first, then the index: whoever is woken finds them in memory."""
+        self._hot_cache.put_file(file.key, file.sealed.file.body)
+        self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.body), committed)
+        if self._membership is not None and len(self._membership.agents) > 1:
+            hint = asyncio.create_task(self._hint(), name="hint")
+            self._hints.add(hint)
+            hint.add_done_callback(self._hints.discard)
+
+    async def _hint(self) -> None:
+        try:
+            await self._metadata.notify()
+        except MetadataUnavailableError as error:
+            _log.debug("others not hinted; they poll", error=str(error))
+
+    def _produce_bytes_changed(self) -> None:
+        if self._server is not None:
+            self._server.produce_bytes_changed()
+
+    def _fail(self, error: Exception) -> None:
+        self.ready = False
+        if not self.failed.done():
+            self.failed.set_exception(error)

@@ -1,0 +1,37 @@
+"""Wakes readers that wait at the end of a partition: a long poll parks here and costs nothing until records come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+
+class Arrivals:
+    def __init__(self) -> None:
+        self._waiting: dict[int, set[asyncio.Event]] = {}
+
+    def wake(self, partition_ids: Iterable[int]) -> None:
+        for partition_id in partition_ids:
+            for event in self._waiting.get(partition_id, ()):
+                event.set()
+
+    def wake_all(self) -> None:
+        self.wake(list(self._waiting))
+
+    async def wait(self, partition_ids: Sequence[int], timeout_ms: float) -> bool:
+        """True when one of the partitions moved, False after `timeout_ms`."""
+        event = asyncio.Event()
+        for partition_id in partition_ids:
+            self._waiting.setdefault(partition_id, set()).add(event)
+        try:
+            async with asyncio.timeout(max(timeout_ms, 0) / 1000):
+                await event.wait()
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            for partition_id in partition_ids:
+                waiting = self._waiting[partition_id]
+                waiting.discard(event)
+                if not waiting:
+                    del self._waiting[partition_id]

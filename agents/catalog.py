@@ -1,0 +1,127 @@
+"""What this agent knows of topics: names, ids, partitions, configs, log starts. Pure; fed by the snapshot and the
+changes.
+
+Topics and changes are values, so a handler that holds a `Topic` keeps a consistent view while a change is applied.
+`version` grows with every change that the Metadata answer can show; encoded answers are cached under it.
+A partition whose topic is gone answers UNKNOWN_TOPIC_OR_PARTITION at once; its bytes are the janitor's business.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agents.write.validation import TopicRules
+from metadata.service import Change, ChangeKind, Topic
+from metadata.topic_configs import as_int, as_list, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRef:
+    topic: Topic
+    number: int
+
+
+class Catalog:
+    def __init__(self, *, broker_defaults: Mapping[str, str] | None = None) -> None:
+        self._broker_defaults = dict(broker_defaults or {})
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[uuid.UUID, Topic] = {}
+        self._partitions: dict[int, PartitionRef] = {}
+        self._rules: dict[uuid.UUID, TopicRules] = {}
+        self.version = 0
+
+    def load(self, topics: Iterable[Topic]) -> None:
+        """Start anew from a snapshot."""
+        self._by_name.clear()
+        self._by_id.clear()
+        self._partitions.clear()
+        self._rules.clear()
+        for topic in topics:
+            self._put(topic)
+        self.version += 1
+
+    def topic(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def topics(self) -> list[Topic]:
+        return sorted(self._by_name.values(), key=lambda topic: topic.name)
+
+    def partition(self, partition_id: int) -> PartitionRef | None:
+        return self._partitions.get(partition_id)
+
+    def configs(self, topic: Topic) -> Mapping[str, str]:
+        """Every config of the topic as it is in force: override, else our broker-wide default, else Kafka's."""
+        return resolve({**self._broker_defaults, **topic.configs})
+
+    def rules(self, topic: Topic) -> TopicRules:
+        """What a produced batch must keep to; computed once per change of configs."""
+        known = self._rules.get(topic.topic_id)
+        if known is None:
+            known = self._rules[topic.topic_id] = rules_of(self.configs(topic))
+        return known
+
+    def apply(self, change: Change) -> list[int]:
+        """Take in one change. Returns the partition ids that ended with it."""
+        topic_id, detail = change.topic_id, change.detail
+        if topic_id is None:
+            return []
+        known = self._by_id.get(topic_id)
+        match change.kind:
+            case ChangeKind.TOPIC_CREATED if known is None:
+                self._put(_created(topic_id, detail))
+            case ChangeKind.TOPIC_DELETED if known is not None:
+                self._remove(known)
+                self.version += 1
+                return list(known.partition_ids)
+            case ChangeKind.CONFIGS_CHANGED if known is not None:
+                self._put(replace(known, configs=dict(detail["configs"])))
+            case ChangeKind.PARTITIONS_ADDED if known is not None:
+                self._put(replace(known, partition_ids=tuple(detail["partition_ids"])))
+            case _:
+                return []
+        self.version += 1
+        return []
+
+    def _put(self, topic: Topic) -> None:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._rules.pop(topic.topic_id, None)
+        for number, partition_id in enumerate(topic.partition_ids):
+            self._partitions[partition_id] = PartitionRef(topic, number)
+
+    def _remove(self, topic: Topic) -> None:
+        del self._by_id[topic.topic_id]
+        self._rules.pop(topic.topic_id, None)
+        # The name may belong to a successor already, when a re-creation was seen first.
+        if self._by_name.get(topic.name) is topic:
+            del self._by_name[topic.name]
+        for partition_id in topic.partition_ids:
+            self._partitions.pop(partition_id, None)
+
+
+def _created(topic_id: uuid.UUID, detail: Mapping[str, Any]) -> Topic:
+    return Topic(
+        topic_id=topic_id,
+        name=detail["name"],
+        partition_ids=tuple(detail["partition_ids"]),
+        configs=dict(detail["configs"]),
+        created_ms=detail["created_ms"],
+    )
+
+
+def rules_of(configs: Mapping[str, str]) -> TopicRules:
+    """The produce rules that follow from a topic's configs in force."""
+    return TopicRules(
+        compacted="compact" in as_list(configs, "cleanup.policy"),
+        message_bytes_max=as_int(configs, "max.message.bytes"),
+        log_append_time=configs["message.timestamp.type"] == "LogAppendTime",
+        timestamp_before_ms_max=as_int(configs, "message.timestamp.before.max.ms"),
+        timestamp_after_ms_max=as_int(configs, "message.timestamp.after.max.ms"),
+        segment_bytes=as_int(configs, "segment.bytes"),
+    )

@@ -1,0 +1,264 @@
+"""One client connection: frames in, ordered answers out.
+
+Requests are begun in order. Produce may be waiting many at a time; any other request holds the connection until it is
+answered (see `dispatch.py`). Answers leave in request order: whatever is complete at the head of the line is written
+in one coalesced write per read callback.
+
+Reading stops when there is more than we may hold: an unanswered line that is full, a client that does not read its
+answers, or (for connections that have sent Produce only) a write path above its bound, so that a slow object store
+never holds up fetches and heartbeats. What a peer sends wrong closes its connection and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from siltstone.logging import get_logger
+
+from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
+from agents.handlers import api_versions
+from agents.handlers.produce import DropConnectionError
+from siltstone.errors import SiltstoneError
+from wire.api import APIS, RequestHeader, decode_request, encode_response, read_request_header
+from wire.errors import (
+    FrameTooLargeError,
+    MalformedFrameError,
+    MalformedMessageError,
+    UnknownApiError,
+    UnsupportedVersionError,
+)
+from wire.framing import FrameReader
+from wire.schema import Message, Octets
+
+if TYPE_CHECKING:
+    from agents.server import Server
+
+_log = get_logger(__name__)
+
+_REASONS = (
+    (FrameTooLargeError, "frame_too_large"),
+    (MalformedFrameError, "malformed_frame"),
+    (UnknownApiError, "unknown_api"),
+    (UnsupportedVersionError, "unsupported_version"),
+    (MalformedMessageError, "malformed_message"),
+)
+
+
+class _Slot:
+    """A place in the line of answers."""
+
+    __slots__ = ("parts", "started_ms")
+
+    def __init__(self, started_ms: float) -> None:
+        self.started_ms = started_ms
+        self.parts: Sequence[Octets] | None = None
+        """None until answered; empty when there is no answer to send."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._broker = server.broker
+        self._reader = FrameReader(server.broker.settings.socket_request_max_bytes)
+        self._frames: deque[memoryview] = deque()
+        self._frames_bytes = 0
+        self._slots: deque[_Slot] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transport: asyncio.Transport | None = None
+        self._peer = "?"
+        self._exclusive = False
+        self._write_paused = False
+        self._read_paused = False
+        self._ended = False
+        self.sends_produce = False
+        self.last_bytes_ms = 0.0
+
+    # ---- asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        sock = cast(socket.socket | None, transport.get_extra_info("socket"))
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if not self._server.admit(self):
+            self._end("too many connections")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._reader.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._ended:
+            return None
+        self.last_bytes_ms = self._broker.clock.monotonic_ms()
+        try:
+            frames = self._reader.buffer_updated(nbytes)
+        except MalformedFrameError as error:
+            return self._protocol_error(error)
+        for frame in frames:
+            self._frames.append(frame)
+            self._frames_bytes += len(frame)
+        self._server.holds(self, self.held_bytes)
+        self.pump()
+        return None
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self.pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+        for task in self._tasks:
+            task.cancel()
+        self._frames.clear()
+        self._slots.clear()
+        self._server.lost(self)
+
+    # ---- for the server
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of requests that are not begun: whole frames in line and the one that is arriving."""
+        return self._reader.buffered_bytes + self._frames_bytes
+
+    @property
+    def has_large_partial_frame(self) -> bool:
+        return self._reader.buffered_bytes > 1 << 16
+
+    @property
+    def produces_waiting(self) -> bool:
+        return self.sends_produce and bool(self._slots) and not self._ended
+
+    def pump(self) -> None:
+        """Begin what may be begun, write what is answered, and read on if there is room."""
+        while self._frames and self._may_begin():
+            frame = self._frames.popleft()
+            self._frames_bytes -= len(frame)
+            self._begin(frame)
+        if not self._ended:
+            self._server.holds(self, self.held_bytes)
+            self._flush()
+            self._update_reading()
+
+    def close(self, reason: str) -> None:
+        self._end(reason)
+
+    def abort(self) -> None:
+        """Cut the line without waiting for the client to read what is left."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- requests
+
+    def _may_begin(self) -> bool:
+        return not (
+            self._ended
+            or self._exclusive
+            or self._write_paused
+            or self._server.draining
+            or len(self._slots) >= self._broker.settings.connection_requests_max
+            or (self.sends_produce and self._server.produce_is_full)
+        )
+
+    def _begin(self, frame: memoryview) -> None:
+        slot = _Slot(self._broker.clock.monotonic_ms())
+        self._slots.append(slot)
+        try:
+            header, position = read_request_header(frame)
+            request = decode_request(header, frame, position)
+        except UnsupportedVersionError as error:
+            if error.header.api_key == API_VERSIONS:
+                slot.parts = encode_response(error.header, api_versions.unsupported())
+                return None
+            return self._protocol_error(error)
+        except SiltstoneError as error:
+            return self._protocol_error(error)
+        self.sends_produce = self.sends_produce or header.api_key == PRODUCE
+        handler = HANDLERS[header.api_key]
+        try:
+            answer = handler.handle(self._broker, header, request)
+            if isinstance(answer, Message) or answer is None:
+                return self._answer(slot, header, answer)
+        except Exception:
+            _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
+            return self._end("internal error")
+        self._exclusive = not handler.pipelined
+        task = asyncio.create_task(self._finish(slot, header, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _finish(self, slot: _Slot, header: RequestHeader, waiting: Awaitable[Answer]) -> None:
+        try:
+            self._answer(slot, header, await waiting)
+        except DropConnectionError:
+            return self._end("a produce request without acks was refused")
+        except Exception:
+            _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
+            return self._end("internal error")
+        if not HANDLERS[header.api_key].pipelined:
+            self._exclusive = False
+        self.pump()
+        return None
+
+    def _answer(self, slot: _Slot, header: RequestHeader, answer: Answer) -> None:
+        slot.parts = () if answer is None else encode_response(header, answer)
+        seconds = (self._broker.clock.monotonic_ms() - slot.started_ms) / 1000
+        self._server.count(header.api_key, seconds)
+
+    # ---- answers
+
+    def _flush(self) -> None:
+        parts: list[Octets] = []
+        while self._slots and (ready := self._slots[0].parts) is not None:
+            self._slots.popleft()
+            parts += ready
+        if parts and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines(parts)
+
+    def _update_reading(self) -> None:
+        if self._transport is None or self._ended or self._transport.is_closing():
+            return
+        full = (
+            self._write_paused
+            or bool(self._frames)
+            or self._server.draining
+            or (self.sends_produce and self._server.produce_is_full)
+            or self._server.must_wait(self)
+        )
+        if full and not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+        elif not full and self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
+
+    # ---- ends
+
+    def _protocol_error(self, error: SiltstoneError) -> None:
+        reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
+        self._broker.metrics.protocol_errors_total.labels(reason=reason).inc()
+        _log.warning("connection closed, protocol error", peer=self._peer, error=str(error))
+        # Answers that are complete were earned by good requests; they go out before the line is cut.
+        self._flush()
+        self._end("protocol error")
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        _log.debug("connection closed", peer=self._peer, reason=reason)
+        if self._transport is not None:
+            self._transport.close()

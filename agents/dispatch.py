@@ -1,0 +1,65 @@
+"""API key -> handler. One row per API that `wire/api.py` lists; a test holds the two together.
+
+A handler takes (broker, header, request) and gives the answer, or an awaitable of it, or None for "no answer".
+`pipelined` handlers may be waiting many at a time on one connection; for all others a connection's next request is
+begun only when the last is answered, as in Kafka, which also bounds what one connection can make us hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+from agents.broker import Broker
+from agents.handlers import (
+    api_versions,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    fetch,
+    find_coordinator,
+    incremental_alter_configs,
+    init_producer_id,
+    list_offsets,
+    metadata_api,
+    produce,
+)
+from wire.api import RequestHeader
+from wire.schema import Message
+
+Answer: TypeAlias = Message | None
+Handle: TypeAlias = Callable[[Broker, RequestHeader, Any], Answer | Awaitable[Answer]]
+
+PRODUCE: Final = 0
+API_VERSIONS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    handle: Handle
+    pipelined: bool = False
+
+
+def _of(module: ModuleType, *, pipelined: bool = False) -> Handler:
+    return Handler(module.handle, pipelined)
+
+
+HANDLERS: Final[Mapping[int, Handler]] = {
+    PRODUCE: _of(produce, pipelined=True),
+    1: _of(fetch),
+    2: _of(list_offsets),
+    3: _of(metadata_api),
+    10: _of(find_coordinator),
+    API_VERSIONS: _of(api_versions),
+    19: _of(create_topics),
+    20: _of(delete_topics),
+    22: _of(init_producer_id),
+    32: _of(describe_configs),
+    37: _of(create_partitions),
+    44: _of(incremental_alter_configs),
+    60: _of(describe_cluster),
+}

@@ -1,0 +1,183 @@
+"""Follows the metadata store: one statement brings every new L0 file and every change, for all partitions at once.
+
+It runs on a hint or every `poll_ms`, and whenever somebody must see the present (`catch_up`). The order of taking in is
+changes first, then files: a file may speak of a partition that the same answer creates. Own commits are taken in by the
+write path at once and come by here a second time, which the index ignores.
+
+While the store does not answer, what is known stands: caught-up readers wait, known records are served. A cursor that
+fell behind the rows kept starts cold from a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from siltstone.logging import get_logger
+
+from agents.arrivals import Arrivals
+from agents.catalog import Catalog
+from agents.log_index import FileRef, LogIndex
+from metadata.packed_index import iter_index
+from metadata.service import (
+    Change,
+    ChangeKind,
+    Committed,
+    Cursor,
+    L0File,
+    MetadataService,
+    Snapshot,
+    WentBackError,
+    WriterLease,
+)
+from siltstone.clock import Clock
+from siltstone.metrics import Metrics
+
+_log = get_logger(__name__)
+
+ERROR_BACKOFF_MS = 250.0
+
+
+class Follower:
+    def __init__(
+        self,
+        *,
+        metadata: MetadataService,
+        catalog: Catalog,
+        index: LogIndex,
+        arrivals: Arrivals,
+        poll_ms: float,
+        on_fatal: Callable[[Exception], None],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._metadata = metadata
+        self._catalog = catalog
+        self._index = index
+        self._arrivals = arrivals
+        self._poll_ms = poll_ms
+        self._on_fatal = on_fatal
+        self._clock = clock
+        self._metrics = metrics
+        self._cursor = Cursor()
+        self._poll: asyncio.Task[None] | None = None
+        self._next_poll: asyncio.Task[None] | None = None
+        self._loop: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the present, then follow. Raises MetadataUnavailableError."""
+        self._load(await self._metadata.snapshot())
+        self._loop = asyncio.create_task(self._follow(), name="follower")
+
+    async def stop(self) -> None:
+        tasks = [task for task in (self._loop, self._poll, self._next_poll) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def catch_up(self) -> None:
+        """Return when everything committed before this call has been taken in. Raises MetadataUnavailableError.
+
+        Calls share polls: one that is under way began too early, so all who come meanwhile share the next.
+        """
+        if self._poll is None or self._poll.done():
+            self._poll = asyncio.create_task(self._take_tail(), name="tail")
+            await asyncio.shield(self._poll)
+            return
+        if self._next_poll is None or self._next_poll.done():
+            self._next_poll = asyncio.create_task(self._poll_after(self._poll), name="next tail")
+        await asyncio.shield(self._next_poll)
+
+    def saw_own(self, lease: WriterLease, seq: int, key: str, size_bytes: int, committed: Committed) -> None:
+        """Take in a file that this agent has just committed."""
+        ref = FileRef(key, size_bytes, committed.created_ms)
+        self._add(committed.file_id, ref, committed.index)
+        writers = dict(self._cursor.writers)
+        writers[lease.writer_id] = max(writers.get(lease.writer_id, (0, 0)), (lease.epoch, seq))
+        self._cursor = Cursor(writers=writers, change_id=self._cursor.change_id)
+        self._report()
+
+    # ---- following
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._metadata.wait_for_news(self._poll_ms)
+                await self.catch_up()
+            except WentBackError as error:
+                self._on_fatal(error)
+                return
+            except Exception as error:  # the store is away: what is known stands, and we ask again
+                self._metrics.tail_errors_total.inc()
+                _log.warning("tail not read", error=str(error))
+                await self._clock.sleep_ms(ERROR_BACKOFF_MS)
+
+    async def _poll_after(self, running: asyncio.Task[None]) -> None:
+        await asyncio.gather(running, return_exceptions=True)
+        self._poll = asyncio.current_task()
+        self._next_poll = None
+        await self._take_tail()
+
+    async def _take_tail(self) -> None:
+        tail = await self._metadata.tail(self._cursor)
+        if tail.cold:
+            _log.warning("cursor too old, starting from a snapshot")
+            self._load(await self._metadata.snapshot())
+            return
+        for change in tail.changes:
+            self._apply(change)
+        self._add_files(tail.files)
+        self._cursor = _later(self._cursor, tail.cursor)
+        self._metrics.tail_files_total.inc(len(tail.files))
+        self._report()
+
+    # ---- taking in
+
+    def _load(self, snapshot: Snapshot) -> None:
+        self._catalog.load(snapshot.topics)
+        self._index.clear()
+        for watermarks in snapshot.watermarks:
+            self._index.open_partition(
+                watermarks.partition_id, start=watermarks.log_start_offset, end=watermarks.high_watermark
+            )
+        for file in snapshot.files:
+            self._index.load_file(file.file_id, _ref(file), iter_index(file.index))
+        self._cursor = snapshot.cursor
+        self._arrivals.wake_all()
+        self._report()
+
+    def _apply(self, change: Change) -> None:
+        for partition_id in self._catalog.apply(change):
+            self._index.drop_partition(partition_id)
+            self._arrivals.wake([partition_id])
+        if change.kind in (ChangeKind.TOPIC_CREATED, ChangeKind.PARTITIONS_ADDED):
+            for partition_id in change.detail["partition_ids"]:
+                self._index.open_partition(partition_id, start=0, end=0)
+        if change.kind is ChangeKind.LOG_START_MOVED:
+            for partition_id, offset in change.detail["offsets"].items():
+                self._index.move_log_start(int(partition_id), offset)
+
+    def _add_files(self, files: Iterable[L0File]) -> None:
+        for file in files:
+            self._add(file.file_id, _ref(file), file.index)
+
+    def _add(self, file_id: int, ref: FileRef, index: bytes) -> None:
+        self._arrivals.wake(self._index.add_file(file_id, ref, iter_index(index)))
+
+    def _report(self) -> None:
+        self._metrics.index_extents.set(self._index.extents)
+        self._metrics.index_bytes.set(self._index.bytes_used)
+        self._metrics.live_l0_files.set(self._index.files)
+        self._metrics.tail_gaps.set(self._index.gaps)
+
+
+def _ref(file: L0File) -> FileRef:
+    return FileRef(file.key, file.size_bytes, file.created_ms)
+
+
+def _later(one: Cursor, other: Cursor) -> Cursor:
+    """The furthest of both, writer by writer: an own commit may have overtaken the poll that was under way."""
+    writers = dict(one.writers)
+    for writer_id, seen in other.writers.items():
+        writers[writer_id] = max(writers.get(writer_id, seen), seen)
+    return Cursor(writers=writers, change_id=max(one.change_id, other.change_id))

@@ -1,0 +1,37 @@
+"""Watermarks straight from the store, for the answers that may never come from memory.
+
+"Latest", "out of range" and a delete below an offset are promises about the present: an agent that answered them from
+what it has seen so far would send a consumer back, or past records, because *its* view was late. One read is under way
+at a time; whoever asks meanwhile shares the next one, which begins after they asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from metadata.service import MetadataService, Watermarks
+
+
+class FreshWatermarks:
+    def __init__(self, metadata: MetadataService) -> None:
+        self._metadata = metadata
+        self._wanted: set[int] = set()
+        self._next: asyncio.Task[Mapping[int, Watermarks]] | None = None
+        self._running: asyncio.Task[Mapping[int, Watermarks]] | None = None
+
+    async def get(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
+        """Read after this call began; partitions that do not exist are absent. Raises MetadataUnavailableError."""
+        if not partition_ids:
+            return {}
+        self._wanted.update(partition_ids)
+        if self._next is None:
+            self._next = asyncio.create_task(self._read(self._running), name="watermarks")
+        return await asyncio.shield(self._next)
+
+    async def _read(self, before: asyncio.Task[Mapping[int, Watermarks]] | None) -> Mapping[int, Watermarks]:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        wanted, self._wanted = sorted(self._wanted), set()
+        self._running, self._next = self._next, None
+        return await self._metadata.watermarks(wanted)

@@ -1,0 +1,62 @@
+"""CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are accepted and mean nothing, there is nothing to
+place."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agents.broker import Broker
+from agents.topics import RequestError, check_partitions, code_of
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    named = Counter(topic.name for topic in request.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    try:
+        await broker.follower.catch_up()
+        for asked in request.topics:
+            results[asked.name] = await _grow(
+                broker, asked, validate_only=request.validate_only, named_once=named[asked.name] == 1
+            )
+        if not request.validate_only:
+            await broker.follower.catch_up()
+    except SiltstoneError as error:
+        for asked in request.topics:
+            results.setdefault(asked.name, _result(asked, error))
+    return CreatePartitionsResponse(results=list(results.values()))
+
+
+async def _grow(
+    broker: Broker, asked: CreatePartitionsTopic, *, validate_only: bool, named_once: bool
+) -> CreatePartitionsTopicResult:
+    try:
+        if not named_once:
+            raise RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")
+        topic = broker.catalog.topic(asked.name)
+        if topic is None:
+            raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.name!r}")
+        present = len(topic.partition_ids)
+        if asked.count <= present:
+            raise RequestError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {asked.name!r} has {present} partitions already; {asked.count} is not more",
+            )
+        check_partitions(asked.count)
+        if not validate_only:
+            await broker.metadata.create_partitions(topic.topic_id, asked.count)
+    except SiltstoneError as error:
+        return _result(asked, error)
+    return CreatePartitionsTopicResult(name=asked.name)
+
+
+def _result(asked: CreatePartitionsTopic, error: SiltstoneError) -> CreatePartitionsTopicResult:
+    return CreatePartitionsTopicResult(name=asked.name, error_code=code_of(error), error_message=str(error))

@@ -1,0 +1,105 @@
+"""CreateTopics 2-7. -1 partitions or replicas mean the broker's defaults; any replication factor from 1 is accepted,
+for the object store replicates and there is nothing to place. Topics succeed and fail one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agents.broker import Broker
+from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
+from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
+from metadata.service import Topic, TopicExistsError
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+REPLICATION_FACTOR = 1
+
+
+async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
+    named = Counter(topic.name for topic in request.topics)
+    results: list[CreatableTopicResult] = []
+    for asked in request.topics:
+        if named[asked.name] > 1:
+            if not any(result.name == asked.name for result in results):
+                error = RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")
+                results.append(_failed(asked, error))
+            continue
+        try:
+            results.append(await _create(broker, asked, validate_only=request.validate_only))
+        except SiltstoneError as error:
+            results.append(_failed(asked, error))
+    if not request.validate_only:
+        await _see_own_writes(broker)
+    return CreateTopicsResponse(topics=results)
+
+
+async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
+    check_name(asked.name)
+    partitions = _partitions(broker, asked)
+    check_partitions(partitions)
+    configs = {config.name: config.value for config in asked.configs if config.value is not None}
+    check_configs(configs)
+    if broker.catalog.topic(asked.name) is not None:
+        raise TopicExistsError(f"topic {asked.name!r} exists already")
+    if validate_only:
+        return _described(broker, asked.name, partitions, None, configs)
+    topic = await broker.metadata.create_topic(asked.name, partitions=partitions, configs=configs)
+    return _described(broker, topic.name, partitions, topic, configs)
+
+
+def _partitions(broker: Broker, asked: CreatableTopic) -> int:
+    if asked.assignments:
+        if asked.num_partitions != -1 or asked.replication_factor != -1:
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST, "give either partitions and replication factor, or assignments, not both"
+            )
+        if sorted(each.partition_index for each in asked.assignments) != list(range(len(asked.assignments))):
+            raise RequestError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "assigned partitions must be numbered 0 to n-1, each once"
+            )
+        return len(asked.assignments)
+    if asked.replication_factor == 0 or asked.replication_factor < -1:
+        raise RequestError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor {asked.replication_factor} is not -1 or at least 1 (any such value is accepted: "
+            "the object store replicates)",
+        )
+    return broker.settings.num_partitions if asked.num_partitions == -1 else asked.num_partitions
+
+
+async def _see_own_writes(broker: Broker) -> None:
+    """A client that just created a topic may produce through this agent at once."""
+    try:
+        await broker.follower.catch_up()
+    except SiltstoneError:
+        return  # created all the same; the follower will see it when the store answers again
+
+
+def _described(
+    broker: Broker, name: str, partitions: int, topic: Topic | None, configs: dict[str, str]
+) -> CreatableTopicResult:
+    result = CreatableTopicResult(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=REPLICATION_FACTOR,
+        configs=[
+            CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.source)
+            for entry in topic_entries(configs, broker.settings)
+            if entry.source == TOPIC_OVERRIDE or entry.value
+        ],
+    )
+    if topic is not None:
+        result.topic_id = topic.topic_id
+    return result
+
+
+def _failed(asked: CreatableTopic, error: SiltstoneError) -> CreatableTopicResult:
+    return CreatableTopicResult(name=asked.name, error_code=code_of(error), error_message=str(error))

@@ -1,0 +1,40 @@
+"""DescribeCluster 0-1 (KIP-700): the same agents and cluster id as Metadata. Endpoint type 2 (controllers) has none."""
+
+from __future__ import annotations
+
+from agents.broker import Broker
+from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.describe_cluster import DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse
+
+BROKERS = 1
+
+
+def handle(broker: Broker, header: RequestHeader, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    if request.endpoint_type != BROKERS:
+        error = (
+            ErrorCode.MISMATCHED_ENDPOINT_TYPE if request.endpoint_type == 2 else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        )
+        return DescribeClusterResponse(
+            error_code=error,
+            error_message=f"endpoint type {request.endpoint_type} is not served here, brokers (1) are",
+            endpoint_type=request.endpoint_type,
+        )
+    agents = broker.membership.agents
+    return DescribeClusterResponse(
+        cluster_id=broker.cluster_id,
+        controller_id=agents[0].writer_id if agents else -1,
+        brokers=[
+            DescribeClusterBroker(
+                broker_id=agent.writer_id,
+                host=agent.address.host,
+                port=agent.address.port,
+                rack=agent.address.zone or None,
+            )
+            for agent in agents
+        ],
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )

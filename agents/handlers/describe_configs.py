@@ -1,0 +1,84 @@
+"""DescribeConfigs 0-4: every topic config with its default, source, synonyms, type and words; the agent's own settings.
+
+A BROKER resource is answered by the agent it names; the empty name (cluster-wide dynamic defaults) has none.
+"""
+
+from __future__ import annotations
+
+from agents.broker import Broker
+from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, topic_entries
+from agents.topics import RequestError, code_of
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+TOPIC, BROKER = 2, 4
+
+
+async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(results=[await _describe(broker, asked, request) for asked in request.resources])
+
+
+async def _describe(
+    broker: Broker, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
+    )
+    try:
+        entries = await _entries(broker, asked)
+    except SiltstoneError as error:
+        result.error_code, result.error_message = code_of(error), str(error)
+        return result
+    wanted = None if asked.configuration_keys is None else set(asked.configuration_keys)
+    result.configs = [_row(entry, request) for entry in entries if wanted is None or entry.name in wanted]
+    return result
+
+
+async def _entries(broker: Broker, asked: DescribeConfigsResource) -> list[ConfigEntry]:
+    if asked.resource_type == TOPIC:
+        topic = broker.catalog.topic(asked.resource_name)
+        if topic is None:
+            await broker.follower.catch_up()
+            topic = broker.catalog.topic(asked.resource_name)
+        if topic is None:
+            raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
+        return topic_entries(topic.configs, broker.settings)
+    if asked.resource_type == BROKER:
+        if asked.resource_name == "":
+            return []
+        if asked.resource_name != str(broker.membership.node_id):
+            raise RequestError(
+                ErrorCode.INVALID_REQUEST,
+                f"broker {asked.resource_name!r} is not this one ({broker.membership.node_id}); ask it itself",
+            )
+        return broker_entries(broker.settings)
+    raise RequestError(
+        ErrorCode.INVALID_REQUEST,
+        f"resource type {asked.resource_type} has no configs here; topics (2) and brokers (4)",
+    )
+
+
+def _row(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_default=entry.source == DEFAULT,
+        synonyms=[
+            DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in entry.synonyms
+        ]
+        if request.include_synonyms
+        else [],
+        config_type=int(entry.type),
+        documentation=entry.doc if request.include_documentation else None,
+    )

@@ -1,0 +1,26 @@
+"""InitProducerId 0-5 for idempotent producers: a new id, epoch 0. Any agent may answer, ids are unique in the cluster.
+
+A transactional id is refused until transactions exist. A producer that asks to go on with a known id gets a new one, as
+Kafka does without a transactional id (KIP-360).
+"""
+
+from __future__ import annotations
+
+from agents.broker import Broker
+from metadata.service import MetadataUnavailableError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+
+async def handle(broker: Broker, header: RequestHeader, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    if request.transactional_id is not None:
+        error = (
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.transactional_id else ErrorCode.INVALID_REQUEST
+        )
+        return InitProducerIdResponse(error_code=error, producer_epoch=-1)
+    try:
+        producer_id = await broker.producer_ids.take()
+    except MetadataUnavailableError:
+        return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_epoch=-1)
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

@@ -1,0 +1,130 @@
+"""ListOffsets 0-8: latest (-1), earliest (-2), largest timestamp (-3, v7), earliest local (-4, v8), or by timestamp.
+
+Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp Kafka's rule is by record,
+not by batch: the first record in offset order whose timestamp is at or above the one asked for. v0 answers a list.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from siltstone.logging import get_logger
+
+from agents.broker import Broker
+from agents.read.reader import TIMESTAMP_ERRORS, TimestampedOffset
+from metadata.service import MetadataUnavailableError, Watermarks
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+
+_log = get_logger(__name__)
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
+_SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
+SEE_PRESENT_MS = 5_000.0
+"""How long a look-up by timestamp waits for this agent to have seen what the store has."""
+LEADER_EPOCH = 0
+
+
+async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    ids = _partition_ids(broker, request)
+    try:
+        fresh = await broker.fresh.get(list(ids.values()))
+    except MetadataUnavailableError:
+        fresh = None
+    asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    topics: list[ListOffsetsTopicResponse] = []
+    for topic in request.topics:
+        answers: list[ListOffsetsPartitionResponse] = []
+        for part in topic.partitions:
+            place = (topic.name, part.partition_index)
+            if asked_times[place] > 1:
+                answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
+            else:
+                answers.append(await _answer(broker, header.api_version, part, ids.get(place), fresh))
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
+    ids: dict[tuple[str, int], int] = {}
+    for asked in request.topics:
+        topic = broker.catalog.topic(asked.name)
+        for part in asked.partitions:
+            if topic is not None and 0 <= part.partition_index < len(topic.partition_ids):
+                ids[asked.name, part.partition_index] = topic.partition_ids[part.partition_index]
+    return ids
+
+
+async def _answer(
+    broker: Broker,
+    version: int,
+    asked: ListOffsetsPartition,
+    partition_id: int | None,
+    fresh: Mapping[int, Watermarks] | None,
+) -> ListOffsetsPartitionResponse:
+    if partition_id is None:
+        return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if asked.timestamp < 0 and version < _SINCE_VERSION.get(asked.timestamp, version + 1):
+        return _failed(asked, ErrorCode.UNSUPPORTED_VERSION)
+    if asked.current_leader_epoch > LEADER_EPOCH:
+        return _failed(asked, ErrorCode.UNKNOWN_LEADER_EPOCH)
+    if fresh is None:
+        return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
+    watermarks = fresh.get(partition_id)
+    if watermarks is None:
+        return _failed(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if asked.timestamp == LATEST:
+        found = TimestampedOffset(watermarks.high_watermark, -1)
+    elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
+        found = TimestampedOffset(watermarks.log_start_offset, -1)
+    else:
+        try:
+            found = await _by_timestamp(broker, asked.timestamp, watermarks)
+        except TIMESTAMP_ERRORS as error:
+            _log.error("no offset for timestamp", partition_id=partition_id, error=str(error))
+            return _failed(asked, ErrorCode.KAFKA_STORAGE_ERROR)
+        except TimeoutError:
+            return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
+    return _found(asked, version, found, watermarks)
+
+
+async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) -> TimestampedOffset | None:
+    """Raises TIMESTAMP_ERRORS, and TimeoutError when this agent does not come to see the present."""
+    partition_id = watermarks.partition_id
+    deadline_ms = broker.clock.monotonic_ms() + SEE_PRESENT_MS
+    while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
+        left_ms = deadline_ms - broker.clock.monotonic_ms()
+        if left_ms <= 0 or not await broker.arrivals.wait([partition_id], left_ms):
+            raise TimeoutError
+    if timestamp == MAX_TIMESTAMP:
+        return await broker.reader.largest_timestamp(partition_id)
+    return await broker.reader.offset_of_timestamp(partition_id, timestamp)
+
+
+def _found(
+    asked: ListOffsetsPartition, version: int, found: TimestampedOffset | None, watermarks: Watermarks
+) -> ListOffsetsPartitionResponse:
+    answer = ListOffsetsPartitionResponse(partition_index=asked.partition_index)
+    if version == 0:
+        # Segment starts, newest first, ending with the log start; there is one "segment" here.
+        offsets = [] if found is None else [found.offset]
+        if asked.timestamp == LATEST and watermarks.log_start_offset < watermarks.high_watermark:
+            offsets.append(watermarks.log_start_offset)
+        answer.old_style_offsets = offsets[: max(asked.max_num_offsets, 0)]
+    elif found is not None:
+        answer.offset, answer.timestamp = found.offset, found.timestamp_ms
+        if version >= 4:
+            answer.leader_epoch = LEADER_EPOCH
+    return answer
+
+
+def _failed(asked: ListOffsetsPartition, error: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=asked.partition_index, error_code=error)

@@ -1,0 +1,34 @@
+"""Producer ids for InitProducerId, from small blocks of the store.
+
+A block is used for BLOCK_MS at most: the store takes a producer id's age from its block, and an id that looks older
+than it is would be allowed to begin in the middle of its sequence. Ids that are left over are lost, of 2^63.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from metadata.service import MetadataService
+from siltstone.clock import Clock
+
+BLOCK_IDS = 100
+BLOCK_MS = 600_000.0
+
+
+class ProducerIds:
+    def __init__(self, metadata: MetadataService, clock: Clock) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._block = range(0)
+        self._until_ms = 0.0
+        self._lock = asyncio.Lock()
+
+    async def take(self) -> int:
+        """An id never given before. Raises MetadataUnavailableError."""
+        async with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if not self._block or now_ms >= self._until_ms:
+                self._until_ms = now_ms + BLOCK_MS
+                self._block = await self._metadata.allocate_producer_ids(BLOCK_IDS)
+            taken, self._block = self._block[0], self._block[1:]
+            return taken

@@ -1,0 +1,1 @@
+"""The read path: which bytes (pure), where they are kept, and how they become a Fetch answer."""

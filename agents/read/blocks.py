@@ -1,0 +1,142 @@
+"""Bytes of objects through the cache: ranged GETs of whole blocks, joined where they touch, each in flight only once.
+
+`read` answers at once when the bytes are in memory. Otherwise the missing blocks are fetched: neighbours in one GET,
+and a block that somebody else is fetching already is waited for, not fetched again (single flight). A waiter that
+goes away does not cancel the fetch. At most `concurrency` GETs run at a time, so that a big replay cannot take every
+connection.
+
+Errors are those of the object store; a short answer is an ObjectStoreError, for an object never shrinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+
+from agents.read.cache import BLOCK_BYTES, BlockCache
+from siltstone.metrics import Metrics
+from storage.objects import ObjectStore, ObjectStoreError
+
+GET_BLOCKS_MAX = 8
+"""Longest joined GET: 8 MiB."""
+
+
+class BlockReader:
+    def __init__(self, *, store: ObjectStore, cache: BlockCache, pool: str, concurrency: int, metrics: Metrics) -> None:
+        self._store = store
+        self._cache = cache
+        self._hits = metrics.cache_requests_total.labels(pool=pool, outcome="hit")
+        self._misses = metrics.cache_requests_total.labels(pool=pool, outcome="miss")
+        self._slots = asyncio.Semaphore(concurrency)
+        self._flying: dict[tuple[str, int], asyncio.Future[bytes]] = {}
+        self._gets: set[asyncio.Task[None]] = set()
+
+    def cached(self, key: str, start: int, length: int) -> memoryview | None:
+        """The bytes if they can be had without waiting or copying more than one seam; else None."""
+        whole = self._cache.file(key)
+        if whole is not None:
+            self._hits.inc()
+            return whole[start : start + length]
+        blocks = _blocks_of(start, length)
+        found = [self._cache.block(key, block) for block in blocks]
+        present = [body for body in found if body is not None]
+        if len(present) != len(found):
+            return None
+        self._hits.inc()
+        return _cut(present, start - blocks[0] * BLOCK_BYTES, length)
+
+    async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
+        """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""
+        here = self.cached(key, start, length)
+        if here is not None:
+            return here
+        self._misses.inc()
+        blocks = _blocks_of(start, length)
+        bodies = await self._load(key, size_bytes, blocks)
+        view = _cut([memoryview(bodies[block]) for block in blocks], start - blocks[0] * BLOCK_BYTES, length)
+        if len(view) != length:
+            raise ObjectStoreError(f"object {key!r} ends early: {len(view)} of {length} bytes at {start}")
+        return view
+
+    async def _load(self, key: str, size_bytes: int, blocks: range) -> dict[int, bytes]:
+        bodies: dict[int, bytes] = {}
+        awaited: dict[int, asyncio.Future[bytes]] = {}
+        missing: list[int] = []
+        for block in blocks:
+            cached = self._cache.block(key, block)
+            if cached is not None:
+                bodies[block] = bytes(cached)
+            elif (flying := self._flying.get((key, block))) is not None:
+                awaited[block] = flying
+            else:
+                missing.append(block)
+        for run in _runs(missing):
+            awaited |= self._start_get(key, size_bytes, run)
+        for block, future in awaited.items():
+            # Shielded: the fetch belongs to everybody who waits for it.
+            bodies[block] = await asyncio.shield(future)
+        return bodies
+
+    def _start_get(self, key: str, size_bytes: int, run: Sequence[int]) -> dict[int, asyncio.Future[bytes]]:
+        futures = {block: asyncio.get_running_loop().create_future() for block in run}
+        for block, future in futures.items():
+            self._flying[key, block] = future
+            future.add_done_callback(_mark_seen)
+        task = asyncio.create_task(self._get(key, size_bytes, futures), name=f"get {key}")
+        self._gets.add(task)
+        task.add_done_callback(self._gets.discard)
+        return futures
+
+    async def _get(self, key: str, size_bytes: int, futures: dict[int, asyncio.Future[bytes]]) -> None:
+        first, last = min(futures), max(futures)
+        start = first * BLOCK_BYTES
+        try:
+            async with self._slots:
+                body = await self._store.get_range(key, start, min((last + 1) * BLOCK_BYTES, size_bytes) - start)
+            for block, future in futures.items():
+                cut = body[(block - first) * BLOCK_BYTES : (block - first + 1) * BLOCK_BYTES]
+                self._cache.put_block(key, block, cut)
+                future.set_result(cut)
+        except BaseException as error:
+            for future in futures.values():
+                if not future.done():
+                    future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for block in futures:
+                self._flying.pop((key, block), None)
+
+    async def close(self) -> None:
+        for task in list(self._gets):
+            task.cancel()
+        await asyncio.gather(*self._gets, return_exceptions=True)
+
+
+def _mark_seen(future: asyncio.Future[bytes]) -> None:
+    """A fetch whose waiters have all gone may fail unheard."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _blocks_of(start: int, length: int) -> range:
+    return range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
+
+
+def _runs(blocks: Iterable[int]) -> Iterator[list[int]]:
+    """Neighbouring blocks together, at most GET_BLOCKS_MAX in one."""
+    run: list[int] = []
+    for block in blocks:
+        if run and (block != run[-1] + 1 or len(run) == GET_BLOCKS_MAX):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _cut(blocks: Sequence[memoryview], skip: int, length: int) -> memoryview:
+    """`length` bytes after `skip`; one block is sliced, several are joined (the only copy on the read path)."""
+    if len(blocks) == 1:
+        return blocks[0][skip : skip + length]
+    return memoryview(b"".join(blocks))[skip : skip + length]

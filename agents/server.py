@@ -1,0 +1,187 @@
+"""The listening side of an agent: connections, and the bounds they share.
+
+- *Connections*: at most `connections.max`; one more is closed at once.
+- *Produce*: while the write path holds `produce.buffer.bytes.max`, connections that have sent Produce are not read.
+- *Requests*: bytes of requests that have not begun are bounded by `request.bytes.max` over all connections. Above it,
+  connections in the middle of a large frame wait, save the one that began first: it may finish, so that somebody always
+  does. If that one falls silent it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+
+from siltstone.logging import get_logger
+
+from agents.broker import Broker
+from agents.connection import Connection
+from siltstone.errors import BadInputError
+from wire.api import APIS
+
+_log = get_logger(__name__)
+
+SWEEP_MS = 1_000
+SILENT_MS_MAX = 10_000
+"""How long the connection that holds up others may send nothing."""
+FLUSH_MS_MAX = 2_000
+"""How long a client may take to read its last answers when the agent stops."""
+RESUME_SHARE = 0.75
+"""Reading begins again below this share of the bound, so that it does not flutter."""
+
+
+class AddressError(BadInputError):
+    """The address cannot be listened on."""
+
+
+def bind(address: str) -> socket.socket:
+    """Take the address HOST:PORT (port 0 = any; IPv6 in brackets), before anything is said to anybody. Raises
+    AddressError.
+
+    An agent that cannot have its address must not register under it: that would fence the one that runs there.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, int(port)), family=family, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise AddressError(
+                f"address {address} is already in use",
+                remedy="stop the process that listens there, or choose another with --listen HOST:PORT (0 = any)",
+            ) from error
+        reason = error.strerror or str(error)
+        raise AddressError(f"cannot listen on {address}: {reason}", remedy="check the setting 'listen'") from error
+
+
+class Server:
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.draining = False
+        self.produce_is_full = False
+        self._connections: set[Connection] = set()
+        self._nobody_left = asyncio.Event()
+        self._nobody_left.set()
+        self._held: dict[Connection, int] = {}
+        self._held_bytes = 0
+        self._large: dict[Connection, None] = {}
+        self._server: asyncio.Server | None = None
+        self._sweeps: asyncio.Task[None] | None = None
+        metrics = broker.metrics
+        self._counters = {
+            key: (metrics.requests_total.labels(api=api.name), metrics.request_seconds.labels(api=api.name))
+            for key, api in APIS.items()
+        }
+
+    # ---- life
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Accept on a bound socket (see `bind`)."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: Connection(self), sock=listening)
+        self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="connection sweep")
+
+    def stop_accepting(self) -> None:
+        """No new connections and no new requests; those begun go on to their answers."""
+        self.draining = True
+        if self._server is not None:
+            self._server.close()
+        self._pump_all()
+
+    async def close(self) -> None:
+        if self._sweeps is not None:
+            self._sweeps.cancel()
+            await asyncio.gather(self._sweeps, return_exceptions=True)
+        for connection in list(self._connections):
+            connection.close("agent stops")
+        try:
+            async with asyncio.timeout(FLUSH_MS_MAX / 1000):
+                await self._nobody_left.wait()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort()
+            await self._nobody_left.wait()
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    @property
+    def produces_waiting(self) -> bool:
+        """Whether a client still waits for the answer to records it sent."""
+        return any(connection.produces_waiting for connection in self._connections)
+
+    # ---- called by connections
+
+    def admit(self, connection: Connection) -> bool:
+        self._connections.add(connection)
+        self._nobody_left.clear()
+        self.broker.metrics.connections.set(len(self._connections))
+        if self.draining or len(self._connections) > self.broker.settings.connections_max:
+            self.broker.metrics.connections_refused_total.inc()
+            return False
+        return True
+
+    def lost(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._nobody_left.set()
+        self.broker.metrics.connections.set(len(self._connections))
+        was_waiting = self._requests_are_full
+        self._held_bytes -= self._held.pop(connection, 0)
+        self._large.pop(connection, None)
+        if was_waiting:
+            self._pump_large()
+
+    def count(self, api_key: int, seconds: float) -> None:
+        total, duration = self._counters[api_key]
+        total.inc()
+        duration.observe(seconds)
+
+    def holds(self, connection: Connection, held_bytes: int) -> None:
+        """Keep the books of bytes in requests that have not begun."""
+        was_full = self._requests_are_full
+        self._held_bytes += held_bytes - self._held.get(connection, 0)
+        self._held[connection] = held_bytes
+        if connection.has_large_partial_frame:
+            self._large.setdefault(connection)
+        elif self._large.pop(connection, self) is None and was_full:
+            # A large frame is whole: the next in line may go on.
+            self._pump_large()
+
+    def must_wait(self, connection: Connection) -> bool:
+        return self._requests_are_full and connection in self._large and connection is not next(iter(self._large), None)
+
+    # ---- called by the write path
+
+    def produce_bytes_changed(self) -> None:
+        bound = self.broker.settings.produce_buffer_bytes_max
+        held = self.broker.write_path.bytes
+        if not self.produce_is_full and held >= bound:
+            self.produce_is_full = True
+        elif self.produce_is_full and held < bound * RESUME_SHARE:
+            self.produce_is_full = False
+            self._pump_all()
+
+    # ---- inner
+
+    @property
+    def _requests_are_full(self) -> bool:
+        return self._held_bytes > self.broker.settings.request_bytes_max
+
+    def _pump_all(self) -> None:
+        for connection in list(self._connections):
+            connection.pump()
+
+    def _pump_large(self) -> None:
+        for connection in list(self._large):
+            connection.pump()
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self.broker.clock.sleep_ms(SWEEP_MS)
+            first = next(iter(self._large), None)
+            silent_since_ms = self.broker.clock.monotonic_ms() - SILENT_MS_MAX
+            if self._requests_are_full and first is not None and first.last_bytes_ms < silent_since_ms:
+                _log.warning("connection closed, it holds up others and sends nothing")
+                first.close("silent in the middle of a large request")

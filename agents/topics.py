@@ -1,0 +1,80 @@
+"""Rules about topics that several APIs share: names, counts, and reading back what was just written. Pure but for
+`admin`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from metadata.service import (
+    InvalidPartitionsError,
+    MetadataUnavailableError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from metadata.topic_configs import InvalidConfigError, validate_overrides
+from siltstone.errors import SiltstoneError
+from wire.error_codes import ErrorCode
+
+NAME_CHARACTERS_MAX = 249
+PARTITIONS_MAX = 100_000
+"""Of one topic; a request for more is a slip, and would hold the store's locks for seconds."""
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+class RequestError(SiltstoneError):
+    """A part of a request that is refused with a Kafka error of its own."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def check_name(name: str) -> None:
+    """Kafka's `Topic.validate`. Raises RequestError(INVALID_TOPIC_EXCEPTION)."""
+    if not name:
+        reason = "is empty"
+    elif name in (".", ".."):
+        reason = 'may not be "." or ".."'
+    elif len(name) > NAME_CHARACTERS_MAX:
+        reason = f"is longer than {NAME_CHARACTERS_MAX} characters"
+    elif not _NAME.fullmatch(name):
+        reason = "may hold ASCII letters, digits, '.', '_' and '-' only"
+    else:
+        return
+    raise RequestError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name[:64]!r} {reason}")
+
+
+def check_partitions(count: int) -> None:
+    if not 1 <= count <= PARTITIONS_MAX:
+        raise RequestError(
+            ErrorCode.INVALID_PARTITIONS, f"{count} partitions asked for; allowed are 1 to {PARTITIONS_MAX}"
+        )
+
+
+def check_configs(configs: Mapping[str, str]) -> None:
+    try:
+        validate_overrides(configs)
+    except InvalidConfigError as error:
+        raise RequestError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def code_of(error: SiltstoneError) -> ErrorCode:
+    """The Kafka error that tells a client about one of ours."""
+    match error:
+        case RequestError():
+            return error.code
+        case TopicExistsError():
+            return ErrorCode.TOPIC_ALREADY_EXISTS
+        case UnknownTopicError():
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        case InvalidPartitionsError():
+            return ErrorCode.INVALID_PARTITIONS
+        case InvalidConfigError():
+            return ErrorCode.INVALID_CONFIG
+        case MetadataUnavailableError():
+            # Retriable everywhere, and true: the store did not answer in time.
+            return ErrorCode.REQUEST_TIMED_OUT
+        case _:
+            return ErrorCode.UNKNOWN_SERVER_ERROR

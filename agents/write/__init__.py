@@ -1,0 +1,1 @@
+"""The write path: validate, buffer, seal, store, commit, answer."""

@@ -1,0 +1,98 @@
+"""When is a file full? Pure: submissions and times in, a decision out.
+
+A file is sealed, whichever comes first:
+- *size*: `file_bytes` are buffered;
+- *linger*: the oldest submission has waited `linger_ms`;
+- *early*: at least `early_bytes` are buffered and nothing has arrived for `early_idle_ms`. Then every writer is likely
+  waiting for us (a client whose window is full sends nothing until it is answered), so more waiting buys no bytes.
+  At most `early_per_second` such seals a second, so that the bill of PUTs is bounded.
+
+The buffer holds no more than its owner admits; it has no bound of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agents.write.submission import Submission
+
+
+class SealReason(StrEnum):
+    SIZE = "size"
+    LINGER = "linger"
+    EARLY = "early"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealOptions:
+    linger_ms: float
+    file_bytes: int
+    early_bytes: int
+    early_idle_ms: float
+    early_per_second: int
+
+
+class WriteBuffer:
+    def __init__(self, options: SealOptions) -> None:
+        self._options = options
+        self._submissions: deque[tuple[float, Submission]] = deque()
+        self._last_arrival_ms = 0.0
+        self._early_seals_ms: deque[float] = deque(maxlen=max(options.early_per_second, 1))
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._submissions)
+
+    def add(self, submission: Submission, now_ms: float) -> None:
+        self._submissions.append((now_ms, submission))
+        self._last_arrival_ms = now_ms
+        self.bytes += submission.bytes
+
+    def due(self, now_ms: float) -> SealReason | None:
+        """Why the buffer should be sealed now; None = not yet."""
+        if not self._submissions:
+            return None
+        if self.bytes >= self._options.file_bytes:
+            return SealReason.SIZE
+        if now_ms >= self._linger_due_ms():
+            return SealReason.LINGER
+        early_due_ms = self._early_due_ms()
+        return SealReason.EARLY if early_due_ms is not None and now_ms >= early_due_ms else None
+
+    def next_due_ms(self) -> float | None:
+        """When to ask `due` again if nothing arrives; None = only after an arrival."""
+        if not self._submissions:
+            return None
+        early_due_ms = self._early_due_ms()
+        linger_due_ms = self._linger_due_ms()
+        return linger_due_ms if early_due_ms is None else min(early_due_ms, linger_due_ms)
+
+    def take(self, reason: SealReason, now_ms: float) -> list[Submission]:
+        """Remove the oldest submissions, up to `file_bytes` and at least one."""
+        taken: list[Submission] = []
+        taken_bytes = 0
+        while self._submissions and (
+            not taken or taken_bytes + self._submissions[0][1].bytes <= self._options.file_bytes
+        ):
+            _, submission = self._submissions.popleft()
+            taken.append(submission)
+            taken_bytes += submission.bytes
+        self.bytes -= taken_bytes
+        if reason is SealReason.EARLY:
+            self._early_seals_ms.append(now_ms)
+        return taken
+
+    def _linger_due_ms(self) -> float:
+        return self._submissions[0][0] + self._options.linger_ms
+
+    def _early_due_ms(self) -> float | None:
+        options = self._options
+        if self.bytes < options.early_bytes or options.early_per_second == 0:
+            return None
+        due_ms = self._last_arrival_ms + options.early_idle_ms
+        if len(self._early_seals_ms) == options.early_per_second:
+            due_ms = max(due_ms, self._early_seals_ms[0] + 1000)
+        return due_ms

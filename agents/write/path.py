@@ -1,0 +1,279 @@
+"""The write path's shell: buffer -> seal -> PUT -> commit -> answer.
+
+PUTs overlap, at most `uploads_max` at a time; commits keep the order of sealing, one at a time, because a producer's
+next batch may lie in the next file. What a crash leaves behind at each step:
+
+- before the PUT: nothing; clients were not answered and send again;
+- after the PUT, before the commit: an orphan object, which only the janitor may delete;
+- after the commit, before the answer: committed records; an idempotent retry is recognised as a duplicate.
+
+When the answer to a commit is lost, the same call is made again until it answers, and later commits wait: anything else
+would either lose what was stored or store it twice. A file whose PUT failed for good is answered with a retriable error
+and never committed. `bytes` counts what is buffered or in flight; the server stops reading producers above its bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from siltstone.logging import get_logger
+
+from agents.write.buffer import SealOptions, SealReason, WriteBuffer
+from agents.write.seal import SealedL0, seal
+from agents.write.submission import Submission
+from metadata.service import (
+    BatchResult,
+    CommitInDoubtError,
+    CommitL0,
+    CommitRefusedError,
+    Committed,
+    MetadataService,
+    MetadataUnavailableError,
+    WriterFencedError,
+    WriterLease,
+)
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from siltstone.metrics import Metrics
+from storage.keys import file_key
+from storage.objects import ObjectStore, ObjectStoreError
+from wire.error_codes import ErrorCode
+
+_log = get_logger(__name__)
+
+COMMIT_BACKOFF_MS = 50.0
+COMMIT_BACKOFF_MS_MAX = 2_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class FileOnItsWay:
+    """A sealed file between its PUT and its commit; it keeps the lease it was sealed under."""
+
+    lease: WriterLease
+    seq: int
+    key: str
+    sealed: SealedL0
+    sealed_at_ms: float
+    uploaded: asyncio.Task[None]
+
+
+class Lease(Protocol):
+    """The agent's identity as the write path needs it (`agents/membership.py`)."""
+
+    @property
+    def current(self) -> WriterLease: ...
+
+    async def renew(self, fenced: WriterLease) -> None: ...
+
+
+class WritePath:
+    def __init__(
+        self,
+        *,
+        options: SealOptions,
+        uploads_max: int,
+        store: ObjectStore,
+        metadata: MetadataService,
+        lease: Lease,
+        on_committed: Callable[[FileOnItsWay, Committed], None],
+        on_bytes_changed: Callable[[], None],
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+    ) -> None:
+        self._buffer = WriteBuffer(options)
+        self._uploads_max = uploads_max
+        self._store = store
+        self._metadata = metadata
+        self._lease = lease
+        self._on_committed = on_committed
+        self._on_bytes_changed = on_bytes_changed
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._seq = 0
+        self._seq_epoch = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ms = 0.0
+        self._commits: asyncio.Queue[FileOnItsWay | None] = asyncio.Queue()
+        self._committer: asyncio.Task[None] | None = None
+        self._draining = False
+        self.bytes = 0
+
+    # ---- life
+
+    def start(self) -> None:
+        self._committer = asyncio.create_task(self._commit_in_order(), name="committer")
+
+    async def drain(self) -> None:
+        """Seal what is buffered, wait until every file is committed and answered, then end."""
+        self._draining = True
+        self._poke()
+        if self._committer is not None:
+            if not len(self._buffer):
+                self._commits.put_nowait(None)
+            await self._committer
+
+    async def close(self) -> None:
+        """End now. What was not committed is not answered; its clients send it again."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._uploads, *([self._committer] if self._committer is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- in
+
+    def submit(self, submission: Submission) -> None:
+        """Take validated batches. The promise is kept when they are committed, refused or given up."""
+        self._buffer.add(submission, self._clock.monotonic_ms())
+        self.bytes += submission.bytes
+        self._metrics.buffered_bytes.set(self.bytes)
+        self._poke()
+        self._on_bytes_changed()
+
+    # ---- seal
+
+    def _poke(self) -> None:
+        """Seal whatever is due, and set the timer for what will be."""
+        now_ms = self._clock.monotonic_ms()
+        while len(self._uploads) < self._uploads_max:
+            reason = SealReason.DRAIN if self._draining and len(self._buffer) else self._buffer.due(now_ms)
+            if reason is None:
+                break
+            self._seal(reason, now_ms)
+        due_ms = self._buffer.next_due_ms()
+        # With every upload slot taken, the end of an upload pokes us instead of a timer.
+        if due_ms is not None and len(self._uploads) < self._uploads_max:
+            self._wake_at(due_ms, now_ms)
+
+    def _wake_at(self, due_ms: float, now_ms: float) -> None:
+        if self._timer is not None:
+            # A timer that rings too early re-arms itself: arrivals push the early seal back all the time.
+            if self._timer_due_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        self._timer = asyncio.get_running_loop().call_later(max(due_ms - now_ms, 0.2) / 1000, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._poke()
+
+    def _seal(self, reason: SealReason, now_ms: float) -> None:
+        wall_ms = self._clock.wall_ms()
+        sealed = seal(self._buffer.take(reason, now_ms), now_ms=wall_ms)
+        lease = self._lease.current
+        if lease.epoch != self._seq_epoch:
+            self._seq, self._seq_epoch = 0, lease.epoch
+        self._seq += 1
+        key = file_key(
+            level=0,
+            writer_id=lease.writer_id,
+            epoch=lease.epoch,
+            file_uuid=self._ids.uuid7(wall_ms),
+            created_ms=wall_ms,
+        )
+        uploaded = asyncio.create_task(self._upload(key, sealed), name=f"put {key}")
+        self._uploads.add(uploaded)
+        uploaded.add_done_callback(self._uploaded)
+        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, now_ms, uploaded))
+        self._metrics.l0_files_total.labels(reason=reason.value).inc()
+        self._metrics.l0_file_bytes.observe(len(sealed.file.body))
+        self._metrics.l0_bytes_total.inc(len(sealed.file.body))
+        if self._draining and not len(self._buffer):
+            self._commits.put_nowait(None)
+
+    # ---- PUT
+
+    async def _upload(self, key: str, sealed: SealedL0) -> None:
+        started_ms = self._clock.monotonic_ms()
+        await self._store.put_if_absent(key, sealed.file.body, crc32c=sealed.file.crc32c)
+        self._metrics.l0_put_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+
+    def _uploaded(self, task: asyncio.Task[None]) -> None:
+        """A slot is free: what could not be sealed for want of one may be due."""
+        self._uploads.discard(task)
+        if not task.cancelled():
+            task.exception()  # the committer hears of it; a file given up at close has nobody else to ask
+            self._poke()
+
+    # ---- commit
+
+    async def _commit_in_order(self) -> None:
+        while (file := await self._commits.get()) is not None:
+            try:
+                await self._finish(file)
+            except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
+                _log.exception("file not committed", key=file.key)
+                self._give_up(file, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+
+    async def _finish(self, file: FileOnItsWay) -> None:
+        try:
+            await file.uploaded
+        except ObjectStoreError as error:
+            return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        try:
+            committed = await self._commit_until_answered(file)
+        except WriterFencedError as error:
+            # Somebody registered our address after us: this file can never be committed, the next ones may be.
+            self._give_up(file, ErrorCode.NOT_LEADER_OR_FOLLOWER, str(error))
+            return await self._lease.renew(file.lease)
+        except CommitRefusedError as error:
+            return self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+        self._metrics.commits_total.labels(outcome="committed").inc()
+        self._on_committed(file, committed)
+        self._answer(file, committed.results)
+        return None
+
+    async def _commit_until_answered(self, file: FileOnItsWay) -> Committed:
+        request = CommitL0(
+            lease=file.lease,
+            seq=file.seq,
+            key=file.key,
+            size_bytes=len(file.sealed.file.body),
+            crc32c=file.sealed.file.crc32c,
+            batches=file.sealed.batches,
+        )
+        started_ms = self._clock.monotonic_ms()
+        backoff_ms = COMMIT_BACKOFF_MS
+        while True:
+            try:
+                committed = await self._metadata.commit_l0(request)
+            except (CommitInDoubtError, MetadataUnavailableError) as error:
+                self._metrics.commits_total.labels(outcome="in_doubt").inc()
+                _log.warning("commit in doubt, repeating it", key=file.key, error=str(error))
+                await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
+                backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
+                continue
+            self._metrics.l0_commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            return committed
+
+    # ---- out
+
+    def _answer(self, file: FileOnItsWay, results: Sequence[BatchResult]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._metrics.produce_latency_seconds.observe((now_ms - file.sealed_at_ms) / 1000)
+        for submission, answer in zip(file.sealed.submissions, file.sealed.results_by_submission(results), strict=True):
+            self._keep(submission, answer)
+        self._metrics.buffered_bytes.set(self.bytes)
+        self._on_bytes_changed()
+
+    def _give_up(self, file: FileOnItsWay, error: ErrorCode, reason: str) -> None:
+        _log.error("file given up", key=file.key, error=error.name, reason=reason)
+        self._metrics.commits_total.labels(outcome="given_up").inc()
+        refused = BatchResult(error=int(error), duplicate=False, base_offset=-1, log_append_time_ms=-1)
+        self._answer(file, [refused] * len(file.sealed.batches))
+
+    def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
+        self.bytes -= submission.bytes
+        for result in answer:
+            outcome = "duplicate" if result.duplicate else "stored" if result.error == 0 else "refused"
+            self._metrics.produce_batches_total.labels(outcome=outcome).inc()
+        if not submission.promise.done():
+            submission.promise.set_result(answer)

@@ -1,0 +1,41 @@
+"""What a Produce request hands to the write path: its accepted batches, and a promise of a result for each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from metadata.service import BatchResult
+from wire.batch import BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class PendingBatch:
+    """One validated batch; `records` is a view of the request's frame, which it keeps alive."""
+
+    partition_id: int
+    topic_id: uuid.UUID
+    partition: int
+    records: memoryview
+    header: BatchHeader
+    log_append_time: bool
+
+
+class Promise(Protocol):
+    """Where the results go: an asyncio.Future in the agent, a list in a test."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Sequence[BatchResult], /) -> None: ...
+
+
+@dataclass(slots=True)
+class Submission:
+    batches: Sequence[PendingBatch]
+    promise: Promise
+    bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bytes = sum(len(batch.records) for batch in self.batches)

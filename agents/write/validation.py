@@ -1,0 +1,278 @@
+"""What a produced batch must be before it is stored: Kafka's checks, in Kafka's order, decided from bytes alone.
+
+Most batches are judged by their 61-byte header and their CRC, a microsecond or so; their records are neither unfolded
+nor read, and are stored as sent. The records are walked (and decompressed, within a bound) only where a rule needs it:
+
+- on a compacted topic, for null keys; the whole payload is then checked for well-formedness;
+- where `message.timestamp.before.max.ms` is set, for old timestamps: the header holds the largest, not the least;
+- once the header's max timestamp has broken `message.timestamp.after.max.ms`, to say which records did.
+
+The order: readable header, magic, transactional (53), zstd by version (76), one batch only (87); internal topic (17);
+base offset (87); size (10); length and CRC (2); offset range and counts, control, sequence (87); codec (76);
+LogAppendTime bit and timestamps (32); null keys and malformed records (87); segment size (18).
+Source: `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords`, `LogValidator`.
+
+Stricter than Kafka, because payloads are stored as sent and never rebuilt: bytes after the batch are refused, not cut
+off; the LogAppendTime bit is refused on every topic, where Kafka clears it on CreateTime topics; and a max timestamp
+that no record has is not corrected, so one that lies in the future is refused though no record does. A delete horizon,
+which only the cleaner writes, is refused too: it would have tombstones dropped at once. Laxer: where no rule walks the
+records, a malformed payload under a good CRC is stored as sent, and is its readers' error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wire.batch import (
+    BATCH_HEADER_BYTES,
+    BATCH_LENGTH_MIN,
+    BATCH_OVERHEAD_BYTES,
+    CODEC_MASK,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME_BIT,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    NO_TIMESTAMP_MS,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    CorruptBatchError,
+    crc_matches,
+    read_header,
+)
+from wire.codecs import Codec, CodecError, DecompressedTooLargeError
+from wire.crc import Body
+from wire.error_codes import ErrorCode
+from wire.records import DECOMPRESSED_BYTES_MAX, RECORD_BYTES_MIN, null_key_indexes, read_payload, timestamps
+
+TIMESTAMP_BEFORE_MS_DEFAULT = 2**63 - 1
+"""`message.timestamp.before.max.ms` when nobody set it (Long.MAX_VALUE): no record is too old, so none is looked at."""
+
+WALK_RATIO_MAX = 64
+"""A walked batch may unfold to this many times the topic's `message_bytes_max`, and never to more than
+`DECOMPRESSED_BYTES_MAX`. Kafka has no such bound: it streams, where we hold the payload."""
+
+_ZSTD_PRODUCE_VERSION = 7
+_CODEC_LAST = int(Codec.ZSTD)
+_NO_KEY = "Compacted topic cannot accept message without key."
+_RECORD_LENGTH_MIN = 14
+"""Kafka's RECORD_OVERHEAD_V0: a length field below this is corrupt in every format, so the batch is not even begun."""
+_RECORD_ERRORS_MAX = 1000
+"""The batch is refused whole; naming more of its records than this would only make the answer long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """The topic's configuration as far as a produced batch can break it; times in ms, sizes in bytes."""
+
+    compacted: bool
+    message_bytes_max: int
+    log_append_time: bool
+    timestamp_before_ms_max: int
+    timestamp_after_ms_max: int
+    segment_bytes: int
+    internal: bool = False
+    """The topic is the cluster's own and this client is not one that may write to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordError:
+    """Why one record, by its index in the batch, got the whole batch refused (KIP-467)."""
+
+    batch_index: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The batch is not stored; the partition answers with this."""
+
+    error: ErrorCode
+    message: str
+    record_errors: tuple[RecordError, ...] = ()
+
+
+def check_produced(
+    records: memoryview | None, *, rules: TopicRules, api_version: int, now_ms: int
+) -> BatchHeader | Refusal:
+    """The header of the one good batch that `records` is, or why it is refused.
+
+    `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the wall clock. A
+    header that is returned describes exactly `len(records)` bytes. Raises nothing over what a client sent.
+    """
+    if records is None or len(records) < BATCH_HEADER_BYTES:
+        return _refuse_short(records)
+    header = read_header(records)
+    return (
+        _refuse_framing(records, header, api_version)
+        or _refuse_batch(records, header, rules)
+        or _refuse_timestamps_by_header(records, header, rules, now_ms)
+        or _refuse_records(records, header, rules, now_ms)
+        or _refuse_segment_size(header, rules)
+        or header
+    )
+
+
+def _refuse_short(records: memoryview | None) -> Refusal:
+    """Too few bytes for a header: what Kafka says depends on how far it gets in reading one."""
+    if records is None or len(records) <= MAGIC_POSITION:
+        return _invalid("A produce request must hold a record batch.")
+    batch_length = int.from_bytes(records[8:BATCH_OVERHEAD_BYTES], "big", signed=True)
+    return _refuse_length(batch_length, records[MAGIC_POSITION], len(records)) or _corrupt(
+        f"A batch of {len(records)} bytes has no room for its header of {BATCH_HEADER_BYTES}."
+    )
+
+
+def _refuse_length(batch_length: int, magic: int, bytes_count: int) -> Refusal | None:
+    if batch_length < _RECORD_LENGTH_MIN:
+        return _corrupt(f"The batch says it is {batch_length} bytes long.")
+    if batch_length + BATCH_OVERHEAD_BYTES > bytes_count:
+        return _invalid(f"The batch says it has {batch_length + BATCH_OVERHEAD_BYTES} bytes, {bytes_count} were sent.")
+    if magic != MAGIC_V2:
+        return _invalid(f"Record batches must have magic {MAGIC_V2}, this one has {magic}.")
+    return None
+
+
+def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) -> Refusal | None:
+    """Is there one batch, of format v2, and may this version of Produce carry it?"""
+    bytes_count = len(records)
+    if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES or header.magic != MAGIC_V2:
+        refusal = _refuse_length(header.batch_length, header.magic, bytes_count)
+        if refusal is not None:
+            return refusal
+        if header.batch_length < BATCH_LENGTH_MIN:
+            return _corrupt(f"A batch length of {header.batch_length} leaves no room for the header.")
+    attributes = header.attributes
+    if attributes & TRANSACTIONAL_BIT:
+        return Refusal(
+            error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            message="This cluster does not take transactional batches.",
+        )
+    if api_version < _ZSTD_PRODUCE_VERSION and attributes & CODEC_MASK == Codec.ZSTD:
+        return Refusal(
+            error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            message=f"zstd needs Produce version {_ZSTD_PRODUCE_VERSION}, this request has {api_version}.",
+        )
+    if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES:
+        return _invalid(f"One batch is taken per partition, {bytes_count - header.size_bytes} bytes follow it.")
+    return None
+
+
+def _corrupt(message: str) -> Refusal:
+    return Refusal(error=ErrorCode.CORRUPT_MESSAGE, message=message)
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(error=ErrorCode.INVALID_RECORD, message=message)
+
+
+def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -> Refusal | None:
+    """All that topic, header and CRC decide without a clock or a record."""
+    size_bytes, count, attributes = len(records), header.records_count, header.attributes
+    if rules.internal:
+        return Refusal(error=ErrorCode.INVALID_TOPIC_EXCEPTION, message="Clients may not write to an internal topic.")
+    if header.base_offset != 0:
+        return _invalid(f"The base offset of a produced batch is 0, this one has {header.base_offset}.")
+    if size_bytes > rules.message_bytes_max:
+        return Refusal(
+            error=ErrorCode.MESSAGE_TOO_LARGE,
+            message=f"The batch has {size_bytes} bytes, the topic takes {rules.message_bytes_max}.",
+        )
+    if not crc_matches(records, 0, header):
+        return _corrupt("The batch's CRC does not match its bytes.")
+    if count <= 0 or count != header.last_offset_delta + 1:
+        return _invalid(f"The batch says it has {count} records and last offset delta {header.last_offset_delta}.")
+    if count > (DECOMPRESSED_BYTES_MAX if attributes & CODEC_MASK else size_bytes) // RECORD_BYTES_MIN:
+        return _invalid(f"The batch says it has {count} records, for which it has no room.")
+    if header.producer_id >= 0 and header.base_sequence < 0:
+        return _invalid(f"Producer {header.producer_id} sent sequence {header.base_sequence}.")
+    if attributes & CONTROL_BIT:
+        return _invalid("Clients may not write control records.")
+    if attributes & DELETE_HORIZON_BIT:
+        return _invalid("Clients may not set a delete horizon.")
+    if attributes & CODEC_MASK > _CODEC_LAST:
+        return Refusal(
+            error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message=f"Codec {attributes & CODEC_MASK} is not known."
+        )
+    return None
+
+
+def _refuse_timestamps_by_header(
+    records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int
+) -> Refusal | None:
+    """The timestamp rules that the header alone can show to be broken."""
+    if header.attributes & LOG_APPEND_TIME_BIT:
+        return Refusal(
+            error=ErrorCode.INVALID_TIMESTAMP, message="Producers may not set the timestamp type to LogAppendTime."
+        )
+    if rules.log_append_time or header.max_timestamp_ms - now_ms <= rules.timestamp_after_ms_max:
+        return None
+    return _refuse_records(records, header, rules, now_ms, find_timestamps=True) or Refusal(
+        error=ErrorCode.INVALID_TIMESTAMP,
+        message=f"The batch's max timestamp {header.max_timestamp_ms} is too far ahead, though none of its records is.",
+    )
+
+
+def _refuse_records(
+    records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int, *, find_timestamps: bool = False
+) -> Refusal | None:
+    """The rules that need the records themselves; decompresses, so it is entered only where one applies.
+
+    Any timestamp error makes the batch's error INVALID_TIMESTAMP, whatever else is wrong with it.
+    """
+    checks_timestamps = find_timestamps or (
+        not rules.log_append_time and rules.timestamp_before_ms_max < TIMESTAMP_BEFORE_MS_DEFAULT
+    )
+    if not (checks_timestamps or rules.compacted):
+        return None
+    bytes_max = min(DECOMPRESSED_BYTES_MAX, WALK_RATIO_MAX * rules.message_bytes_max)
+    late: list[RecordError] = []
+    keyless: list[int] = []
+    try:
+        payload, count = read_payload(records, bytes_max=bytes_max)
+        if rules.compacted:
+            keyless = null_key_indexes(payload, count)
+        if checks_timestamps:
+            late = _timestamp_errors(payload, count, header, rules, now_ms, spared=set(keyless))
+    except DecompressedTooLargeError as error:
+        return Refusal(error=ErrorCode.MESSAGE_TOO_LARGE, message=str(error))
+    except (CodecError, CorruptBatchError) as error:
+        return _invalid(str(error))
+    if not late and not keyless:
+        return None
+    errors = late + [RecordError(index, _NO_KEY) for index in keyless[:_RECORD_ERRORS_MAX]]
+    errors.sort(key=lambda error: error.batch_index)
+    return Refusal(
+        error=ErrorCode.INVALID_TIMESTAMP if late else ErrorCode.INVALID_RECORD,
+        message="One or more records have been rejected.",
+        record_errors=tuple(errors[:_RECORD_ERRORS_MAX]),
+    )
+
+
+def _timestamp_errors(
+    payload: Body, count: int, header: BatchHeader, rules: TopicRules, now_ms: int, *, spared: set[int]
+) -> list[RecordError]:
+    """Records out of range, but for those `spared` because they have an error already: a record is named once."""
+    oldest_ms, newest_ms = now_ms - rules.timestamp_before_ms_max, now_ms + rules.timestamp_after_ms_max
+    errors: list[RecordError] = []
+    for index, delta_ms in enumerate(timestamps(payload, count)):
+        timestamp_ms = header.base_timestamp_ms + delta_ms
+        if timestamp_ms == NO_TIMESTAMP_MS or oldest_ms <= timestamp_ms <= newest_ms or index in spared:
+            continue
+        errors.append(
+            RecordError(
+                index, f"Timestamp {timestamp_ms} is out of range, it should be within [{oldest_ms}, {newest_ms}]."
+            )
+        )
+        if len(errors) == _RECORD_ERRORS_MAX:
+            break
+    return errors
+
+
+def _refuse_segment_size(header: BatchHeader, rules: TopicRules) -> Refusal | None:
+    if header.batch_length > rules.segment_bytes - BATCH_OVERHEAD_BYTES:
+        return Refusal(
+            error=ErrorCode.RECORD_LIST_TOO_LARGE,
+            message=f"The batch has {header.size_bytes} bytes, a segment of the topic {rules.segment_bytes}.",
+        )
+    return None

@@ -1,0 +1,159 @@
+"""The index of where records lie: contiguous per partition, whatever order files come in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.log_index import EXTENT_BYTES, FileRef, LogIndex
+from metadata.packed_index import IndexRow
+
+
+def row(partition_id: int, base: int, last: int, *, position: int = 0, length: int = 100, stamp: int = 0) -> IndexRow:
+    return IndexRow(partition_id, base, last, position, length, stamp, stamp)
+
+
+def ref(file_id: int) -> FileRef:
+    return FileRef(f"key-{file_id}", 1000, 1000 + file_id)
+
+
+def opened(*partition_ids: int) -> LogIndex:
+    index = LogIndex()
+    for partition_id in partition_ids:
+        index.open_partition(partition_id, start=0, end=0)
+    return index
+
+
+def test_extents_that_follow_each_other_move_the_end() -> None:
+    index = opened(1)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
+    assert index.add_file(2, ref(2), [row(1, 10, 10)]) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert log.end == 11
+    assert [extent.base_offset for extent in index.extents_from(1, 9)] == [0, 10]
+    assert [extent.base_offset for extent in index.extents_from(1, 10)] == [10]
+    assert list(index.extents_from(1, 11)) == []
+
+
+def test_a_gap_waits_and_is_never_served_early() -> None:
+    index = opened(1)
+    assert index.add_file(2, ref(2), [row(1, 5, 9)]) == []
+    log = index.partition(1)
+    assert log is not None
+    assert log.end == 0
+    assert list(index.extents_from(1, 0)) == []
+    assert index.gaps == 1
+    assert index.add_file(1, ref(1), [row(1, 0, 4)]) == [1]
+    assert log.end == 10
+    assert index.gaps == 0
+    assert [extent.file_id for extent in index.extents_from(1, 0)] == [1, 2]
+
+
+def test_a_file_that_comes_twice_is_taken_once() -> None:
+    index = opened(1, 2)
+    rows = [row(1, 0, 4), row(2, 0, 0)]
+    assert index.add_file(1, ref(1), rows) == [1, 2]
+    assert index.add_file(1, ref(1), rows) == []
+    assert index.extents == 2
+    assert index.bytes_used == 2 * EXTENT_BYTES
+
+
+def test_a_hole_in_a_file_gives_two_extents_of_one_partition() -> None:
+    index = opened(1)
+    index.add_file(1, ref(1), [row(1, 0, 4, position=0), row(1, 5, 6, position=300)])
+    assert [extent.position for extent in index.extents_from(1, 0)] == [0, 300]
+
+
+def test_rows_of_unknown_partitions_are_left_out() -> None:
+    index = opened(1)
+    assert index.add_file(1, ref(1), [row(9, 0, 4)]) == []
+    assert index.files == 0
+
+
+def test_files_are_forgotten_with_their_last_extent() -> None:
+    index = opened(1, 2)
+    index.add_file(1, ref(1), [row(1, 0, 4), row(2, 0, 4)])
+    index.add_file(2, ref(2), [row(1, 5, 9)])
+    index.move_log_start(1, 5)
+    assert index.files == 2
+    index.drop_partition(2)
+    assert index.files == 1
+    assert index.file(2).key == "key-2"
+    index.drop_partition(1)
+    assert (index.files, index.extents, index.bytes_used) == (0, 0, 0)
+
+
+def test_the_log_start_never_goes_back_and_keeps_the_extent_it_lies_in() -> None:
+    index = opened(1)
+    index.add_file(1, ref(1), [row(1, 0, 9)])
+    index.add_file(2, ref(2), [row(1, 10, 19)])
+    index.move_log_start(1, 15)
+    index.move_log_start(1, 3)
+    log = index.partition(1)
+    assert log is not None
+    assert (log.start, len(log)) == (15, 1)
+
+
+def test_a_snapshot_begins_where_it_says_and_follows_on() -> None:
+    index = LogIndex()
+    index.open_partition(1, start=3, end=10)
+    index.load_file(1, ref(1), [row(1, 0, 2)])
+    index.load_file(2, ref(2), [row(1, 3, 9)])
+    assert index.add_file(2, ref(2), [row(1, 3, 9)]) == []
+    assert index.add_file(3, ref(3), [row(1, 10, 12)]) == [1]
+    assert [extent.file_id for extent in index.extents_from(1, 0)] == [2, 3]
+
+
+def test_bytes_at_hand_are_counted_up_to_the_limit() -> None:
+    index = opened(1)
+    for number in range(4):
+        index.add_file(number, ref(number), [row(1, number, number, length=100)])
+    log = index.partition(1)
+    assert log is not None
+    assert log.bytes_from(1, 1000) == 300
+    assert log.bytes_from(1, 150) == 150
+    assert log.bytes_from(4, 1000) == 0
+
+
+def test_timestamps_are_found_in_offset_order() -> None:
+    index = opened(1)
+    for number, stamp in enumerate([50, 200, 100, 200]):
+        index.add_file(number, ref(number), [row(1, number, number, stamp=stamp)])
+    log = index.partition(1)
+    assert log is not None
+    assert log.first_row_with_timestamp(60) == 1
+    assert log.first_row_with_timestamp(60, 2) == 2
+    assert log.first_row_with_timestamp(201) == 4
+    assert log.row_of_largest_timestamp() == 1
+
+
+def _cut(lengths: list[int]) -> Iterator[tuple[int, int]]:
+    base = 0
+    for length in lengths:
+        yield base, base + length - 1
+        base += length
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.randoms(use_true_random=False))
+def test_any_order_of_arrival_ends_in_the_same_contiguous_log(lengths: list[int], chance: random.Random) -> None:
+    files = [(number, row(1, base, last)) for number, (base, last) in enumerate(_cut(lengths))]
+    again = [chance.choice(files) for _ in range(len(files) // 2)]
+    shuffled = files + again
+    chance.shuffle(shuffled)
+    index = opened(1)
+    log = index.partition(1)
+    assert log is not None
+    end = 0
+    for file_id, each in shuffled:
+        index.add_file(file_id, ref(file_id), [each])
+        served = [(extent.base_offset, extent.last_offset) for extent in index.extents_from(1, 0)]
+        assert served == list(_cut(lengths))[: len(served)], "what is served is always a prefix"
+        assert log.end >= end
+        end = log.end
+    assert log.end == sum(lengths)
+    assert index.extents == len(files)
+    assert sum(index.file(file_id).extents for file_id, _ in files) == len(files)

@@ -1,0 +1,50 @@
+"""Rendezvous placement: the same on every agent, moving only what it must, inside the client's zone."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from agents.placement import eligible, leader, weight, zone_of
+from metadata.service import AgentAddress, AgentInfo
+
+TOPIC = UUID("018f2f6e-5a1b-7c3d-9e4f-1234567890ab")
+
+
+def agent(node_id: int, zone: str = "") -> AgentInfo:
+    return AgentInfo(writer_id=node_id, epoch=1, address=AgentAddress(host="h", port=node_id, zone=zone))
+
+
+def test_the_weight_is_pinned_because_all_agents_must_agree() -> None:
+    assert weight(TOPIC, 3, 7) == int.from_bytes(bytes.fromhex("0e1c5db187bf98ee"), "big")
+
+
+def test_order_of_the_list_does_not_matter() -> None:
+    agents = [agent(node_id) for node_id in (1, 2, 3, 4)]
+    for partition in range(50):
+        assert leader(TOPIC, partition, agents) == leader(TOPIC, partition, agents[::-1])
+
+
+def test_only_partitions_of_a_lost_agent_move() -> None:
+    agents = [agent(node_id) for node_id in range(1, 6)]
+    before = [leader(TOPIC, partition, agents) for partition in range(500)]
+    after = [leader(TOPIC, partition, agents[:-1]) for partition in range(500)]
+    assert all(new == old for old, new in zip(before, after, strict=True) if old != 5)
+    assert 50 < before.count(5) < 150, "about a fifth each"
+
+
+def test_without_agents_there_is_no_leader() -> None:
+    assert leader(TOPIC, 0, []) == -1
+
+
+def test_a_zone_is_read_from_the_client_id() -> None:
+    assert zone_of("app,zone=use1-az1") == "use1-az1"
+    assert zone_of("zone=b;x=1") == "b"
+    assert zone_of("ozone=3") == ""
+    assert zone_of(None) == ""
+
+
+def test_a_client_gets_agents_of_its_zone_or_all_when_there_are_none() -> None:
+    agents = [agent(1, "a"), agent(2, "b"), agent(3, "b")]
+    assert [each.writer_id for each in eligible(agents, "b")] == [2, 3]
+    assert list(eligible(agents, "c")) == agents
+    assert list(eligible(agents, "")) == agents

@@ -1,0 +1,94 @@
+"""When is a file full: by size, by linger, or early because writers wait."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from agents.write.buffer import SealOptions, SealReason, WriteBuffer
+from agents.write.submission import PendingBatch, Submission
+from wire.batch import read_header
+from wire.records import NewRecord, build_batch
+
+OPTIONS = SealOptions(linger_ms=250, file_bytes=8000, early_bytes=1000, early_idle_ms=3, early_per_second=2)
+TOPIC = UUID(int=7)
+
+
+class Promise:
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: object, /) -> None:
+        raise AssertionError("nothing here is ever answered")
+
+
+def submission(size: int) -> Submission:
+    batch = memoryview(build_batch([NewRecord(0, None, bytes(max(size - 70, 0)))]))
+    pending = PendingBatch(1, TOPIC, 0, batch, read_header(batch), False)
+    return Submission([pending], Promise())
+
+
+@pytest.fixture
+def buffer() -> WriteBuffer:
+    return WriteBuffer(OPTIONS)
+
+
+def test_an_empty_buffer_is_never_due(buffer: WriteBuffer) -> None:
+    assert buffer.due(1e9) is None
+    assert buffer.next_due_ms() is None
+
+
+def test_a_few_bytes_wait_for_the_linger_counted_from_the_oldest(buffer: WriteBuffer) -> None:
+    buffer.add(submission(100), 0.0)
+    buffer.add(submission(100), 200.0)
+    assert buffer.due(249.9) is None
+    assert buffer.next_due_ms() == 250
+    assert buffer.due(250.0) is SealReason.LINGER
+
+
+def test_a_full_buffer_is_due_at_once(buffer: WriteBuffer) -> None:
+    buffer.add(submission(8100), 0.0)
+    assert buffer.due(0.0) is SealReason.SIZE
+
+
+def test_an_idle_buffer_with_enough_bytes_is_sealed_early(buffer: WriteBuffer) -> None:
+    buffer.add(submission(1200), 10.0)
+    assert buffer.due(12.9) is None
+    assert buffer.due(13.0) is SealReason.EARLY
+    buffer.add(submission(100), 12.95)
+    assert buffer.due(13.0) is None, "somebody still writes"
+    assert buffer.next_due_ms() == pytest.approx(15.95)
+
+
+def test_early_seals_are_bounded_per_second(buffer: WriteBuffer) -> None:
+    for now_ms in (0.0, 10.0):
+        buffer.add(submission(1200), now_ms)
+        assert buffer.due(now_ms + 3) is SealReason.EARLY
+        buffer.take(SealReason.EARLY, now_ms + 3)
+    buffer.add(submission(1200), 20.0)
+    assert buffer.due(30.0) is None, "two in this second already"
+    assert buffer.due(270.0) is SealReason.LINGER
+    buffer.take(SealReason.LINGER, 270.0)
+    buffer.add(submission(1200), 1000.0)
+    assert buffer.next_due_ms() == 1003.0
+    assert buffer.due(1003.0) is SealReason.EARLY
+
+
+def test_no_early_seal_where_the_rate_is_zero() -> None:
+    buffer = WriteBuffer(SealOptions(linger_ms=50, file_bytes=8000, early_bytes=1, early_idle_ms=0, early_per_second=0))
+    buffer.add(submission(500), 0.0)
+    assert buffer.due(49.0) is None
+    assert buffer.due(50.0) is SealReason.LINGER
+
+
+def test_take_gives_the_oldest_up_to_a_file_and_at_least_one(buffer: WriteBuffer) -> None:
+    sent = [submission(9000), submission(4000), submission(3000), submission(2000)]
+    for each in sent:
+        buffer.add(each, 0.0)
+    assert buffer.take(SealReason.SIZE, 0.0) == sent[:1]
+    assert buffer.take(SealReason.SIZE, 0.0) == sent[1:3]
+    assert buffer.bytes == sent[3].bytes
+    assert buffer.take(SealReason.SIZE, 0.0) == sent[3:]
+    assert buffer.bytes == 0
+    assert len(buffer) == 0

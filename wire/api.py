@@ -1,0 +1,204 @@
+"""The APIs we serve, and requests and responses as whole frames.
+
+A frame is handed in without its length prefix and handed out with it. Request header: API key, version, correlation
+id, client id (never compact), and tagged fields when the request's version is flexible. Response header: correlation
+id, and tagged fields when the response's version is flexible, except in ApiVersions, whose header never has them: a
+client that does not know what we speak must be able to read it (KIP-511).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from wire.compiler import decode, encode
+from wire.errors import EncodingError, MalformedMessageError, UnknownApiError, UnsupportedVersionError
+from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
+from wire.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
+from wire.messages.fetch import FetchRequest, FetchResponse
+from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from wire.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from wire.messages.metadata import MetadataRequest, MetadataResponse
+from wire.messages.produce import ProduceRequest, ProduceResponse
+from wire.primitives import skip_tagged_fields
+from wire.schema import Message, Octets, message_table
+
+API_VERSIONS: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API: the ranges of versions, both ends included, that clients are told of and that are served."""
+
+    key: int
+    name: str
+    request: type[Message]
+    response: type[Message]
+    advertised: tuple[int, int]
+    accepted: tuple[int, int]
+
+
+def _api(
+    request: type[Message],
+    response: type[Message],
+    advertised: tuple[int, int],
+    accepted: tuple[int, int] | None = None,
+) -> Api:
+    name = request.__name__.removesuffix("Request")
+    return Api(message_table(request).api_key, name, request, response, advertised, accepted or advertised)
+
+
+APIS: Final[Mapping[int, Api]] = MappingProxyType(
+    {
+        api.key: api
+        for api in (
+            # librdkafka before 2.11.1 sends uncompressed to a broker that does not list Produce 0 (issue 4956).
+            _api(ProduceRequest, ProduceResponse, (0, 12), (3, 12)),
+            _api(FetchRequest, FetchResponse, (4, 12)),
+            _api(ListOffsetsRequest, ListOffsetsResponse, (0, 8)),
+            _api(MetadataRequest, MetadataResponse, (0, 12)),
+            _api(FindCoordinatorRequest, FindCoordinatorResponse, (0, 4)),
+            _api(ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
+            _api(CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
+            _api(DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
+            _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
+            _api(DescribeConfigsRequest, DescribeConfigsResponse, (0, 4)),
+            _api(CreatePartitionsRequest, CreatePartitionsResponse, (0, 3)),
+            _api(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, (0, 1)),
+            _api(DescribeClusterRequest, DescribeClusterResponse, (0, 1)),
+        )
+    }
+)
+"""By API key."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    """What stands before every request body."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+
+
+_request_head = struct.Struct(">hhih")
+_frame_head = struct.Struct(">ii")
+_INT32 = struct.Struct(">i")
+
+
+def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
+    """Read the header of a request; returns it and the position of the body.
+
+    Raises MalformedMessageError, UnknownApiError, UnsupportedVersionError (with the header; the server answers an
+    ApiVersions request with error 35 in version 0 and closes the connection on all others).
+    """
+    if len(frame) < _request_head.size:
+        raise MalformedMessageError(f"request of {len(frame)} bytes is shorter than a request header")
+    api_key, version, correlation_id, client_id_size = _request_head.unpack_from(frame)
+    position = _request_head.size
+    api = APIS.get(api_key)
+    if api is None:
+        raise UnknownApiError(api_key)
+    client_id: str | None = None
+    if client_id_size >= 0:
+        if client_id_size > len(frame) - position:
+            raise MalformedMessageError("client id is longer than the request")
+        try:
+            client_id = str(frame[position : position + client_id_size], "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedMessageError(f"client id is not UTF-8: {error}") from error
+        position += client_id_size
+    elif client_id_size < -1:
+        raise MalformedMessageError(f"client id has the length {client_id_size}")
+    header = RequestHeader(api_key, version, correlation_id, client_id)
+    table = message_table(api.request)
+    if version in table.versions and version in table.flexible:
+        try:
+            position, _ = skip_tagged_fields(frame, position)
+        except IndexError as error:
+            raise MalformedMessageError("request header ends early") from error
+    low, high = api.accepted
+    if not low <= version <= high:
+        raise UnsupportedVersionError(f"{api.name} v{version}, but only v{low} to v{high} are served", header, position)
+    return header, position
+
+
+def decode_request(header: RequestHeader, frame: memoryview, position: int) -> Message:
+    """Read the body that starts at `position`. Raises MalformedMessageError, also for bytes left after the body."""
+    return _decode_whole(APIS[header.api_key].request, header.api_version, frame, position)
+
+
+def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
+    """Write the whole answer to the request with this header, length prefix first; the parts are sent in order.
+
+    ApiVersions in a version that is not declared is answered in version 0. Raises EncodingError.
+    """
+    table = message_table(APIS[header.api_key].response)
+    version = header.api_version
+    if header.api_key == API_VERSIONS and version not in table.versions:
+        version = 0
+    if type(body) is not table.struct_class:
+        raise EncodingError(f"a {type(body).__name__} cannot answer API key {header.api_key}")
+    head = bytearray(_frame_head.pack(0, header.correlation_id))
+    if version in table.flexible and header.api_key != API_VERSIONS:
+        head.append(0)
+    return _framed(encode(body, version, head), head)
+
+
+def encode_request(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, body: Message
+) -> list[Octets]:
+    """Write a whole request, length prefix first; the parts are sent in order. Raises EncodingError."""
+    table = message_table(APIS[api_key].request)
+    if type(body) is not table.struct_class:
+        raise EncodingError(f"a {type(body).__name__} cannot be sent as API key {api_key}")
+    client = b"" if client_id is None else client_id.encode()
+    try:
+        head = bytearray(4) + _request_head.pack(
+            api_key, version, correlation_id, -1 if client_id is None else len(client)
+        )
+    except struct.error as error:
+        raise EncodingError(f"request header cannot be written: {error}") from error
+    head += client
+    if version in table.flexible:
+        head.append(0)
+    return _framed(encode(body, version, head), head)
+
+
+def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int, Message]:
+    """Read a whole response; returns its correlation id and body. Raises MalformedMessageError."""
+    response = APIS[api_key].response
+    try:
+        (correlation_id,) = _INT32.unpack_from(frame)
+        position = _INT32.size
+        if version in message_table(response).flexible and api_key != API_VERSIONS:
+            position, _ = skip_tagged_fields(frame, position)
+    except (struct.error, IndexError) as error:
+        raise MalformedMessageError("response header ends early") from error
+    return correlation_id, _decode_whole(response, version, frame, position)
+
+
+def _decode_whole(message_class: type[Message], version: int, frame: memoryview, position: int) -> Message:
+    body, end = decode(message_class, version, frame, position)
+    if end != len(frame):
+        raise MalformedMessageError(f"{message_class.__name__} v{version} leaves {len(frame) - end} bytes of its frame")
+    return body
+
+
+def _framed(parts: list[Octets], head: bytearray) -> list[Octets]:
+    size = sum(len(part) for part in parts) - _INT32.size
+    try:
+        _INT32.pack_into(head, 0, size)
+    except struct.error as error:
+        raise EncodingError(f"a frame of {size} bytes is too large for its length prefix") from error
+    return parts

@@ -1,0 +1,334 @@
+"""The four compressions of record batch v2, each bounded: what a batch unfolds to is decided here, not by its sender.
+
+`decompress` never holds much more than `bytes_max` bytes of output, whatever the input claims: sizes that formats
+declare are compared with the bound before anything is allocated by them, and where none is declared (gzip, lz4
+frames, zstd frames of streaming writers) output is taken in steps. Which framings are written and read:
+
+- gzip: one member written, several read (Java's GZIPInputStream does so).
+- snappy: Java's *xerial* framing written (magic, two versions, then length-prefixed raw blocks of at most 32 KiB);
+  xerial or one bare raw block (librdkafka, franz-go) read, told apart by the magic.
+- lz4: a frame with independent 64 KiB blocks and no content size, as Java writes it. Frames that Java consumers
+  refuse (dependent blocks, a dictionary, another version) are refused.
+- zstd: a frame with its content size written; frames with or without it, and several in a row, read.
+
+Contexts of zstd are expensive to make and not safe to share, so each thread keeps its own.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple, Protocol, cast
+
+import cramjam
+import lz4.frame  # pyright: ignore[reportMissingTypeStubs] -- lz4 ships no types; `_Lz4Stream` and casts stand in
+import zstandard
+
+from siltstone.errors import SiltstoneError
+from wire.crc import Body
+
+
+class Codec(IntEnum):
+    """Bits 0-2 of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class CodecError(SiltstoneError):
+    """Compressed bytes that are cut short, damaged or not of the codec they claim."""
+
+
+class DecompressedTooLargeError(CodecError):
+    """The bytes unfold to more than the caller allows."""
+
+
+GZIP_LEVEL = 6
+LZ4_LEVEL = 0
+ZSTD_LEVEL = 3
+"""Defaults of zlib, lz4 and zstd, as in Kafka 4.x (`compression.<codec>.level`)."""
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_I32 = struct.Struct(">i")
+_GZIP_WBITS = 16 + zlib.MAX_WBITS
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_STEP_BYTES = 1 << 20
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_RLE_BLOCK = 1
+_ZSTD_WINDOW_KEPT_BYTES = 8 << 20
+"""A context whose last frame had a larger window is not kept: it would hold that window for good."""
+
+
+class _Contexts(threading.local):
+    def __init__(self) -> None:
+        self.zstd_compressors: dict[int, zstandard.ZstdCompressor] = {}
+        self.zstd_decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
+def compress(codec: Codec, data: Body, level: int | None = None) -> bytes:
+    """`data` in the framing Kafka's clients read; `level` None is the codec's default, and snappy has none."""
+    match codec:
+        case Codec.NONE:
+            return bytes(data)
+        case Codec.GZIP:
+            stream = zlib.compressobj(GZIP_LEVEL if level is None else level, zlib.DEFLATED, _GZIP_WBITS)
+            return stream.compress(data) + stream.flush()
+        case Codec.SNAPPY:
+            return _compress_xerial(data)
+        case Codec.LZ4:
+            return _compress_lz4(data, LZ4_LEVEL if level is None else level)
+        case Codec.ZSTD:
+            return _zstd_compressor(ZSTD_LEVEL if level is None else level).compress(data)
+
+
+def decompress(codec: Codec, data: Body, *, bytes_max: int) -> bytes:
+    """What `data` unfolds to, at most `bytes_max` bytes.
+
+    Raises DecompressedTooLargeError (a CodecError) as soon as it is known that there would be more, and CodecError
+    when the input is cut short, damaged, or followed by bytes that belong to nothing.
+    """
+    match codec:
+        case Codec.NONE:
+            if len(data) > bytes_max:
+                raise _too_large(codec, bytes_max)
+            return bytes(data)
+        case Codec.GZIP:
+            return _decompress_gzip(data, bytes_max)
+        case Codec.SNAPPY:
+            return _decompress_snappy(data, bytes_max)
+        case Codec.LZ4:
+            return _decompress_lz4(data, bytes_max)
+        case Codec.ZSTD:
+            return _decompress_zstd(data, bytes_max)
+
+
+def _too_large(codec: Codec, bytes_max: int) -> DecompressedTooLargeError:
+    return DecompressedTooLargeError(f"{codec.name.lower()} data unfolds to more than {bytes_max} bytes")
+
+
+# gzip
+
+
+def _decompress_gzip(data: Body, bytes_max: int) -> bytes:
+    members: list[bytes] = []
+    left = bytes_max
+    rest: Body = data
+    while True:
+        stream = zlib.decompressobj(_GZIP_WBITS)
+        try:
+            # zlib grows its buffer as output comes, so a large bound costs nothing by itself.
+            member = stream.decompress(rest, left + 1)
+        except zlib.error as error:
+            raise CodecError(f"gzip data is damaged: {error}") from error
+        if len(member) > left:
+            raise _too_large(Codec.GZIP, bytes_max)
+        if not stream.eof:
+            raise CodecError("gzip data is cut short")
+        members.append(member)
+        left -= len(member)
+        rest = stream.unused_data
+        if not rest:
+            return members[0] if len(members) == 1 else b"".join(members)
+
+
+# snappy
+
+
+def _compress_xerial(data: Body) -> bytes:
+    view = memoryview(data)
+    parts: list[bytes] = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts += (_I32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _decompress_snappy(data: Body, bytes_max: int) -> bytes:
+    view = memoryview(data)
+    if len(view) < len(_XERIAL_HEADER) or bytes(view[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _decompress_snappy_block(view, bytes_max, bytes_max)
+    blocks: list[bytes] = []
+    left = bytes_max
+    position, end = len(_XERIAL_HEADER), len(view)
+    while position < end:
+        if end - position < _I32.size:
+            raise CodecError("snappy data is cut short inside a block length")
+        (length,) = _I32.unpack_from(view, position)
+        position += _I32.size
+        if not 0 < length <= end - position:
+            raise CodecError(f"a snappy block says {length} bytes, {end - position} are left")
+        block = _decompress_snappy_block(view[position : position + length], left, bytes_max)
+        blocks.append(block)
+        left -= len(block)
+        position += length
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def _decompress_snappy_block(block: memoryview, left: int, bytes_max: int) -> bytes:
+    try:
+        if cramjam.snappy.decompress_raw_len(block) > left:  # the block's own claim; the decoder holds it to that
+            raise _too_large(Codec.SNAPPY, bytes_max)
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise CodecError(f"snappy data is damaged: {error}") from error
+
+
+# lz4
+
+
+class _Lz4Stream(Protocol):
+    """`lz4.frame.LZ4FrameDecompressor`, as far as it is used."""
+
+    eof: bool
+    needs_input: bool
+    unused_data: bytes | None
+
+    def decompress(self, data: Body, max_length: int = -1) -> bytes: ...
+
+
+_lz4_compress = cast("Callable[..., bytes]", lz4.frame.compress)  # pyright: ignore[reportUnknownMemberType]
+_lz4_stream = cast("Callable[[], _Lz4Stream]", lz4.frame.LZ4FrameDecompressor)
+_LZ4_BLOCK_64_KIB = 4
+
+
+def _compress_lz4(data: Body, level: int) -> bytes:
+    return _lz4_compress(
+        data, compression_level=level, block_size=_LZ4_BLOCK_64_KIB, block_linked=False, store_size=False
+    )
+
+
+def _check_lz4_frame(view: memoryview) -> None:
+    """Refuse what Java's Lz4BlockInputStream refuses; the checksums are left to the library."""
+    if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
+        raise CodecError("lz4 data does not begin with a frame")
+    flags, block_code = view[4], view[5] >> 4 & 0x07
+    if flags >> 6 != 1:
+        raise CodecError(f"lz4 frame version {flags >> 6} is not known")
+    if not flags & 0x20:
+        raise CodecError("lz4 blocks depend on each other, which Kafka's readers refuse")
+    if flags & 0x01:
+        raise CodecError("lz4 data needs a dictionary")
+    if block_code < 4:
+        raise CodecError(f"lz4 block size code {block_code} is not assigned")
+
+
+def _decompress_lz4(data: Body, bytes_max: int) -> bytes:
+    view = memoryview(data)
+    _check_lz4_frame(view)
+    stream = _lz4_stream()
+    steps: list[bytes] = []
+    left = bytes_max
+    rest: Body = view
+    try:
+        while True:
+            step = stream.decompress(rest, max_length=min(left + 1, _LZ4_STEP_BYTES))
+            left -= len(step)
+            if left < 0:
+                raise _too_large(Codec.LZ4, bytes_max)
+            steps.append(step)
+            if stream.eof:
+                break
+            if stream.needs_input:
+                raise CodecError("lz4 data is cut short")
+            rest = b""
+    except (RuntimeError, EOFError) as error:
+        raise CodecError(f"lz4 data is damaged: {error}") from error
+    if stream.unused_data:
+        raise CodecError("bytes follow the lz4 frame")
+    return steps[0] if len(steps) == 1 else b"".join(steps)
+
+
+# zstd
+
+
+def _zstd_compressor(level: int) -> zstandard.ZstdCompressor:
+    compressor = _contexts.zstd_compressors.get(level)
+    if compressor is None:
+        compressor = _contexts.zstd_compressors[level] = zstandard.ZstdCompressor(level=level)
+    return compressor
+
+
+def _decompress_zstd(data: Body, bytes_max: int) -> bytes:
+    view = memoryview(data)
+    frames: list[bytes] = []
+    left = bytes_max
+    while True:
+        try:
+            frame = _zstd_frame(view)
+            content = _decompress_zstd_frame(frame, left)
+        except zstandard.ZstdError as error:
+            raise CodecError(f"zstd data is damaged: {error}") from error
+        if content is None:
+            raise _too_large(Codec.ZSTD, bytes_max)
+        frames.append(content)
+        left -= len(content)
+        view = view[frame.pieces[-1][1] :]
+        if not view:
+            return frames[0] if len(frames) == 1 else b"".join(frames)
+
+
+class _ZstdFrame(NamedTuple):
+    view: memoryview
+    pieces: list[tuple[int, int]]
+    """(start, end) of each block, the first with the frame's header, the last with its checksum."""
+    window_bytes: int
+    content_bytes: int
+    """-1 when the frame does not say."""
+
+
+def _zstd_frame(view: memoryview) -> _ZstdFrame:
+    """Find the blocks of the first frame in `view` (RFC 8878 section 3.1.1), so that it can be fed one at a time:
+    one block unfolds to 128 KiB at most, but a kibibyte of input may hold 256 of them."""
+    if bytes(view[:4]) != _ZSTD_MAGIC:
+        raise CodecError("zstd data does not begin with a frame")
+    parameters = zstandard.get_frame_parameters(view)
+    position, end = zstandard.frame_header_size(view), len(view)
+    pieces: list[tuple[int, int]] = []
+    start, is_last = 0, False
+    while not is_last:
+        if end - position < 3:
+            raise CodecError("zstd data is cut short")
+        block_header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
+        is_last, kind, size = block_header & 1 == 1, block_header >> 1 & 3, block_header >> 3
+        position += 3 + (1 if kind == _ZSTD_RLE_BLOCK else size)
+        if is_last and parameters.has_checksum:
+            position += 4
+        if position > end:
+            raise CodecError("zstd data is cut short")
+        pieces.append((start, position))
+        start = position
+    content_bytes: int = zstandard.frame_content_size(view)
+    return _ZstdFrame(view, pieces, parameters.window_size, content_bytes)
+
+
+def _decompress_zstd_frame(frame: _ZstdFrame, left: int) -> bytes | None:
+    """The frame's content, or None when there are more than `left` bytes of it."""
+    if frame.content_bytes > left:
+        return None
+    context = (
+        zstandard.ZstdDecompressor() if frame.window_bytes > _ZSTD_WINDOW_KEPT_BYTES else _contexts.zstd_decompressor
+    )
+    if frame.content_bytes >= 0:
+        return context.decompress(frame.view[: frame.pieces[-1][1]])
+    stream = context.decompressobj()
+    steps: list[bytes] = []
+    for start, end in frame.pieces:
+        step = stream.decompress(frame.view[start:end])
+        left -= len(step)
+        if left < 0:
+            return None
+        steps.append(step)
+    if not stream.eof:
+        raise CodecError("zstd data is cut short")
+    return b"".join(steps)

@@ -1,0 +1,124 @@
+"""Cuts a stream of bytes into frames, without I/O; made for `asyncio.BufferedProtocol`.
+
+A frame is a big-endian int32 length and that many bytes. Bytes arrive in one reused buffer of 64 KiB; whole frames are
+copied out of it, each into memory of its own. A frame above 16 KiB that is not whole yet gets a buffer of its own, into
+which the socket reads directly. A length is only a claim: that buffer holds at most 64 KiB, or sixteen times the bytes
+that have arrived (while that is at most 1 MiB), or twice what has arrived, so that a length of 100 MiB followed by
+silence costs 64 KiB.
+
+Frames handed out never change afterwards: whoever keeps one keeps it for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from wire.errors import FrameTooLargeError, MalformedFrameError
+
+FRAME_BYTES_MAX: Final = 104_857_600
+"""Kafka's `socket.request.max.bytes`."""
+
+_SHARED_BYTES: Final = 65_536
+_COPIED_FRAME_BYTES_MAX: Final = 16_384
+_EAGER_BYTES_MAX: Final = 1_048_576
+_EAGER_FACTOR: Final = 16
+
+_LENGTH: Final = struct.Struct(">i")
+_HTTP_STARTS: Final = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"DELE", b"PATC", b"PRI ")
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+
+
+class FrameReader:
+    """The receiving half of one connection.
+
+    The caller reads from the socket into `get_buffer()` and says with `buffer_updated(n)` how much it read. After
+    an error the stream cannot be cut any more: close the connection.
+    """
+
+    __slots__ = ("_end", "_frame_bytes_max", "_large", "_large_end", "_large_size", "_shared", "_view")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._shared = bytearray(_SHARED_BYTES)
+        self._view = memoryview(self._shared)
+        self._end = 0  # bytes in the shared buffer; what they belong to always starts at its beginning
+        self._large: memoryview | None = None  # the buffer of the large frame that is arriving
+        self._large_end = 0
+        self._large_size = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes held for a frame that is not whole yet, its length prefix included."""
+        return self._end if self._large is None else self._large_end + _LENGTH.size
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._large is None:
+            return self._view[self._end :]
+        if self._large_end == len(self._large):
+            self._large = self._grown(self._large)
+        return self._large[self._large_end :]
+
+    def buffer_updated(self, received_bytes: int) -> list[memoryview]:
+        """Take in bytes that were read into `get_buffer()`; returns the frames they complete, without length prefix.
+
+        Raises MalformedFrameError or FrameTooLargeError; frames before the bad one in the same bytes are lost.
+        """
+        if self._large is not None:
+            self._large_end += received_bytes
+            if self._large_end < self._large_size:
+                return []
+            frame, self._large = self._large, None
+            return [frame.toreadonly()]
+        self._end += received_bytes
+        return self._cut_shared()
+
+    def _cut_shared(self) -> list[memoryview]:
+        frames: list[memoryview] = []
+        start, end, view = 0, self._end, self._view
+        while end - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(view, start)
+            if not 0 <= size <= self._frame_bytes_max:
+                raise self._refusal(size, bytes(view[start : start + _LENGTH.size]))
+            stop = start + _LENGTH.size + size
+            if stop > end:
+                if size > _COPIED_FRAME_BYTES_MAX:
+                    self._begin_large(size, view[start + _LENGTH.size : end])
+                    start = end
+                break
+            frames.append(memoryview(bytes(view[start + _LENGTH.size : stop])))
+            start = stop
+        left = end - start
+        if start and left:
+            view[:left] = view[start:end]
+        self._end = left
+        return frames
+
+    def _begin_large(self, size: int, arrived: memoryview) -> None:
+        self._large_size = size
+        self._large_end = 0
+        capacity = min(size, max(_SHARED_BYTES, min(_EAGER_FACTOR * len(arrived), _EAGER_BYTES_MAX)))
+        self._large = memoryview(bytearray(capacity))
+        self._large[: len(arrived)] = arrived
+        self._large_end = len(arrived)
+
+    def _grown(self, full: memoryview) -> memoryview:
+        arrived = len(full)
+        capacity = min(self._large_size, max(2 * arrived, min(_EAGER_FACTOR * arrived, _EAGER_BYTES_MAX)))
+        # A new buffer, not a resized one: the transport may still hold a view of the old.
+        grown = memoryview(bytearray(capacity))
+        grown[:arrived] = full
+        return grown
+
+    def _refusal(self, size: int, prefix: bytes) -> MalformedFrameError:
+        hint = ""
+        if prefix in _HTTP_STARTS:
+            hint = "this looks like HTTP; this port speaks the Kafka protocol"
+        elif prefix.startswith(_TLS_HANDSHAKE):
+            hint = "this looks like TLS; this port speaks the Kafka protocol without TLS"
+        if size < 0:
+            return MalformedFrameError(f"frame length {size} is negative", remedy=hint)
+        return FrameTooLargeError(
+            f"frame of {size} bytes is above the limit of {self._frame_bytes_max} bytes", remedy=hint
+        )

@@ -1,0 +1,39 @@
+"""IncrementalAlterConfigs, key 44 (KIP-339). Operations: 0 set, 1 delete, 2 append, 3 subtract."""
+
+from __future__ import annotations
+
+from wire.schema import Message, Struct, array, boolean, field, int8, int16, int32, message, string, struct
+
+
+@struct
+class AlterableConfig(Struct):
+    name: str = field(string, "0+")
+    config_operation: int = field(int8, "0+")
+    value: str | None = field(string, "0+", nullable="0+")
+
+
+@struct
+class AlterConfigsResource(Struct):
+    resource_type: int = field(int8, "0+")
+    resource_name: str = field(string, "0+")
+    configs: list[AlterableConfig] = field(array(AlterableConfig), "0+")
+
+
+@message(api_key=44, kind="request", versions="0-1", flexible="1+")
+class IncrementalAlterConfigsRequest(Message):
+    resources: list[AlterConfigsResource] = field(array(AlterConfigsResource), "0+")
+    validate_only: bool = field(boolean, "0+")
+
+
+@struct
+class AlterConfigsResourceResponse(Struct):
+    error_code: int = field(int16, "0+")
+    error_message: str | None = field(string, "0+", nullable="0+")
+    resource_type: int = field(int8, "0+")
+    resource_name: str = field(string, "0+")
+
+
+@message(api_key=44, kind="response", versions="0-1", flexible="1+")
+class IncrementalAlterConfigsResponse(Message):
+    throttle_time_ms: int = field(int32, "0+")
+    responses: list[AlterConfigsResourceResponse] = field(array(AlterConfigsResourceResponse), "0+")

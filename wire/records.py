@@ -1,0 +1,313 @@
+"""The records inside a batch: walk them with Kafka's checks, and build a batch of them.
+
+A record is: length (zigzag varint), attributes i8 (unused), timestamp delta (varlong), offset delta (varint), key
+length (varint, -1 null), key, value length (varint, -1 null), value, header count (varint), and per header a key
+length, the key in UTF-8, a value length (-1 null) and the value. Source: Kafka's `DefaultRecord`.
+
+The walk is pure and reads a *decompressed* payload. It refuses, naming the record: a declared length that is not what
+the fields use, a field that leaves its record, a negative length other than -1, a varint of more than 32 (64) bits,
+fewer records than the batch counts, bytes after the last one. Nothing is allocated by a length or count that was not
+compared with the bytes at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from siltstone.errors import BadInputError
+from wire.batch import (
+    BATCH_HEADER_BYTES,
+    BATCH_OVERHEAD_BYTES,
+    HEAD,
+    HEADER_TAIL,
+    LOG_APPEND_TIME_BIT,
+    MAGIC_V2,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TRANSACTIONAL_BIT,
+    CorruptBatchError,
+    read_header,
+)
+from wire.codecs import Codec, compress, decompress
+from wire.crc import Body, crc32c
+
+DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
+"""What `walk` lets one batch unfold to unless told otherwise: 128 times the default `max.message.bytes`."""
+
+RECORD_BYTES_MIN = 7
+"""Length, attributes, two deltas, null key, null value, no headers: a byte each."""
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class CorruptRecordError(CorruptBatchError):
+    """The payload is not the records its batch promises; `record_index` is the first one that is wrong."""
+
+    def __init__(self, record_index: int, message: str) -> None:
+        super().__init__(f"record {record_index}: {message}")
+        self.record_index = record_index
+
+
+class Record(NamedTuple):
+    """One record as it lies in its batch. Key and value are views into the payload that was walked, not copies.
+
+    Offset and timestamp are relative to the batch's base offset and base timestamp.
+    """
+
+    offset_delta: int
+    timestamp_delta_ms: int
+    key: memoryview | bytes | None
+    value: memoryview | bytes | None
+    headers: Headers
+
+
+class NewRecord(NamedTuple):
+    """One record to be put in a batch; `timestamp_ms` is since the epoch, -1 for none."""
+
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+
+
+_Fields = tuple[int, int, int, int, int, int, int, int]
+"""Timestamp delta (ms), offset delta, key position and length, value position and length, headers position and count;
+a length of -1 is a null. A plain tuple, because making a named one takes as long as reading the record."""
+
+
+def iter_records(payload: Body, count: int) -> Iterator[Record]:
+    """The `count` records of a decompressed payload, in order.
+
+    Raises CorruptRecordError when the walk reaches a record that breaks a rule: records before it were yielded, and
+    whether bytes follow the last one is known only after it. Header keys that are not UTF-8 read with U+FFFD, as in
+    Java; brokers do not look at them.
+    """
+    view = memoryview(payload)
+    for delta_ms, offset_delta, key_at, key_length, value_at, value_length, headers_at, headers_count in _walk_fields(
+        payload, count
+    ):
+        yield Record(
+            offset_delta,
+            delta_ms,
+            None if key_length < 0 else view[key_at : key_at + key_length],
+            None if value_length < 0 else view[value_at : value_at + value_length],
+            _read_headers(view, headers_at, headers_count) if headers_count else (),
+        )
+
+
+def walk(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
+    """The records of the one batch that begins `batch`, decompressed if need be to at most `bytes_max` bytes.
+
+    The CRC is not checked. Raises CorruptBatchError, CorruptRecordError or CodecError.
+    """
+    payload, count = read_payload(batch, bytes_max=bytes_max)
+    yield from iter_records(payload, count)
+
+
+def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> tuple[Body, int]:
+    """(decompressed payload, records count) of the one batch that begins `batch`; an uncompressed payload is a view.
+
+    Raises CorruptBatchError when the batch is not whole, CodecError as `wire.codecs.decompress` does.
+    """
+    header = read_header(batch)
+    if header.magic != MAGIC_V2:
+        raise CorruptBatchError(f"magic {header.magic}, only {MAGIC_V2} is stored")
+    if not BATCH_HEADER_BYTES <= header.size_bytes <= len(batch):
+        raise CorruptBatchError(f"the batch says {header.size_bytes} bytes, {len(batch)} are there")
+    payload = batch[BATCH_HEADER_BYTES : header.size_bytes]
+    if header.codec is Codec.NONE or not header.records_count:
+        return payload, header.records_count
+    return decompress(header.codec, payload, bytes_max=bytes_max), header.records_count
+
+
+def null_key_indexes(payload: Body, count: int) -> list[int]:
+    """Which records of a decompressed payload have no key. The whole payload is checked, as by `iter_records`."""
+    return [index for index, fields in enumerate(_walk_fields(payload, count)) if fields[3] < 0]
+
+
+def timestamps(payload: Body, count: int) -> list[int]:
+    """The timestamp deltas (ms) of a decompressed payload, checked as by `iter_records`: add the base timestamp."""
+    return [fields[0] for fields in _walk_fields(payload, count)]
+
+
+# Reading
+
+
+def _walk_fields(payload: Body, count: int) -> Iterator[_Fields]:
+    """The one walk that all others are made of: where each record's fields lie, every bound checked."""
+    end = len(payload)
+    if not 0 <= count <= end // RECORD_BYTES_MIN:
+        raise CorruptRecordError(0, f"the batch counts {count} records in {end} bytes")
+    position = 0
+    for index in range(count):
+        try:
+            length, start = _read_varint(payload, position)
+            position = start + length
+            if not start + RECORD_BYTES_MIN - 1 <= position <= end:
+                raise _Malformed(f"it says {length} bytes, {end - start} are left")
+            fields, reached = _read_fields(payload, start, position)
+        except IndexError:
+            raise CorruptRecordError(index, "a field leaves the payload") from None
+        except _Malformed as error:
+            raise CorruptRecordError(index, str(error)) from None
+        if reached != position:
+            raise CorruptRecordError(index, f"it says {length} bytes, its fields use {reached - start}")
+        yield fields
+    if position != end:
+        raise CorruptRecordError(count, f"{end - position} bytes follow the last record")
+
+
+class _Malformed(Exception):
+    """Becomes a CorruptRecordError with the record's index."""
+
+
+def _read_varint(data: Body, position: int, bits: int = 32) -> tuple[int, int]:
+    """(signed value, position after) of a zigzag varint. Raises IndexError when it leaves `data`."""
+    byte = data[position]
+    if byte < 0x80:
+        return byte >> 1 ^ -(byte & 1), position + 1
+    raw, shift = byte & 0x7F, 7
+    position += 1
+    while shift < bits:
+        byte = data[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if raw >> bits:
+                break
+            return raw >> 1 ^ -(raw & 1), position
+        shift += 7
+    raise _Malformed(f"a varint holds more than {bits} bits")
+
+
+def _read_fields(data: Body, position: int, end: int) -> tuple[_Fields, int]:
+    """A record's fields from its attributes on, and where they end; the caller compares that with the record's end.
+
+    Positions only grow, so that one comparison catches any field that left its record, and nothing is sliced before
+    it. Most varints have one byte and are read in place: a call for each would double the time of a walk.
+    """
+    position += 1  # the attributes, unused
+    byte = data[position]
+    if byte < 0x80:
+        delta_ms, position = byte >> 1 ^ -(byte & 1), position + 1
+    else:
+        delta_ms, position = _read_varint(data, position, 64)
+    byte = data[position]
+    if byte < 0x80:
+        offset_delta, position = byte >> 1 ^ -(byte & 1), position + 1
+    else:
+        offset_delta, position = _read_varint(data, position)
+    key_length, key_at = _read_length(data, position)
+    position = key_at if key_length < 0 else key_at + key_length
+    value_length, value_at = _read_length(data, position)
+    position = value_at if value_length < 0 else value_at + value_length
+    if data[position] == 0:
+        return (delta_ms, offset_delta, key_at, key_length, value_at, value_length, position + 1, 0), position + 1
+    headers_count, headers_at = _read_varint(data, position)
+    if headers_at > end:
+        raise _Malformed("a field leaves its record")
+    if not 0 <= headers_count <= (end - headers_at) // 2:
+        raise _Malformed(f"it counts {headers_count} headers in {end - headers_at} bytes")
+    position = headers_at
+    for _ in range(headers_count):
+        length, position = _read_varint(data, position)
+        if length < 0:
+            raise _Malformed("a header has no key")
+        length, position = _read_length(data, position + length)
+        position += max(length, 0)
+    return (delta_ms, offset_delta, key_at, key_length, value_at, value_length, headers_at, headers_count), position
+
+
+def _read_length(data: Body, position: int) -> tuple[int, int]:
+    """(length or -1 for null, position after); any other negative length is refused."""
+    length, position = _read_varint(data, position)
+    if length < -1:
+        raise _Malformed(f"a field has length {length}")
+    return length, position
+
+
+def _read_headers(view: memoryview, position: int, count: int) -> Headers:
+    """The headers of a record whose bounds `_walk_fields` has checked."""
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        length, position = _read_varint(view, position)
+        key = str(view[position : position + length], "utf-8", "replace")
+        length, position = _read_varint(view, position + length)
+        headers.append((key, None if length < 0 else bytes(view[position : position + length])))
+        position += max(length, 0)
+    return tuple(headers)
+
+
+# Building
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    raw = value << 1 ^ value >> 63  # zigzag: small numbers of either sign stay short
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+
+
+def _append_field(out: bytearray, field: bytes | None) -> None:
+    if field is None:
+        out.append(1)  # -1, zigzag
+    else:
+        _append_varint(out, len(field))
+        out += field
+
+
+def _append_record(out: bytearray, record: NewRecord, offset_delta: int, timestamp_delta_ms: int) -> None:
+    body = bytearray(1)
+    _append_varint(body, timestamp_delta_ms)
+    _append_varint(body, offset_delta)
+    _append_field(body, record.key)
+    _append_field(body, record.value)
+    _append_varint(body, len(record.headers))
+    for key, value in record.headers:
+        _append_field(body, key.encode())
+        _append_field(body, value)
+    _append_varint(out, len(body))
+    out += body
+
+
+def build_batch(
+    records: Sequence[NewRecord],
+    *,
+    codec: Codec = Codec.NONE,
+    base_offset: int = 0,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    transactional: bool = False,
+    log_append_time_ms: int | None = None,
+) -> bytes:
+    """One whole batch of `records` at consecutive offsets, leader epoch 0, CRC set.
+
+    The base timestamp is the first record's, as Kafka's `MemoryRecordsBuilder` has it; the max timestamp the
+    largest, or `log_append_time_ms` (then bit 3 is set). Raises BadInputError without records: only
+    brokers write empty batches.
+    """
+    if not records:
+        raise BadInputError("a batch needs at least one record")
+    base_timestamp_ms = records[0].timestamp_ms
+    plain = bytearray()
+    for offset_delta, record in enumerate(records):
+        _append_record(plain, record, offset_delta, record.timestamp_ms - base_timestamp_ms)
+    payload = plain if codec is Codec.NONE else compress(codec, plain)
+    is_log_append_time = log_append_time_ms is not None
+    tail = HEADER_TAIL.pack(
+        codec | LOG_APPEND_TIME_BIT * is_log_append_time | TRANSACTIONAL_BIT * transactional,
+        len(records) - 1,
+        base_timestamp_ms,
+        log_append_time_ms if is_log_append_time else max(record.timestamp_ms for record in records),
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    crc = crc32c(payload, crc32c(tail))
+    length = BATCH_HEADER_BYTES - BATCH_OVERHEAD_BYTES + len(payload)
+    return b"".join((HEAD.pack(base_offset, length, 0, MAGIC_V2, crc), tail, payload))
