@@ -48,6 +48,12 @@ _REASONS = (
 )
 
 
+LARGE_FRAME_BYTES = 16 << 10
+"""A partial frame above this may be told to wait."""
+READ_BYTES_WHEN_FULL = 64 << 10
+"""What a connection may still take, once, when the bound over all connections has been met."""
+
+
 class _Slot:
     """A place in the line of answers."""
 
@@ -90,7 +96,9 @@ class Connection(asyncio.BufferedProtocol):
             self._end("too many connections")
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.get_buffer()
+        room = self._reader.get_buffer()
+        # Above the shared bound even the one that may go on takes small sips, so that the bound stays one.
+        return room[:READ_BYTES_WHEN_FULL] if self._server.requests_are_full else room
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
@@ -112,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._update_reading()
+        self.update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
@@ -135,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def has_large_partial_frame(self) -> bool:
-        return self._reader.buffered_bytes > 1 << 16
+        return self._reader.buffered_bytes > LARGE_FRAME_BYTES
 
     @property
     def produces_waiting(self) -> bool:
@@ -150,7 +158,24 @@ class Connection(asyncio.BufferedProtocol):
         if not self._ended:
             self._server.holds(self, self.held_bytes)
             self._flush()
-            self._update_reading()
+            self.update_reading()
+
+    def update_reading(self) -> None:
+        if self._transport is None or self._ended or self._transport.is_closing():
+            return
+        full = (
+            self._write_paused
+            or bool(self._frames)
+            or self._server.draining
+            or (self.sends_produce and self._server.produce_is_full)
+            or self._server.must_wait(self)
+        )
+        if full and not self._read_paused:
+            self._read_paused = True
+            self._transport.pause_reading()
+        elif not full and self._read_paused:
+            self._read_paused = False
+            self._transport.resume_reading()
 
     def close(self, reason: str) -> None:
         self._end(reason)
@@ -227,23 +252,6 @@ class Connection(asyncio.BufferedProtocol):
             parts += ready
         if parts and self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(parts)
-
-    def _update_reading(self) -> None:
-        if self._transport is None or self._ended or self._transport.is_closing():
-            return
-        full = (
-            self._write_paused
-            or bool(self._frames)
-            or self._server.draining
-            or (self.sends_produce and self._server.produce_is_full)
-            or self._server.must_wait(self)
-        )
-        if full and not self._read_paused:
-            self._read_paused = True
-            self._transport.pause_reading()
-        elif not full and self._read_paused:
-            self._read_paused = False
-            self._transport.resume_reading()
 
     # ---- ends
 

@@ -127,7 +127,7 @@ class Server:
         if not self._connections:
             self._nobody_left.set()
         self.broker.metrics.connections.set(len(self._connections))
-        was_waiting = self._requests_are_full
+        was_waiting = self.requests_are_full
         self._held_bytes -= self._held.pop(connection, 0)
         self._large.pop(connection, None)
         if was_waiting:
@@ -140,7 +140,7 @@ class Server:
 
     def holds(self, connection: Connection, held_bytes: int) -> None:
         """Keep the books of bytes in requests that have not begun."""
-        was_full = self._requests_are_full
+        was_full = self.requests_are_full
         self._held_bytes += held_bytes - self._held.get(connection, 0)
         self._held[connection] = held_bytes
         if connection.has_large_partial_frame:
@@ -148,9 +148,16 @@ class Server:
         elif self._large.pop(connection, self) is None and was_full:
             # A large frame is whole: the next in line may go on.
             self._pump_large()
+        if self.requests_are_full and not was_full:
+            for large in list(self._large):
+                large.update_reading()
+
+    @property
+    def requests_are_full(self) -> bool:
+        return self._held_bytes > self.broker.settings.request_bytes_max
 
     def must_wait(self, connection: Connection) -> bool:
-        return self._requests_are_full and connection in self._large and connection is not next(iter(self._large), None)
+        return self.requests_are_full and connection in self._large and connection is not next(iter(self._large), None)
 
     # ---- called by the write path
 
@@ -165,10 +172,6 @@ class Server:
 
     # ---- inner
 
-    @property
-    def _requests_are_full(self) -> bool:
-        return self._held_bytes > self.broker.settings.request_bytes_max
-
     def _pump_all(self) -> None:
         for connection in list(self._connections):
             connection.pump()
@@ -182,6 +185,6 @@ class Server:
             await self.broker.clock.sleep_ms(SWEEP_MS)
             first = next(iter(self._large), None)
             silent_since_ms = self.broker.clock.monotonic_ms() - SILENT_MS_MAX
-            if self._requests_are_full and first is not None and first.last_bytes_ms < silent_since_ms:
+            if self.requests_are_full and first is not None and first.last_bytes_ms < silent_since_ms:
                 _log.warning("connection closed, it holds up others and sends nothing")
                 first.close("silent in the middle of a large request")

@@ -88,6 +88,7 @@ def _described(
 ) -> CreatableTopicResult:
     result = CreatableTopicResult(
         name=name,
+        error_message=None,
         num_partitions=partitions,
         replication_factor=REPLICATION_FACTOR,
         configs=[

@@ -211,7 +211,8 @@ class WritePath:
                 await self._finish(file)
             except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
                 _log.exception("file not committed", key=file.key)
-                self._give_up(file, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+                # Nobody knows whether it was stored; this is the error that tells a client just that.
+                self._give_up(file, ErrorCode.REQUEST_TIMED_OUT, str(error))
 
     async def _finish(self, file: FileOnItsWay) -> None:
         try:

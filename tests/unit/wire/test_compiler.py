@@ -184,6 +184,7 @@ def test_a_malformed_section_of_tagged_fields_is_refused(section: str, complaint
         (2, FIXED_PART + bytes.fromhex("00 01 02 818002") + bytes(32768), r"names\[\] is longer"),
         (0, b"", "ends early"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_malformed_body_is_refused_with_the_name_of_the_field(version: int, data: bytes, complaint: str) -> None:
     with pytest.raises(MalformedMessageError, match=complaint):

@@ -7,7 +7,7 @@ import struct
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from wire.errors import FrameTooLargeError, MalformedFrameError
@@ -21,27 +21,25 @@ def framed(*bodies: bytes) -> bytes:
 def feed(reader: FrameReader, stream: bytes, piece_bytes: int = 1 << 30) -> list[memoryview]:
     """Hand over the stream as a socket would: at most `piece_bytes` at once, never more than the buffer takes."""
     frames: list[memoryview] = []
-    while stream:
+    left = memoryview(stream)
+    while left:
         buffer = reader.get_buffer()
-        taken = min(len(buffer), len(stream), piece_bytes)
+        taken = min(len(buffer), len(left), piece_bytes)
         assert taken > 0
-        buffer[:taken] = stream[:taken]
+        buffer[:taken] = left[:taken]
         frames += reader.buffer_updated(taken)
-        stream = stream[taken:]
+        left = left[taken:]
     return frames
 
 
-SIZES = st.integers(0, 40) | st.sampled_from(
-    [16_383, 16_384, 16_385, 65_531, 65_532, 65_533, 65_536, 200_000, 1_500_000]
+SIZES = (
+    st.integers(0, 40) | st.integers(0, 20_000) | st.sampled_from([16_384, 16_385, 65_532, 65_533, 200_000, 1_500_000])
 )
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    sizes=st.lists(SIZES, max_size=6),
-    piece_bytes=st.sampled_from([1000, 1448, 65_536, 1 << 30]),
-    tail=st.integers(0, 3),
-)
+@settings(deadline=None, max_examples=80)
+@example(sizes=[10, 16_384, 30], piece_bytes=1000, tail=3)  # the rest of a read begins a frame that stays small
+@given(sizes=st.lists(SIZES, min_size=2, max_size=8), piece_bytes=st.integers(500, 70_000), tail=st.integers(0, 3))
 def test_every_frame_comes_out_once_in_order_however_the_stream_is_cut(
     sizes: list[int], piece_bytes: int, tail: int
 ) -> None:

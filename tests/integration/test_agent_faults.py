@@ -1,0 +1,355 @@
+"""One agent while its stores are slow, failing or silent, and while it is told to go. Several agents come later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from metadata.memory import MemoryMetadata
+from metadata.service import (
+    AgentAddress,
+    CommitInDoubtError,
+    CommitL0,
+    CommitRefusedError,
+    Committed,
+    MetadataUnavailableError,
+    WriterLease,
+)
+from siltstone.client import KafkaClient, KafkaError
+from storage.memory import MemoryStore
+from storage.objects import Body, PutInDoubtError, StoreUnavailableError
+from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
+from wire.error_codes import ErrorCode
+from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from wire.records import NewRecord, build_batch
+
+
+class GatedStore(MemoryStore):
+    """PUTs wait until the gate is open, or fail with `failure`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.puts = 0
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        self.puts += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        await super().put_if_absent(key, body, crc32c=crc32c)
+
+
+class DoubtfulMetadata(MemoryMetadata):
+    """Commits are done and their answers lost, as often as asked for; or refused, or the store is away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers_to_lose = 0
+        self.calls: list[CommitL0] = []
+        self.refuse: Exception | None = None
+        self.away = False
+
+    async def commit_l0(self, request: CommitL0) -> Committed:
+        self.calls.append(request)
+        if self.refuse is not None:
+            raise self.refuse
+        committed = await super().commit_l0(request)
+        if self.answers_to_lose:
+            self.answers_to_lose -= 1
+            raise CommitInDoubtError("the connection was lost")
+        return committed
+
+    async def tail(self, cursor: Any) -> Any:
+        if self.away:
+            raise MetadataUnavailableError("away")
+        return await super().tail(cursor)
+
+    async def watermarks(self, partition_ids: Sequence[int]) -> Any:
+        if self.away:
+            raise MetadataUnavailableError("away")
+        return await super().watermarks(partition_ids)
+
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
+        if self.away:
+            raise MetadataUnavailableError("away")
+        await super().heartbeat(lease, draining=draining)
+
+
+def batch(value: bytes = b"v", **options: int) -> bytes:
+    return build_batch([NewRecord(int(time.time() * 1000), b"k", value)], **options)  # type: ignore[arg-type]
+
+
+def produce(records: bytes, *, timeout_ms: int = 10_000) -> ProduceRequest:
+    data = [TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=records)])]
+    return ProduceRequest(acks=-1, timeout_ms=timeout_ms, topic_data=data)
+
+
+async def answer_of(raw: RawConnection) -> tuple[int, int]:
+    part = (await raw.answer(ProduceResponse, 9)).responses[0].partition_responses[0]
+    return part.error_code, part.base_offset
+
+
+async def with_topic(dial: Dial, running: RunningAgent) -> tuple[KafkaClient, RawConnection]:
+    client = await dial.kafka(running.address)
+    await client.create_topic("t", partitions=1)
+    return client, await dial.raw(running.address)
+
+
+async def until(condition: Any, timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_puts_overlap_and_commits_keep_the_order_of_sealing(dial: Dial, start_agent: StartAgent) -> None:
+    class FirstIsSlow(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first_may_go = asyncio.Event()
+            self.begun = self.done = 0
+
+        async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+            self.begun += 1
+            if self.begun == 1:
+                await self.first_may_go.wait()
+            await super().put_if_absent(key, body, crc32c=crc32c)
+            self.done += 1
+
+    store, metadata = FirstIsSlow(), DoubtfulMetadata()
+    running = await start_agent(store=store, metadata=metadata)
+    _client, raw = await with_topic(dial, running)
+    await raw.begin(produce(batch(b"first")), 9)
+    await until(lambda: store.begun == 1)
+    # given: the second file is stored while the first is still on its way
+    await raw.begin(produce(batch(b"second")), 9)
+    await until(lambda: store.done == 1)
+    await asyncio.sleep(0.02)
+    assert metadata.calls == [], "the second may not be committed before the first"
+    store.first_may_go.set()
+    assert [await answer_of(raw), await answer_of(raw)] == [(0, 0), (0, 1)]
+    assert [call.seq for call in metadata.calls] == [1, 2]
+
+
+@pytest.mark.parametrize("failure", [StoreUnavailableError("503 SlowDown"), PutInDoubtError("reset")])
+async def test_a_put_that_fails_for_good_is_a_retriable_error_and_is_never_committed(
+    dial: Dial, start_agent: StartAgent, failure: Exception
+) -> None:
+    store, metadata = GatedStore(), DoubtfulMetadata()
+    running = await start_agent(store=store, metadata=metadata)
+    client, raw = await with_topic(dial, running)
+    store.failure = failure
+    await raw.begin(produce(batch()), 9)
+    error, offset = await answer_of(raw)
+    assert (error, offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    assert ErrorCode(error).retriable
+    assert metadata.calls == []
+    # and the agent goes on when the store does
+    store.failure = None
+    assert await client.produce("t", 0, batch()) == 0
+    assert len(await read_all(client, "t")) == 1
+
+
+async def test_a_commit_in_doubt_is_repeated_until_it_answers_and_later_ones_wait(
+    dial: Dial, start_agent: StartAgent
+) -> None:
+    metadata = DoubtfulMetadata()
+    running = await start_agent(metadata=metadata)
+    client, raw = await with_topic(dial, running)
+    metadata.answers_to_lose = 3
+    await raw.begin(produce(batch(b"a")), 9)
+    await until(lambda: len(metadata.calls) >= 1)
+    await raw.begin(produce(batch(b"b")), 9)
+    assert [await answer_of(raw), await answer_of(raw)] == [(0, 0), (0, 1)]
+    keys = [call.key for call in metadata.calls]
+    assert len(keys) == 5
+    assert keys[:4] == keys[:1] * 4, "the same call, four times"
+    assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"a", b"b"]
+    assert running.metric("commits_total", outcome="in_doubt") == 3
+
+
+async def test_a_refused_commit_is_a_retriable_error_and_the_next_goes_on(dial: Dial, start_agent: StartAgent) -> None:
+    metadata = DoubtfulMetadata()
+    running = await start_agent(metadata=metadata)
+    client, raw = await with_topic(dial, running)
+    metadata.refuse = CommitRefusedError("the key was aborted")
+    await raw.begin(produce(batch()), 9)
+    assert await answer_of(raw) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+    metadata.refuse = None
+    assert await client.produce("t", 0, batch()) == 0
+
+
+async def test_a_fenced_agent_stores_nothing_more_until_it_has_a_new_lease(dial: Dial, start_agent: StartAgent) -> None:
+    metadata = MemoryMetadata()
+    await metadata.open()
+    running = await start_agent(metadata=metadata)
+    client, raw = await with_topic(dial, running)
+    assert await client.produce("t", 0, batch(b"before")) == 0
+    # given: somebody registers our address, as a second life of this agent would
+    host, _, port = running.address.rpartition(":")
+    usurper = await metadata.register_agent(AgentAddress(host=host, port=int(port)))
+    await raw.begin(produce(batch(b"fenced")), 9)
+    error, _ = await answer_of(raw)
+    assert error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    # then: it takes a newer epoch, and only what was acknowledged is there
+    assert await client.produce("t", 0, batch(b"after")) == 1
+    assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"before", b"after"]
+    [agent] = await metadata.live_agents()
+    assert agent.epoch > usurper.epoch
+
+
+async def test_stopping_answers_everything_that_was_sent(dial: Dial, start_agent: StartAgent) -> None:
+    store, metadata = GatedStore(), MemoryMetadata()
+    await metadata.open()
+    running = await start_agent(store=store, metadata=metadata, produce_linger_ms=5_000)
+    _client, raw = await with_topic(dial, running)
+    store.gate.clear()
+    for number in range(10):
+        await raw.begin(produce(batch(bytes([number]))), 9)
+    await until(lambda: running.metric("buffered_bytes") >= 10 * len(batch(b"x")))
+    # when: told to stop with everything in the buffer and a store that is slow
+    stopping = asyncio.create_task(running.agent.stop())
+    await until(lambda: store.puts == 1)
+    assert not stopping.done()
+    assert list(await metadata.live_agents()) == [], "it has left the Metadata answers already"
+    store.gate.set()
+    assert [await answer_of(raw) for _ in range(10)] == [(0, number) for number in range(10)]
+    await stopping
+    assert await raw.is_closed_by_peer()
+    # then: another agent serves all of it
+    heir = await start_agent(store=store, metadata=metadata)
+    reader = await dial.kafka(heir.address)
+    assert [bytes(record.value or b"") for _, record in await read_all(reader, "t")] == [
+        bytes([number]) for number in range(10)
+    ]
+
+
+async def test_stopping_does_not_wait_for_ever(dial: Dial, start_agent: StartAgent) -> None:
+    store = GatedStore()
+    running = await start_agent(store=store, drain_timeout_ms=200)
+    _client, raw = await with_topic(dial, running)
+    store.gate.clear()
+    await raw.begin(produce(batch()), 9)
+    await until(lambda: store.puts == 1)
+    started = time.monotonic()
+    await running.agent.stop()
+    assert time.monotonic() - started < 5
+    assert await raw.is_closed_by_peer(), "not acknowledged, so it will be sent again"
+
+
+async def test_a_producer_that_waits_too_long_is_told_and_may_retry(dial: Dial, start_agent: StartAgent) -> None:
+    store = GatedStore()
+    running = await start_agent(store=store)
+    client, raw = await with_topic(dial, running)
+    producer_id = (await running.metadata.allocate_producer_ids(1))[0]
+    records = batch(b"once", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+    store.gate.clear()
+    await raw.begin(produce(records, timeout_ms=1), 9)
+    error, _ = await answer_of(raw)
+    assert error == ErrorCode.REQUEST_TIMED_OUT
+    store.gate.set()
+    # then: the retry is recognised although the first was never answered
+    await raw.begin(produce(records), 9)
+    assert await answer_of(raw) == (0, 0)
+    assert len(await read_all(client, "t")) == 1
+
+
+async def test_a_slow_store_stops_producers_only(dial: Dial, start_agent: StartAgent) -> None:
+    store = GatedStore()
+    mib = 1 << 20
+    running = await start_agent(
+        store=store, produce_buffer_bytes_max=4 * mib, produce_file_bytes=mib, produce_early_bytes=mib
+    )
+    client, raw = await with_topic(dial, running)
+    assert await client.produce("t", 0, batch(b"warm")) == 0
+    store.gate.clear()
+    large = batch(b"x" * 900_000)
+    sending = asyncio.create_task(_send_all(raw, [large] * 40))
+    # then: what the agent holds stays near its bound, far below what is pushed
+    await until(lambda: running.metric("buffered_bytes") >= 4 * mib)
+    await asyncio.sleep(0.1)
+    assert running.metric("buffered_bytes") <= 6 * mib
+    assert not sending.done(), "the producer feels it"
+    # and: others are served, readers of the tail and new connections
+    reader = await dial.kafka(running.address)
+    assert len(await read_all(reader, "t")) == 1
+    probe = await dial.raw(running.address)
+    assert (await probe.call(ApiVersionsRequest(), ApiVersionsResponse, 0)).error_code == 0
+    # when the store comes back, everything arrives, in order
+    store.gate.set()
+    await sending
+    assert [await answer_of(raw) for _ in range(40)] == [(0, 1 + number) for number in range(40)]
+
+
+async def _send_all(raw: RawConnection, batches: list[bytes]) -> None:
+    for records in batches:
+        await raw.begin(produce(records, timeout_ms=60_000), 9)
+
+
+async def test_metadata_away_caught_up_readers_wait_and_known_records_are_served(
+    dial: Dial, start_agent: StartAgent
+) -> None:
+    metadata = DoubtfulMetadata()
+    running = await start_agent(metadata=metadata)
+    client, _raw = await with_topic(dial, running)
+    await client.produce("t", 0, batch())
+    metadata.away = True
+    assert len(await read_all(client, "t")) == 1
+    fetched = await client.fetch("t", 0, 1, max_wait_ms=50)
+    assert (len(fetched.records), fetched.high_watermark) == (0, 1)
+    # out of range cannot be said without the store: empty, so that the client asks again instead of jumping
+    assert len((await client.fetch("t", 0, 500, max_wait_ms=10)).records) == 0
+    with pytest.raises(KafkaError) as refused:
+        await client.list_offsets("t", [0])
+    assert ErrorCode(refused.value.code).retriable
+    metadata.away = False
+    with pytest.raises(KafkaError) as refused:
+        await client.fetch("t", 0, 500)
+    assert refused.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+async def test_an_object_that_cannot_be_read_fails_its_partition_alone(dial: Dial, start_agent: StartAgent) -> None:
+    store = MemoryStore()
+    first = await start_agent(store=store)
+    client, _raw = await with_topic(dial, first)
+    await client.create_topic("other", partitions=1)
+    await client.produce("t", 0, batch(b"lost"))
+    keys = [stat.key async for stat in store.list("l0/")]
+    await client.produce("other", 0, batch(b"kept"))
+    await store.delete_many(keys)
+    second = await start_agent(store=store, metadata=first.metadata)
+    reader = await dial.kafka(second.address)
+    with pytest.raises(KafkaError) as refused:
+        await reader.fetch("t", 0, 0)
+    assert refused.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(await read_all(reader, "other")) == 1
+    assert len(await read_all(client, "t")) == 1, "the writer still has it in memory"
+
+
+async def test_a_second_agent_follows_the_first(dial: Dial, start_agent: StartAgent) -> None:
+    first = await start_agent()
+    second = await start_agent(store=first.store, metadata=first.metadata)
+    writer = await dial.kafka(first.address)
+    reader = await dial.kafka(second.address)
+    await writer.create_topic("t", partitions=1)
+    for number in range(5):
+        assert await writer.produce("t", 0, batch(bytes([number]))) == number
+        assert await reader.list_offsets("t", [0]) == {0: number + 1}, "latest is the store's word, at once"
+    fetched = await reader.fetch("t", 0, 4, max_wait_ms=5_000)
+    assert len(fetched.records) > 0
+    assert await reader.produce("t", 0, batch(b"from the other")) == 5
+    await until(lambda: _end(first) == 6)
+    assert len(await read_all(writer, "t")) == 6
+    assert {agent.writer_id for agent in await first.metadata.live_agents()} == {1, 2}
+
+
+def _end(running: RunningAgent) -> int:
+    log = running.agent._index.partition(1)
+    return log.end if log is not None else -1
