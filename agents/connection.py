@@ -17,12 +17,11 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from siltstone.logging import get_logger
-
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
 from wire.api import APIS, RequestHeader, decode_request, encode_response, read_request_header
 from wire.errors import (
     FrameTooLargeError,

@@ -13,11 +13,10 @@ import asyncio
 import errno
 import socket
 
-from siltstone.logging import get_logger
-
 from agents.broker import Broker
 from agents.connection import Connection
 from siltstone.errors import BadInputError
+from siltstone.logging import get_logger
 from wire.api import APIS
 
 _log = get_logger(__name__)

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fixtures.agents", "tests.fixtures.postgres", "tests.fixtures.s3"]
+pytest_plugins = ["tests.fixtures.agents", "tests.fixtures.dev", "tests.fixtures.postgres", "tests.fixtures.s3"]

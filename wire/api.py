@@ -134,8 +134,13 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
 
 
 def decode_request(header: RequestHeader, frame: memoryview, position: int) -> Message:
-    """Read the body that starts at `position`. Raises MalformedMessageError, also for bytes left after the body."""
-    return _decode_whole(APIS[header.api_key].request, header.api_version, frame, position)
+    """Read the body that starts at `position`. Raises MalformedMessageError.
+
+    Bytes after the body are not looked at, as in Kafka, and clients have come to rely on it: to ask for all topics,
+    librdkafka (2.16) writes the null list of Metadata v12 as four bytes instead of one.
+    """
+    body, _ = decode(APIS[header.api_key].request, header.api_version, frame, position)
+    return body
 
 
 def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
@@ -185,14 +190,10 @@ def decode_response(api_key: int, version: int, frame: memoryview) -> tuple[int,
             position, _ = skip_tagged_fields(frame, position)
     except (struct.error, IndexError) as error:
         raise MalformedMessageError("response header ends early") from error
-    return correlation_id, _decode_whole(response, version, frame, position)
-
-
-def _decode_whole(message_class: type[Message], version: int, frame: memoryview, position: int) -> Message:
-    body, end = decode(message_class, version, frame, position)
+    body, end = decode(response, version, frame, position)
     if end != len(frame):
-        raise MalformedMessageError(f"{message_class.__name__} v{version} leaves {len(frame) - end} bytes of its frame")
-    return body
+        raise MalformedMessageError(f"{response.__name__} v{version} leaves {len(frame) - end} bytes of its frame")
+    return correlation_id, body
 
 
 def _framed(parts: list[Octets], head: bytearray) -> list[Octets]:

@@ -24,11 +24,13 @@ TOPIC, BROKER = 2, 4
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(results=[await _describe(broker, asked, request) for asked in request.resources])
+    return DescribeConfigsResponse(
+        results=[await _describe(broker, header.api_version, asked, request) for asked in request.resources]
+    )
 
 
 async def _describe(
-    broker: Broker, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+    broker: Broker, version: int, asked: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
         resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
@@ -39,7 +41,7 @@ async def _describe(
         result.error_code, result.error_message = code_of(error), str(error)
         return result
     wanted = None if asked.configuration_keys is None else set(asked.configuration_keys)
-    result.configs = [_row(entry, request) for entry in entries if wanted is None or entry.name in wanted]
+    result.configs = [_row(entry, version, request) for entry in entries if wanted is None or entry.name in wanted]
     return result
 
 
@@ -67,13 +69,13 @@ async def _entries(broker: Broker, asked: DescribeConfigsResource) -> list[Confi
     )
 
 
-def _row(entry: ConfigEntry, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+def _row(entry: ConfigEntry, version: int, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
     return DescribeConfigsResourceResult(
         name=entry.name,
         value=entry.value,
         read_only=entry.read_only,
         config_source=entry.source,
-        is_default=entry.source == DEFAULT,
+        is_default=version == 0 and entry.source == DEFAULT,
         synonyms=[
             DescribeConfigsSynonym(name=name, value=value, source=source) for name, value, source in entry.synonyms
         ]

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from siltstone.logging import get_logger
-
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
@@ -37,6 +35,7 @@ from metadata.service import (
 )
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
+from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError

@@ -1,0 +1,125 @@
+"""Object bytes through the cache: joined, in flight once, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agents.read.blocks import BlockReader
+from agents.read.cache import BLOCK_BYTES, BlockCache
+from siltstone.metrics import Metrics
+from storage.memory import MemoryStore
+from storage.objects import ObjectNotFoundError, ObjectStoreError
+from wire.crc import crc32c
+
+KEY = "l0/aa/2026010100/1-1-x.silt"
+BODY = bytes(range(256)) * (BLOCK_BYTES // 256) * 5 + b"the end"
+
+
+class CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gets: list[tuple[int, int]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.running = self.running_max = 0
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.gets.append((start, length))
+        self.running += 1
+        self.running_max = max(self.running_max, self.running)
+        await self.gate.wait()
+        try:
+            return await super().get_range(key, start, length)
+        finally:
+            self.running -= 1
+
+
+@pytest.fixture
+async def store() -> CountingStore:
+    store = CountingStore()
+    await store.put_if_absent(KEY, BODY, crc32c=crc32c(BODY))
+    return store
+
+
+def reader(store: MemoryStore, *, bytes_max: int = 64 * BLOCK_BYTES, concurrency: int = 4) -> BlockReader:
+    cache = BlockCache(bytes_max)
+    return BlockReader(store=store, cache=cache, pool="hot", concurrency=concurrency, metrics=Metrics())
+
+
+async def test_any_range_reads_as_the_object_is(store: CountingStore) -> None:
+    blocks = reader(store)
+    for start, length in (
+        (0, 10),
+        (BLOCK_BYTES - 3, 6),
+        (0, len(BODY)),
+        (len(BODY) - 7, 7),
+        (3 * BLOCK_BYTES, BLOCK_BYTES),
+    ):
+        assert await blocks.read(KEY, len(BODY), start, length) == BODY[start : start + length]
+
+
+async def test_neighbouring_blocks_are_one_get_and_then_none(store: CountingStore) -> None:
+    blocks = reader(store)
+    await blocks.read(KEY, len(BODY), BLOCK_BYTES + 5, 2 * BLOCK_BYTES)
+    assert store.gets == [(BLOCK_BYTES, 3 * BLOCK_BYTES)]
+    assert blocks.cached(KEY, BLOCK_BYTES, 10) == BODY[BLOCK_BYTES : BLOCK_BYTES + 10]
+    await blocks.read(KEY, len(BODY), 0, len(BODY))
+    assert store.gets[1:] == [(0, BLOCK_BYTES), (4 * BLOCK_BYTES, BLOCK_BYTES + 7)], "only what was missing"
+
+
+async def test_a_block_in_flight_is_waited_for_not_fetched_again(store: CountingStore) -> None:
+    blocks = reader(store)
+    store.gate.clear()
+    waiting = [asyncio.create_task(blocks.read(KEY, len(BODY), 0, 100)) for _ in range(10)]
+    await asyncio.sleep(0.01)
+    # one who goes away takes nothing from the others
+    waiting.pop(0).cancel()
+    store.gate.set()
+    assert {bytes(view) for view in await asyncio.gather(*waiting)} == {BODY[:100]}
+    assert len(store.gets) == 1
+
+
+async def test_gets_at_a_time_are_bounded(store: CountingStore) -> None:
+    blocks = reader(store, concurrency=2)
+    store.gate.clear()
+    waiting = [asyncio.create_task(blocks.read(KEY, len(BODY), block * BLOCK_BYTES, 10)) for block in (0, 2, 4)]
+    await asyncio.sleep(0.01)
+    assert store.running == 2
+    store.gate.set()
+    await asyncio.gather(*waiting)
+    assert store.running_max == 2
+
+
+async def test_errors_reach_all_who_wait_and_are_not_remembered(store: CountingStore) -> None:
+    blocks = reader(store)
+    for _ in range(2):
+        with pytest.raises(ObjectNotFoundError):
+            await blocks.read("l0/aa/2026010100/none.silt", 100, 0, 10)
+    with pytest.raises(ObjectStoreError, match="ends early"):
+        await blocks.read(KEY, len(BODY) + 1000, len(BODY) - 2, 100)
+
+
+async def test_the_cache_keeps_to_its_bound_and_drops_the_least_recently_used() -> None:
+    sizes: list[int] = []
+    cache = BlockCache(30, sizes.append)
+    for name in "abc":
+        cache.put_file(name, name.encode() * 10)
+    assert cache.file("a") == b"a" * 10
+    cache.put_block("d", 0, b"d" * 15)
+    assert (cache.file("b"), cache.file("c")) == (None, None)
+    assert cache.file("a") == b"a" * 10
+    assert max(sizes) <= 30
+    cache.put_file("huge", b"x" * 31)
+    assert cache.file("huge") is None
+    cache.put_file("a", b"again")
+    assert cache.bytes == 20
+
+
+async def test_a_whole_file_serves_any_range_without_a_get(store: CountingStore) -> None:
+    cache = BlockCache(64 * BLOCK_BYTES)
+    blocks = BlockReader(store=store, cache=cache, pool="hot", concurrency=1, metrics=Metrics())
+    cache.put_file(KEY, BODY)
+    assert await blocks.read(KEY, len(BODY), 7, 3 * BLOCK_BYTES) == BODY[7 : 7 + 3 * BLOCK_BYTES]
+    assert store.gets == []

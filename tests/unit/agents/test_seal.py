@@ -1,0 +1,83 @@
+"""From submissions to one file: grouped by partition, in order of arrival, results back where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.write.seal import seal
+from agents.write.submission import PendingBatch, Submission
+from metadata.service import BatchResult
+from wire.batch import crc_matches, iter_headers, read_header
+from wire.crc import crc32c
+from wire.records import NewRecord, build_batch
+
+NOW_MS = 1_800_000_000_000
+
+
+class Promise:
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, result: Sequence[BatchResult], /) -> None:
+        raise AssertionError("sealing answers nobody")
+
+
+def pending(partition_id: int, value: bytes, *, log_append_time: bool = False, count: int = 1) -> PendingBatch:
+    records = memoryview(build_batch([NewRecord(NOW_MS - 5, None, value)] * count))
+    return PendingBatch(partition_id, UUID(int=9), partition_id, records, read_header(records), log_append_time)
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_every_batch_lies_where_its_row_says_and_its_result_finds_the_way_back(partitions: list[list[int]]) -> None:
+    number = iter(range(1000))
+    submissions = [
+        Submission([pending(each, b"%d" % next(number)) for each in request], Promise()) for request in partitions
+    ]
+    sealed = seal(submissions, now_ms=NOW_MS)
+    body = memoryview(sealed.file.body)
+    assert crc32c(body) == sealed.file.crc32c
+    # rows: partitions ascending, touching, in order of arrival
+    assert [row.partition_id for row in sealed.batches] == sorted(row.partition_id for row in sealed.batches)
+    for row, (submission, place) in zip(sealed.batches, sealed.places, strict=True):
+        original = submissions[submission].batches[place]
+        assert body[row.position : row.position + row.length] == original.records
+        assert row.partition_id == original.partition_id
+    for one, other in zip(sealed.batches, sealed.batches[1:], strict=False):
+        if one.partition_id == other.partition_id:
+            assert one.position + one.length == other.position
+    arrivals = [place for partition in range(1, 5) for place in _places(sealed, partition)]
+    assert arrivals == [place for partition in range(1, 5) for place in sorted(_places(sealed, partition))]
+    # results
+    results = [
+        BatchResult(error=0, duplicate=False, base_offset=index, log_append_time_ms=-1)
+        for index in range(len(sealed.batches))
+    ]
+    back = sealed.results_by_submission(results)
+    for index, (submission, place) in enumerate(sealed.places):
+        assert back[submission][place].base_offset == index
+
+
+def _places(sealed: object, partition_id: int) -> list[tuple[int, int]]:
+    return [
+        place
+        for row, place in zip(sealed.batches, sealed.places, strict=True)  # type: ignore[attr-defined]
+        if row.partition_id == partition_id
+    ]
+
+
+def test_log_append_time_is_stamped_into_the_bytes_and_the_row() -> None:
+    plain, stamped = pending(1, b"a"), pending(2, b"b", log_append_time=True, count=3)
+    sealed = seal([Submission([plain, stamped], Promise())], now_ms=NOW_MS)
+    first, second = sealed.batches
+    assert (first.log_append_time_ms, first.max_timestamp_ms) == (-1, NOW_MS - 5)
+    assert (second.log_append_time_ms, second.min_timestamp_ms, second.max_timestamp_ms) == (NOW_MS, NOW_MS, NOW_MS)
+    assert second.record_count == 3
+    written = memoryview(sealed.file.body)[second.position : second.position + second.length]
+    [(_, header)] = list(iter_headers(written))
+    assert header.is_log_append_time
+    assert header.max_timestamp_ms == NOW_MS
+    assert crc_matches(written, 0, header)
