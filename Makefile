@@ -1,0 +1,91 @@
+# Everything a person runs by hand. `make` alone prints the targets.
+# Needs Linux, Python >= 3.11 and make; no root, no Docker, no Java, no Postgres of the system.
+# A stamp file in .venv remembers what was installed, so a second run starts at once.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv 2>/dev/null)
+PINS := pyproject.toml constraints.txt
+STAMP_ALL := $(VENV)/.installed-all
+STAMP_DEMO := $(VENV)/.installed-demo
+# `make demo` asks for the small install only where the full one is not there.
+STAMP_FOR_DEMO := $(if $(wildcard $(STAMP_ALL)),$(STAMP_ALL),$(STAMP_DEMO))
+
+ifdef UV
+PIP_INSTALL = $(UV) pip install --quiet --python $(BIN)/python -c constraints.txt
+else
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo test lint types bench soak lock clean
+
+help:  ## print this list
+	@echo "Siltstone: a Kafka-compatible log on an object store and Postgres"
+	@echo
+	@awk -F ':.*##[[:space:]]*' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "  PYTHON=$(PYTHON) (>= 3.11), WORKERS=$(WORKERS) (test processes), installer: $(if $(UV),uv,pip)"
+
+install: $(STAMP_ALL)  ## everything a developer needs, in .venv (all extras)
+
+demo: $(STAMP_FOR_DEMO)  ## 336,776 flights through a real agent and back, compared record by record
+	@$(BIN)/siltstone demo
+
+test: $(STAMP_ALL)  ## all tests but the long proofs
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+
+lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(STAMP_ALL)  ## pyright, strict
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(STAMP_ALL)  ## benchmarks, as ratios
+	@if [ -f bench/__main__.py ]; then $(BIN)/python -m bench; \
+	else echo "there is no bench/ room yet: benchmarks come with their own milestone"; fi
+
+soak: $(STAMP_ALL)  ## the long proofs
+	$(BIN)/python -m pytest -n 0 -m soak --timeout 3600
+
+lock:  ## resolve the dependencies again into constraints.txt (needs uv)
+	@test -n "$(UV)" || { echo "make lock needs uv on the PATH: https://docs.astral.sh/uv/" >&2; exit 1; }
+	$(UV) pip compile -q --python-version 3.11 --universal --all-extras --no-header --no-annotate \
+		--no-emit-index-url pyproject.toml -o constraints.txt
+
+clean:  ## remove .venv and caches; data directories stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- the environment ---------------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		found=$$($(PYTHON) --version 2>/dev/null) || found="not there"; \
+		echo "Siltstone needs Python >= 3.11; '$(PYTHON)' is $$found. Name another: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(if $(UV),--without-pip) $(VENV) || { rm -rf $(VENV); \
+		echo "python could not make a virtual environment; on Debian and Ubuntu: apt install python3-venv, or put uv on the PATH" >&2; \
+		exit 1; }
+
+# A .venv that was made while uv was there has no pip.
+define ensure_installer
+	@$(if $(UV),true,$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null)
+endef
+
+$(STAMP_ALL): $(PINS) | $(BIN)/python
+	$(ensure_installer)
+	@echo "installing siltstone with all extras (the first time takes some minutes)"
+	@$(PIP_INSTALL) -e '.[demo,spark,dev]'
+	@touch $@ $(STAMP_DEMO)
+
+$(STAMP_DEMO): $(PINS) | $(BIN)/python
+	$(ensure_installer)
+	@echo "installing siltstone with the demo's clients and data"
+	@$(PIP_INSTALL) -e '.[demo]'
+	@touch $@

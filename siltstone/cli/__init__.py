@@ -1,0 +1,105 @@
+"""The `siltstone` command.
+
+Commands are loaded when they are run: `siltstone --help` imports none of them, and an agent's process imports nothing
+that only the CLI needs. An error that we raise on purpose is printed as two lines, `error:` and `remedy:`, and ends
+with exit code 1; wrong usage ends with 2. A traceback is shown only with SILTSTONE_TRACEBACK=1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import click
+
+from siltstone.errors import SiltstoneError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    # name: (module:attribute, one line of help)
+    "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents."),
+    "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
+    "topics": ("siltstone.cli.topics:topics", "Create, list, describe, alter and delete topics."),
+    "files": ("siltstone.cli.files:files", "Show the files that hold the records."),
+    "file": ("siltstone.cli.file_inspect:file", "Look inside one file."),
+    "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants on a live system."),
+    "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
+    "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
+    "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
+}
+
+TRACEBACK_VARIABLE = "SILTSTONE_TRACEBACK"
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are looked up."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{attribute} is not a click command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. {_did_you_mean(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click's own; it also knows what to do when the reader of our output has gone (`| head`)
+        except Exception as error:
+            if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
+                raise
+            fail(error)
+
+
+def fail(error: Exception) -> NoReturn:
+    """Print an error and its remedy to stderr and leave with exit code 1."""
+    if isinstance(error, SiltstoneError):
+        message, remedy = error.message, error.remedy
+    elif isinstance(error, OSError):
+        message, remedy = str(error), ""
+    else:
+        message = f"{type(error).__name__}: {error}"
+        remedy = f"this is a fault of ours: run again with {TRACEBACK_VARIABLE}=1 and report the traceback"
+    click.echo(f"error: {message}", err=True)
+    if remedy:
+        click.echo(f"remedy: {remedy}", err=True)
+    sys.exit(1)
+
+
+def _did_you_mean(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"Did you mean {near[0]!r}?" if near else "`siltstone --help` lists them."
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="siltstone", message="siltstone %(version)s")
+def main() -> None:
+    """A Kafka-compatible log whose records live in an object store and whose index lives in Postgres.
+
+    \b
+    Examples:
+      siltstone dev                               # a stack on this machine, bootstrap 127.0.0.1:9092
+      siltstone topics create orders --partitions 6
+      siltstone fsck --data ./siltstone-data
+    """

@@ -1,0 +1,54 @@
+"""`siltstone agent`: see `siltstone/agent_process.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from siltstone.cli.setting_options import read_settings, setting_options
+
+
+@click.command()
+@setting_options
+@click.option("--listen", metavar="HOST:PORT", help="Where to take clients. Default: 127.0.0.1:9092.")
+@click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
+@click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
+@click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
+@click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: drain and exit.")
+def agent(
+    config: Path | None,
+    assignments: tuple[str, ...],
+    listen: str | None,
+    object_store: str | None,
+    metadata: str | None,
+    insecure: bool | None,
+    lifeline: int | None,
+) -> None:
+    """Run one agent against a given Postgres and object store.
+
+    Prints `bootstrap: HOST:PORT` once it takes clients. SIGTERM and SIGINT drain it: what was sent is stored and
+    answered first. The schema must be up to date: `siltstone migrate`.
+
+    \b
+    Examples:
+      siltstone agent --metadata postgresql://me@db:5432/silt --object-store s3://bucket/prefix?region=eu-central-1
+      siltstone agent --config agent.toml --set agent.zone=eu-central-1a
+      SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// siltstone agent
+    """
+    from siltstone.agent_process import RunningAgent, run_agent
+
+    options = {
+        "listen": listen,
+        "object.store.url": object_store,
+        "metadata.url": metadata,
+        "insecure": "true" if insecure else None,
+    }
+    settings = read_settings(config, assignments, options)
+
+    def ready(running: RunningAgent) -> None:
+        click.echo(f"bootstrap: {running.bootstrap}")
+        click.echo(f"metrics: {running.metrics_url}")
+
+    asyncio.run(run_agent(settings, on_ready=ready, lifeline=lifeline))

@@ -1,0 +1,118 @@
+"""`siltstone doctor`: gather the facts, print the judgement of `siltstone/doctor.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+from rich.text import Text
+
+from metadata.probe import probe_postgres
+from siltstone.cli.output import console, json_option, print_json
+from siltstone.cli.places import Places, Urls, opened, opened_store, place_options, resolved, same_cluster
+from siltstone.clock import SystemClock
+from siltstone.doctor import (
+    Check,
+    Verdict,
+    failure,
+    judge_bucket,
+    judge_postgres,
+    judge_python,
+    judge_store,
+    passed,
+    warning,
+)
+from siltstone.errors import SiltstoneError
+from siltstone.ids import SystemIds
+from storage.cluster import Action
+from storage.probe import probe_conditional_create
+from storage.urls import parse_store_url
+
+_STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "red"}
+
+
+@click.command()
+@place_options
+@json_option
+def doctor(places: Places, as_json: bool) -> None:
+    """Check that store, Postgres and clock are fit for use. Exit code 1 when something is not.
+
+    Writes a few small objects below probe/ in the object store and deletes them; changes nothing in Postgres.
+
+    \b
+    Examples:
+      siltstone doctor --data ./siltstone-data
+      siltstone doctor --metadata postgresql://me@db/silt --object-store s3://records/prod
+      siltstone doctor --config agent.toml --json
+    """
+    with resolved(places) as urls:
+        checks = asyncio.run(_examine(urls))
+    if as_json:
+        fields = ("name", "verdict", "detail", "remedy")
+        print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
+    else:
+        _print(checks)
+    sys.exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
+
+
+async def _examine(urls: Urls) -> Sequence[Check]:
+    version = sys.version_info
+    checks = [judge_python((version.major, version.minor, version.micro))]
+    checks += await _postgres_checks(urls.metadata)
+    checks += await _store_checks(urls.object_store)
+    if urls.metadata and urls.object_store:
+        checks.append(await _cluster_check(urls))
+    return checks
+
+
+async def _postgres_checks(url: str) -> Sequence[Check]:
+    if not url:
+        return [warning("postgres", "not looked at: nothing says where it is", "give --metadata URL or --data DIR")]
+    try:
+        facts = await probe_postgres(url)
+    except SiltstoneError as error:
+        return [failure("postgres", error.message, error.remedy or "start it, or correct metadata.url")]
+    return judge_postgres(facts, SystemClock().wall_ms())
+
+
+async def _store_checks(url: str) -> Sequence[Check]:
+    if not url:
+        return [warning("store", "not looked at: nothing says where it is", "give --object-store URL or --data DIR")]
+    try:
+        place = parse_store_url(url)
+        async with opened_store(url) as store:
+            checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock())))
+        if place.scheme == "s3":
+            from storage.s3_bucket import probe_bucket  # loads the S3 client, which other stores need not
+
+            checks.append(judge_bucket(await probe_bucket(place)))
+    except SiltstoneError as error:
+        return [failure("store", error.message, error.remedy or "start it, or correct object.store.url")]
+    return checks
+
+
+async def _cluster_check(urls: Urls) -> Check:
+    """Whether the two belong together, without binding them."""
+    name = "cluster id"
+    try:
+        async with opened(urls) as system:
+            cluster_id, action = await same_cluster(system)
+    except SiltstoneError as error:
+        return failure(name, error.message, error.remedy or "see the checks above")
+    if action is Action.WRITE:
+        return passed(name, f"{cluster_id}; the first agent will write it to the store")
+    return passed(name, f"{cluster_id} in both")
+
+
+def _print(checks: Sequence[Check]) -> None:
+    out = console()
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        line = Text.assemble((f"{check.verdict:<5}", _STYLES[check.verdict]), f"{check.name:<{width}}  {check.detail}")
+        out.print(line, soft_wrap=True)
+        if check.verdict is not Verdict.OK:
+            out.print(f"     remedy: {check.remedy}", markup=False, soft_wrap=True)
+    counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
+    click.echo(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

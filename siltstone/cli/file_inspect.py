@@ -1,0 +1,156 @@
+"""`siltstone file inspect`: what one object says of itself, checked against its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+
+import click
+
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table, size_text
+from siltstone.cli.places import Places, opened_store, place_options, resolved_store
+from storage.inspect import BatchReport, ExtentReport, FileReport, inspect_file
+
+
+@click.group()
+def file() -> None:
+    """Look inside one file.
+
+    \b
+    Example:
+      siltstone file inspect l0/7f/2026010112/1-3-0190a0b0-...silt --data ./siltstone-data
+    """
+
+
+@file.command()
+@click.argument("key")
+@click.option("--batches", is_flag=True, help="List the record batches too.")
+@place_options
+@json_option
+def inspect(key: str, batches: bool, places: Places, as_json: bool) -> None:
+    """Show trailer, index and extents of the object KEY and check its CRCs. Exit code 1 when it is damaged.
+
+    `siltstone files list` shows keys. Of an L0 file the metadata, not the file, says what is in the log: batches that
+    were refused show here too.
+
+    \b
+    Examples:
+      siltstone file inspect KEY --data ./siltstone-data --batches
+      siltstone file inspect KEY --object-store 's3://records/prod?region=eu-central-1' --json
+    """
+    report = asyncio.run(_read(key, resolved_store(places), batches=batches))
+    if as_json:
+        print_json(_as_json(report))
+    else:
+        _print(report, batches=batches)
+    sys.exit(0 if report.is_sound else 1)
+
+
+async def _read(key: str, store_url: str, *, batches: bool) -> FileReport:
+    async with opened_store(store_url) as store:
+        return await inspect_file(store, key, walk_batches=batches)
+
+
+def _print(report: FileReport, *, batches: bool) -> None:
+    writer = f"{report.file_key.writer_id}, epoch {report.file_key.epoch}" if report.file_key else "not a key of ours"
+    trailer = report.trailer
+    print_pairs(
+        {
+            "key": report.key,
+            "level": f"L{report.level}",
+            "size": f"{report.size_bytes:,} bytes ({size_text(report.size_bytes)})",
+            "created": _time_text(report.created_ms),
+            "stored": _time_text(report.last_modified_ms),
+            "writer": writer,
+            "format": f"version {trailer.format_version}",
+            "index": f"{trailer.index_length:,} bytes at {trailer.index_position:,}, "
+            f"CRC-32C {trailer.index_crc32c:08x}",
+            "extents": f"{len(report.extents):,}",
+            "sections": f"{len(report.sections):,}",
+        }
+    )
+    columns = ["topic id", "partition", "position", "bytes", "offsets", "records", "from", "to", "CRC-32C"]
+    print_table(columns, [_extent_cells(extent) for extent in report.extents], right=["position", "bytes", "records"])
+    if batches:
+        _print_batches(report)
+    for extent in report.extents:
+        if extent.damage:
+            click.echo(f"damaged: partition {extent.row.partition} at {extent.row.position}: {extent.damage}")
+    click.echo("sound" if report.is_sound else "DAMAGED")
+
+
+def _extent_cells(extent: ExtentReport) -> list[str]:
+    row = extent.row
+    crc = "not read" if extent.crc_matches is None else "matches" if extent.crc_matches else "DIFFERS"
+    offsets = "at commit" if row.base_offset < 0 else f"{row.base_offset} to {row.last_offset}"
+    times = [_time_text(row.min_timestamp_ms), _time_text(row.max_timestamp_ms)]
+    sizes = [f"{row.position:,}", f"{row.length:,}", offsets, f"{row.record_count:,}"]
+    return [str(row.topic_id), str(row.partition), *sizes, *times, f"{row.crc32c:08x} {crc}"]
+
+
+def _print_batches(report: FileReport) -> None:
+    columns = [
+        "partition",
+        "position",
+        "bytes",
+        "records",
+        "codec",
+        "producer",
+        "epoch",
+        "sequence",
+        "last time",
+        "CRC",
+    ]
+    cells = [_batch_cells(extent.row.partition, batch) for extent in report.extents for batch in extent.batches]
+    print_table(columns, cells, right=["position", "bytes", "records"], title="batches")
+
+
+def _batch_cells(partition: int, batch: BatchReport) -> list[str]:
+    kinds = [name for name, there in (("txn", batch.is_transactional), ("control", batch.is_control)) if there]
+    producer = [batch.producer_id, batch.producer_epoch, batch.base_sequence]
+    return [
+        str(partition),
+        f"{batch.position:,}",
+        f"{batch.size_bytes:,}",
+        f"{batch.records_count:,}",
+        " ".join([batch.codec, *kinds]),
+        *("-" if value < 0 else str(value) for value in producer),
+        _time_text(batch.max_timestamp_ms),
+        "ok" if batch.crc_matches else "DIFFERS",
+    ]
+
+
+def _time_text(time_ms: int) -> str:
+    if time_ms < 0:
+        return "-"
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    except (OverflowError, ValueError, OSError):  # clients may stamp records with any 64-bit number
+        return f"{time_ms} ms"
+
+
+def _as_json(report: FileReport) -> dict[str, object]:
+    return {
+        "key": report.key,
+        "level": report.level,
+        "size_bytes": report.size_bytes,
+        "created_ms": report.created_ms,
+        "last_modified_ms": report.last_modified_ms,
+        "format_version": report.trailer.format_version,
+        "sound": report.is_sound,
+        "extents": [
+            {
+                **{name: value for name, value in extent.row._asdict().items() if name != "topic_id"},
+                "topic_id": str(extent.row.topic_id),
+                "crc_matches": extent.crc_matches,
+                "damage": extent.damage,
+                "batches": [
+                    {name: getattr(batch, name) for name in BatchReport.__dataclass_fields__}
+                    for batch in extent.batches
+                ],
+            }
+            for extent in report.extents
+        ],
+        "sections": [section._asdict() for section in report.sections],
+    }

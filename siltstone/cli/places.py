@@ -1,0 +1,173 @@
+"""Where a command finds its system: `--data DIR`, or URLs, or the settings that agents use.
+
+`--data` means a directory of `siltstone dev`: when that runs, the command attaches to it; when not, Postgres is started
+for the command's own run. Otherwise `--metadata` and `--object-store` count, then SILTSTONE_METADATA_URL and
+SILTSTONE_OBJECT_STORE_URL, then the TOML file of `--config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from metadata.service import MetadataService
+from metadata.urls import open_metadata
+from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.clock import SystemClock
+from siltstone.embedded.attach import OBJECTS, attach
+from siltstone.embedded.run_file import read_run_file
+from siltstone.errors import BadInputError
+from siltstone.ids import SystemIds
+from storage.cluster import Action, decide, decode_cluster_file
+from storage.keys import CLUSTER_KEY, PROBE_PREFIX
+from storage.objects import ObjectNotFoundError, ObjectStore
+from storage.retrying import Retrying
+from storage.urls import open_store
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What the user named: a directory, or URLs (empty where nothing was)."""
+
+    data: Path | None
+    metadata_url: str
+    object_store_url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Urls:
+    """Where things are, for as long as the block lasts that found it out."""
+
+    metadata: str
+    object_store: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """Open services."""
+
+    metadata: MetadataService
+    store: ObjectStore
+
+
+def place_options(command: Callable[..., T]) -> Callable[..., T]:
+    """`--data`, `--metadata`, `--object-store`, `--config` and `--set`, handed to the command as `places`."""
+
+    @click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="DIR",
+        help="A directory of `siltstone dev`, running or not.",
+    )
+    @click.option("--metadata", "metadata_url", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
+    @click.option(
+        "--object-store",
+        "object_store_url",
+        metavar="URL",
+        help="s3://BUCKET/PREFIX, file:///DIR (object.store.url).",
+    )
+    @setting_options
+    @wraps(command)
+    def with_places(
+        *args: Any,
+        data: Path | None,
+        metadata_url: str | None,
+        object_store_url: str | None,
+        config: Path | None,
+        assignments: tuple[str, ...],
+        **kwargs: Any,
+    ) -> T:
+        if data is None:
+            settings = read_settings(
+                config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
+            )
+            places = Places(data=None, metadata_url=settings.metadata_url, object_store_url=settings.object_store_url)
+        elif metadata_url or object_store_url or config or assignments:
+            raise click.UsageError("--data says where everything lies: give it alone, or give URLs or settings")
+        else:
+            places = Places(data=data, metadata_url="", object_store_url="")
+        return command(*args, places=places, **kwargs)
+
+    return with_places
+
+
+@contextmanager
+def resolved(places: Places) -> Generator[Urls]:
+    """The URLs; the Postgres of a `--data` directory runs while the block does. Raises what `attach` raises."""
+    if places.data is None:
+        yield Urls(metadata=places.metadata_url, object_store=places.object_store_url)
+        return
+    with attach(places.data) as attached:
+        yield Urls(metadata=attached.metadata_url, object_store=attached.object_store_url)
+
+
+def resolved_store(places: Places) -> str:
+    """The object store's URL alone, which needs no Postgres. Raises RunFileError."""
+    if places.data is None:
+        return places.object_store_url
+    running = read_run_file(places.data)
+    return running.object_store_url if running is not None else (places.data.absolute() / OBJECTS).as_uri()
+
+
+@asynccontextmanager
+async def opened_metadata(url: str) -> AsyncGenerator[MetadataService]:
+    """Raises BadInputError when `url` is empty, and what opening it raises."""
+    metadata = open_metadata(_named(url, "metadata", "--metadata"))
+    await metadata.open()
+    try:
+        yield metadata
+    finally:
+        await metadata.close()
+
+
+@asynccontextmanager
+async def opened_store(url: str) -> AsyncGenerator[ObjectStore]:
+    """With retries. Raises BadInputError when `url` is empty, and what opening it raises."""
+    store = Retrying(open_store(_named(url, "the object store", "--object-store")), SystemClock(), SystemIds())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def opened(urls: Urls) -> AsyncGenerator[System]:
+    """Both."""
+    async with AsyncExitStack() as stack:
+        metadata = await stack.enter_async_context(opened_metadata(urls.metadata))
+        yield System(metadata=metadata, store=await stack.enter_async_context(opened_store(urls.object_store)))
+
+
+async def same_cluster(system: System) -> tuple[str, Action]:
+    """The cluster id, and what an agent would do about the store's. Writes nothing. Raises ClusterMismatchError."""
+    is_empty = True
+    async for stat in system.store.list():
+        if not stat.key.startswith(PROBE_PREFIX):
+            is_empty = False
+            break
+    try:
+        stored = decode_cluster_file(await system.store.get(CLUSTER_KEY))
+    except ObjectNotFoundError:
+        stored = None
+    identity = await system.metadata.cluster_identity()
+    return identity.cluster_id, decide(identity.cluster_id, identity.store_bound, stored, is_empty)
+
+
+def _named(url: str, what: str, option: str) -> str:
+    if not url:
+        raise BadInputError(
+            f"nothing says where {what} is",
+            remedy=f"give --data DIR of `siltstone dev`, or {option} URL (or its setting)",
+        )
+    if url == "memory://":
+        raise BadInputError(f"{option} memory:// is empty and ends with this command", remedy="name one that lasts")
+    return url

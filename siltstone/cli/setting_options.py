@@ -1,0 +1,53 @@
+"""`--config FILE` and `--set NAME=VALUE`: how the commands that run something take their settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from siltstone.errors import BadInputError
+from siltstone.logging import configure
+from siltstone.settings import Settings, load_settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def setting_options(command: Command) -> Command:
+    """The options, under the parameter names `config` and `assignments`."""
+    config = click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="A TOML file of settings (docs/settings.md).",
+    )
+    assignments = click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting, for example gc.grace.ms=60000; may be repeated. Wins over environment and file.",
+    )
+    return config(assignments(command))
+
+
+def read_settings(
+    config: Path | None, assignments: Sequence[str], options: Mapping[str, str | None] | None = None
+) -> Settings:
+    """Settings from file, environment, `--set`, and options of their own (which win); sets up logging by them too.
+
+    Raises SettingsError, BadInputError.
+    """
+    overrides: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise BadInputError(f"--set {assignment!r} has no '='", remedy="write --set NAME=VALUE")
+        overrides[name.strip()] = value.strip()
+    overrides |= {name: value for name, value in (options or {}).items() if value is not None}
+    settings = load_settings(config, os.environ, overrides)
+    configure(settings.log_level, settings.log_format)
+    return settings

@@ -1,0 +1,375 @@
+"""A small Kafka client over our own codec: what the CLI and the tests need, and no client library in the base install.
+
+One connection, one request at a time. That is enough here because any agent takes any produce and serves any fetch, so
+there is no leader to look for. Versions are negotiated once, by ApiVersions 0, which every broker answers; each request
+then goes out in the newest version that both sides know.
+
+A connection lost in the middle of a request raises `ConnectionLostError`: the request may have been carried out.
+Nothing is repeated here, for the caller knows whether repeating is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from siltstone.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from wire.api import API_VERSIONS, decode_response, encode_request
+from wire.error_codes import ErrorCode
+from wire.errors import MalformedFrameError, MalformedMessageError
+from wire.messages import (
+    api_versions,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_configs,
+    fetch,
+    incremental_alter_configs,
+    list_offsets,
+    metadata,
+    produce,
+)
+from wire.schema import Message, Octets, VersionRange, message_table
+
+Response = TypeVar("Response", bound=Message)
+
+CLIENT_ID = "siltstone"
+TIMEOUT_MS = 30_000
+CONNECT_TIMEOUT_MS = 5_000
+FRAME_BYTES_MAX = 128 << 20
+LATEST = -1
+"""The timestamp that asks ListOffsets for the high watermark."""
+EARLIEST = -2
+_TOPIC_RESOURCE = 2
+_OP_SET, _OP_DELETE = 0, 1
+_CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
+
+_REMEDIES: Mapping[str, str] = {
+    "UNKNOWN_TOPIC_OR_PARTITION": "`siltstone topics list` shows the topics there are",
+    "TOPIC_ALREADY_EXISTS": "choose another name, or change the topic with `siltstone topics alter`",
+    "INVALID_TOPIC_EXCEPTION": "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
+    "INVALID_PARTITIONS": "partitions can be added, never removed, and there is at least one",
+    "INVALID_CONFIG": "`siltstone topics describe NAME` lists the names and values in force",
+    "OFFSET_OUT_OF_RANGE": "ask for the first and last offset with ListOffsets and start from there",
+}
+
+
+class KafkaError(SiltstoneError):
+    """An agent answered with an error code.
+
+    Attributes:
+        code: the number on the wire.
+        name: Kafka's name for it (`UNKNOWN_TOPIC_OR_PARTITION`).
+    """
+
+    def __init__(self, code: int, what: str, detail: str | None = None) -> None:
+        try:
+            known: ErrorCode | None = ErrorCode(code)
+        except ValueError:  # newer than our table
+            known = None
+        self.code = code
+        self.name = known.name if known else f"error {code}"
+        remedy = _REMEDIES.get(self.name) or ("try again: this passes" if known and known.retriable else "")
+        explained = detail or (known.message if known else "an error that this version does not know")
+        super().__init__(f"{what}: {self.name}: {explained}", remedy=remedy)
+
+
+class ConnectionLostError(UnavailableError):
+    """The connection broke after a request was sent: it may have been carried out."""
+
+    outcome = Outcome.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigEntry:
+    """A topic config in force. `source` is "topic" for an override, "default" for ours."""
+
+    name: str
+    value: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What one fetch from one partition brought. `records` are whole batches; the first may start before the offset."""
+
+    high_watermark: int
+    log_start_offset: int
+    records: memoryview
+
+
+def parse_bootstrap(text: str) -> list[tuple[str, int]]:
+    """Read "host:port[,host:port...]"; IPv6 hosts stand in brackets. Raises BadInputError."""
+    addresses: list[tuple[str, int]] = []
+    for part in text.split(","):
+        host, colon, port = part.strip().rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
+            raise BadInputError(f"bootstrap address {part!r} is not HOST:PORT", remedy="for example 127.0.0.1:9092")
+        addresses.append((host.removeprefix("[").removesuffix("]"), int(port)))
+    return addresses
+
+
+@asynccontextmanager
+async def connected(
+    bootstrap: str, *, client_id: str = CLIENT_ID, timeout_ms: float = TIMEOUT_MS
+) -> AsyncGenerator[KafkaClient]:
+    """A client on the first bootstrap address that answers. Raises BadInputError, UnavailableError."""
+    client = await KafkaClient.connect(bootstrap, client_id=client_id, timeout_ms=timeout_ms)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+class KafkaClient:
+    """One connection to one agent. Every call may raise KafkaError, UnavailableError and ConnectionLostError."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        address: str,
+        client_id: str,
+        timeout_ms: float,
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._address, self._client_id, self._timeout_ms = address, client_id, timeout_ms
+        self._correlation_id = 0
+        self._broken = False
+        self._one_at_a_time = asyncio.Lock()
+        self._served: dict[int, VersionRange] = {API_VERSIONS: VersionRange(0, 0)}
+
+    @classmethod
+    async def connect(
+        cls, bootstrap: str, *, client_id: str = CLIENT_ID, timeout_ms: float = TIMEOUT_MS
+    ) -> KafkaClient:
+        """Connect to the first address that answers and negotiate versions."""
+        refusals: list[str] = []
+        for host, port in parse_bootstrap(bootstrap):
+            address = f"{host}:{port}"
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                    reader, writer = await asyncio.open_connection(host, port)
+            except (OSError, TimeoutError) as error:
+                refusals.append(f"{address} ({error or 'no answer'})")
+                continue
+            client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
+            try:
+                await client._negotiate()
+            except BaseException:
+                await client.close()
+                raise
+            return client
+        raise UnavailableError(
+            f"no agent answers at {', '.join(refusals)}",
+            remedy="start one with `siltstone dev`, or name another with --bootstrap",
+        )
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def call(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
+        """Send one request in the newest version both sides know and wait for its answer.
+
+        `timeout_ms` replaces the client's own. Error codes inside the answer are the caller's to look at.
+        """
+        table = message_table(type(request))
+        version = self._version(table.api_key, table.versions)
+        async with self._one_at_a_time:
+            if self._broken:
+                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect anew")
+            self._correlation_id += 1
+            parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
+            try:
+                async with asyncio.timeout((timeout_ms or self._timeout_ms) / 1000):
+                    self._writer.writelines(parts)
+                    await self._writer.drain()
+                    frame = await self._read_frame()
+            except BaseException as error:
+                self._broken = True  # an answer that comes later would be taken for the next one's
+                if isinstance(error, (OSError, EOFError, TimeoutError)):
+                    why = "did not answer in time" if isinstance(error, TimeoutError) else "closed the connection"
+                    raise ConnectionLostError(f"{self._address} {why}") from error
+                raise
+        correlation_id, answer = decode_response(table.api_key, version, frame)
+        if correlation_id != self._correlation_id or not isinstance(answer, response):
+            self._broken = True
+            raise MalformedMessageError(
+                f"{self._address} answered request {self._correlation_id} with {correlation_id}"
+            )
+        return answer
+
+    def supports(self, api_key: int) -> bool:
+        """Whether the agent advertises this API."""
+        return api_key in self._served
+
+    async def metadata(self, topics: Sequence[str] | None = None) -> metadata.MetadataResponse:
+        """Brokers and the named topics (None = all), without creating any. Topics carry their own error codes."""
+        wanted = None if topics is None else [metadata.MetadataRequestTopic(name=name) for name in topics]
+        request = metadata.MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        return await self.call(request, metadata.MetadataResponse)
+
+    async def topic(self, name: str) -> metadata.MetadataResponseTopic:
+        """One topic, with its partitions. Raises KafkaError UNKNOWN_TOPIC_OR_PARTITION."""
+        answer = await self.metadata([name])
+        for topic in answer.topics:
+            _check(topic.error_code, f"topic {name!r}")
+            return topic
+        raise MalformedMessageError(f"{self._address} answered Metadata without the topic {name!r}")
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        """Create a topic; -1 partitions for the agent's default. Raises KafkaError TOPIC_ALREADY_EXISTS and others."""
+        topic = create_topics.CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=-1,
+            configs=[create_topics.CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items()],
+        )
+        request = create_topics.CreateTopicsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        answer = await self.call(request, create_topics.CreateTopicsResponse)
+        for result in answer.topics:
+            _check(result.error_code, f"create topic {name!r}", result.error_message)
+
+    async def delete_topic(self, name: str) -> None:
+        request = delete_topics.DeleteTopicsRequest(
+            topics=[delete_topics.DeleteTopicState(name=name)], timeout_ms=int(self._timeout_ms)
+        )
+        answer = await self.call(request, delete_topics.DeleteTopicsResponse)
+        for result in answer.responses:
+            _check(result.error_code, f"delete topic {name!r}", result.error_message)
+
+    async def create_partitions(self, name: str, count: int) -> None:
+        """Grow a topic to `count` partitions."""
+        topic = create_partitions.CreatePartitionsTopic(name=name, count=count, assignments=None)
+        request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
+        answer = await self.call(request, create_partitions.CreatePartitionsResponse)
+        for result in answer.results:
+            _check(result.error_code, f"add partitions to topic {name!r}", result.error_message)
+
+    async def topic_configs(self, name: str) -> Sequence[ConfigEntry]:
+        """Every config of a topic, by name, with where its value comes from."""
+        resource = describe_configs.DescribeConfigsResource(
+            resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
+        )
+        answer = await self.call(
+            describe_configs.DescribeConfigsRequest(resources=[resource]), describe_configs.DescribeConfigsResponse
+        )
+        entries: list[ConfigEntry] = []
+        for result in answer.results:
+            _check(result.error_code, f"configs of topic {name!r}", result.error_message)
+            for config in result.configs:
+                source = _CONFIG_SOURCES.get(config.config_source, "unknown")
+                entries.append(ConfigEntry(name=config.name, value=config.value, source=source))
+        return sorted(entries, key=lambda entry: entry.name)
+
+    async def alter_configs(self, name: str, *, changes: Mapping[str, str | None]) -> None:
+        """Set overrides of a topic; None removes one. All or none."""
+        configs = [
+            incremental_alter_configs.AlterableConfig(
+                name=key, config_operation=_OP_DELETE if value is None else _OP_SET, value=value
+            )
+            for key, value in changes.items()
+        ]
+        resource = incremental_alter_configs.AlterConfigsResource(
+            resource_type=_TOPIC_RESOURCE, resource_name=name, configs=configs
+        )
+        answer = await self.call(
+            incremental_alter_configs.IncrementalAlterConfigsRequest(resources=[resource]),
+            incremental_alter_configs.IncrementalAlterConfigsResponse,
+        )
+        for result in answer.responses:
+            _check(result.error_code, f"alter topic {name!r}", result.error_message)
+
+    async def list_offsets(self, topic: str, partitions: Sequence[int], timestamp: int = LATEST) -> dict[int, int]:
+        """Partition -> offset: the high watermark (LATEST), the log start (EARLIEST), or the first record at or after a
+        timestamp in ms since the epoch (-1 when there is none)."""
+        asked = [list_offsets.ListOffsetsPartition(partition_index=each, timestamp=timestamp) for each in partitions]
+        request = list_offsets.ListOffsetsRequest(
+            replica_id=-1, topics=[list_offsets.ListOffsetsTopic(name=topic, partitions=asked)]
+        )
+        answer = await self.call(request, list_offsets.ListOffsetsResponse)
+        offsets: dict[int, int] = {}
+        for answered in answer.topics:
+            for partition in answered.partitions:
+                _check(partition.error_code, f"offsets of {topic}-{partition.partition_index}")
+                offsets[partition.partition_index] = partition.offset
+        return offsets
+
+    async def produce(self, topic: str, partition: int, batch: Octets, *, acks: int = -1) -> int:
+        """Write one record batch and wait for the commit; its base offset. `acks` is 1 or -1 (0 gets no answer)."""
+        if acks == 0:
+            raise BadInputError("this client waits for the answer that acks=0 asks not to send")
+        data = produce.TopicProduceData(
+            name=topic, partition_data=[produce.PartitionProduceData(index=partition, records=batch)]
+        )
+        request = produce.ProduceRequest(acks=acks, timeout_ms=int(self._timeout_ms), topic_data=[data])
+        answer = await self.call(request, produce.ProduceResponse)
+        for answered in answer.responses:
+            for result in answered.partition_responses:
+                _check(result.error_code, f"produce to {topic}-{partition}", result.error_message)
+                return result.base_offset
+        raise MalformedMessageError(f"{self._address} answered Produce without {topic}-{partition}")
+
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        max_bytes: int = 8 << 20,
+    ) -> Fetched:
+        """Read whole batches from `offset` on, waiting at most `max_wait_ms` for `min_bytes`."""
+        asked = fetch.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
+        request = fetch.FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            topics=[fetch.FetchTopic(topic=topic, partitions=[asked])],
+        )
+        answer = await self.call(request, fetch.FetchResponse, timeout_ms=self._timeout_ms + max_wait_ms)
+        _check(answer.error_code, f"fetch from {topic}-{partition}")
+        for answered in answer.responses:
+            for data in answered.partitions:
+                _check(data.error_code, f"fetch from {topic}-{partition} at offset {offset}")
+                return Fetched(
+                    high_watermark=data.high_watermark,
+                    log_start_offset=data.log_start_offset,
+                    records=memoryview(b"") if data.records is None else cast("memoryview", data.records),
+                )
+        raise MalformedMessageError(f"{self._address} answered Fetch without {topic}-{partition}")
+
+    async def _negotiate(self) -> None:
+        answer = await self.call(api_versions.ApiVersionsRequest(), api_versions.ApiVersionsResponse)
+        _check(answer.error_code, f"negotiate versions with {self._address}")
+        self._served = {each.api_key: VersionRange(each.min_version, each.max_version) for each in answer.api_keys}
+
+    def _version(self, api_key: int, ours: VersionRange) -> int:
+        theirs = self._served.get(api_key)
+        if theirs is None:
+            raise BadInputError(f"{self._address} does not serve API key {api_key}")
+        version = min(ours.high, theirs.high)
+        if version < max(ours.low, theirs.low):
+            raise BadInputError(
+                f"{self._address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
+                f"we speak {ours.low} to {ours.high}"
+            )
+        return version
+
+    async def _read_frame(self) -> memoryview:
+        length = int.from_bytes(await self._reader.readexactly(4), "big", signed=True)
+        if not 0 < length <= FRAME_BYTES_MAX:
+            raise MalformedFrameError(f"{self._address} announced a frame of {length} bytes: is this a Kafka port?")
+        return memoryview(await self._reader.readexactly(length))
+
+
+def _check(code: int, what: str, detail: str | None = None) -> None:
+    if code:
+        raise KafkaError(code, what, detail)

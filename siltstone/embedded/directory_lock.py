@@ -1,0 +1,57 @@
+"""One process per directory: a lock of the operating system (flock) on the file `lock` inside it.
+
+The lock ends with the process that holds it, however it ends; the pid in the file is for people. Child processes do not
+inherit it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+from siltstone.errors import BadInputError
+
+
+class DataDirectoryInUseError(BadInputError):
+    """Another process of ours holds the data directory."""
+
+
+class DirectoryLock:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file: IO[str] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def acquire(self) -> None:
+        """Raises DataDirectoryInUseError, naming the holder; BadInputError when the file cannot be opened."""
+        path = self._directory / "lock"
+        try:
+            file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii", errors="replace")
+        except OSError as error:
+            raise BadInputError(
+                f"cannot open {path}: {error.strerror}", remedy="choose a directory of your own with --data"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = file.read().strip() or "unknown"
+            file.close()
+            raise DataDirectoryInUseError(
+                f"{self._directory} is in use by process {holder}",
+                remedy="stop that process, or choose another directory with --data",
+            ) from error
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

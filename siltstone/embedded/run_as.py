@@ -1,0 +1,126 @@
+"""As whom the embedded Postgres runs.
+
+Postgres refuses to run as root. An ordinary user runs it as himself. Root runs it, in this order of preference:
+
+1. as root's own files seen from a user namespace in which root is `nobody` (`unshare --map-user`): nothing on disk
+   changes its owner or its rights;
+2. where user namespaces are refused (many containers): as the user `nobody`, who then owns the database files and must
+   be able to reach them. Where he cannot, that is an error; no folder's rights are widened.
+
+A data directory that exists decides: it stays with the owner it has.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+from siltstone.errors import BadInputError
+
+NOBODY_IN_NAMESPACE = 65534
+
+
+class CannotRunAsError(BadInputError):
+    """There is no user under whom Postgres may run on this data directory."""
+
+
+class PopenIdentity(TypedDict, total=False):
+    """Arguments of `subprocess.Popen` that set the user of the child."""
+
+    user: int
+    group: int
+    extra_groups: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAs:
+    prefix: tuple[str, ...] = ()
+    """What goes before the command."""
+    other_user: tuple[int, int] | None = None
+    """(uid, gid) when the child changes its user: files it reads and writes must be his."""
+
+    def command(self, argv: Sequence[str | Path]) -> list[str]:
+        return [*self.prefix, *map(str, argv)]
+
+    def popen(self) -> PopenIdentity:
+        if self.other_user is None:
+            return {}
+        uid, gid = self.other_user
+        return {"user": uid, "group": gid, "extra_groups": ()}
+
+    def give(self, path: Path) -> None:
+        """Let the child own a file that is ours."""
+        if self.other_user is not None:
+            os.chown(path, *self.other_user, follow_symlinks=False)
+
+
+def choose_run_as(data: Path, *, environ: Mapping[str, str]) -> RunAs:
+    """As whom to run on `data` (which may not exist yet, but its parent does). Raises CannotRunAsError."""
+    owner = data.stat().st_uid if data.exists() else None
+    me = os.geteuid()
+    if me != 0:
+        if owner not in (None, me):
+            raise CannotRunAsError(
+                f"the data directory {data} belongs to user id {owner}, not to yours ({me})",
+                remedy="run as its owner, choose another directory with --data, or pass --metadata",
+            )
+        return RunAs()
+    if owner in (None, 0):
+        prefix = namespace_prefix(environ)
+        if prefix is not None:
+            return RunAs(prefix=prefix)
+    if owner == 0:
+        raise CannotRunAsError(
+            f"Postgres refuses to run as root, user namespaces are refused here, and {data} belongs to root",
+            remedy="run as an ordinary user, choose another directory with --data, or pass --metadata",
+        )
+    return _as_nobody(data, owner)
+
+
+def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The command that makes root `nobody` in a user namespace, or None where that is not to be had."""
+    unshare = shutil.which("unshare", path=environ.get("PATH"))
+    if unshare is None:
+        return None
+    prefix = (unshare, "--user", f"--map-user={NOBODY_IN_NAMESPACE}", f"--map-group={NOBODY_IN_NAMESPACE}", "--")
+    try:
+        probe = subprocess.run([*prefix, "/proc/self/exe", "--version"], capture_output=True, timeout=30, check=False)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return prefix if probe.returncode == 0 else None
+
+
+def reachable_by_others(path: Path) -> Path | None:
+    """None when everybody may pass through all folders down to `path`, else the first that stops them."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            return folder
+    return None
+
+
+def _as_nobody(data: Path, owner: int | None) -> RunAs:
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        nobody = None
+    if nobody is None or owner not in (None, nobody.pw_uid):
+        whose = "there is no user `nobody`" if nobody is None else f"{data} belongs to user id {owner}"
+        raise CannotRunAsError(
+            f"Postgres refuses to run as root and user namespaces are refused here, and {whose}",
+            remedy="run as an ordinary user, or pass --metadata to use another Postgres",
+        )
+    closed = reachable_by_others(data.parent.resolve())
+    if closed is not None:
+        raise CannotRunAsError(
+            f"Postgres refuses to run as root, user namespaces are refused here, and the user `nobody` cannot pass"
+            f" through {closed} to {data}",
+            remedy="run as an ordinary user, choose a directory open to all with --data, or pass --metadata",
+        )
+    return RunAs(other_user=(nobody.pw_uid, nobody.pw_gid))

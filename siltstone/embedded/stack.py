@@ -1,0 +1,280 @@
+"""`siltstone dev`: a whole stack as one process tree.
+
+Up, in this order: the lock of the directory, the ports, Postgres (unless a metadata URL is given), the schema, the
+agents, `run.json`, `on_ready`. Down in reverse: `run.json` goes first, then the agents drain, then Postgres stops.
+
+Agents are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed, they see the
+end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://` lives in one
+process, so there the one agent runs in this one. All children have sessions of their own: Ctrl-C reaches this process
+alone, which stops them in order; a second one kills the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import siltstone
+from metadata.migrate import migrate_async
+from siltstone.agent_process import RunningAgent, serve_agent, stop_signals, unless
+from siltstone.embedded.attach import OBJECTS, POSTGRES
+from siltstone.embedded.directory_lock import DirectoryLock
+from siltstone.embedded.postgres import EmbeddedPostgres
+from siltstone.embedded.run_file import RunFile, remove_run_file, started_ticks, write_run_file
+from siltstone.errors import BadInputError, SiltstoneError
+from siltstone.http_endpoint import AddressInUseError
+from siltstone.logging import get_logger
+from siltstone.settings import (
+    ENVIRONMENT_PREFIX,
+    VARIABLES_THAT_ARE_NO_SETTINGS,
+    Settings,
+    format_address,
+    parse_address,
+    settings_environment,
+)
+
+_log = get_logger(__name__)
+
+MEMORY = "memory://"
+KILL_AFTER_DRAIN_MS = 10_000
+"""How much longer than `drain.timeout.ms` an agent may take to end."""
+
+
+class AgentDiedError(SiltstoneError):
+    """A child agent ended by itself."""
+
+
+async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Callable[[str], None]) -> None:
+    """Run until SIGTERM, SIGINT or SIGHUP. `on_ready` gets HOST:PORT[,HOST:PORT...].
+
+    Raises DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting Postgres, migrating and the
+    agent raise; everything that was started is stopped before.
+    """
+    memory = MEMORY in (settings.metadata_url, settings.object_store_url)
+    if memory and agents > 1:
+        raise BadInputError(
+            f"memory:// lives in one process, {agents} agents cannot share it", remedy="pass --agents 1, or other URLs"
+        )
+    stopping = asyncio.Event()
+    data = Path(os.path.abspath(data))  # noqa: PTH100 - `Path.absolute` is not for event loops, says the linter
+    with stop_signals(stopping):
+        async with AsyncExitStack() as stack:
+            _take_directory(data, stack)
+            each = agent_settings(settings, agents)
+            _check_ports_free(each)
+            settings = await _places(settings, data, stack)
+            if stopping.is_set():
+                return
+            each = agent_settings(settings, agents)
+            ready = _ready(settings, data, on_ready, stack)
+            if memory:
+                await serve_agent(each[0], on_ready=lambda running: ready([running]), stopping=stopping)
+            else:
+                await _run_children(each, ready, stopping)
+
+
+def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
+    """Settings of each agent: ports count up from the given ones; port 0 stays 0."""
+    host, port = parse_address(settings.listen)
+    metrics_host, metrics_port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
+    for name, first in (("listen", port), ("metrics.listen", metrics_port)):
+        if first and first + agents - 1 > 65535:
+            raise BadInputError(f"{name}: there are not {agents} ports from {first} on", remedy="choose a lower port")
+    return [
+        replace(
+            settings,
+            listen=format_address(host, port and port + number),
+            metrics_listen=settings.metrics_listen
+            and format_address(metrics_host, metrics_port and metrics_port + number),
+        )
+        for number in range(agents)
+    ]
+
+
+# ---- places --------------------------------------------------------------------------------------------------------
+
+
+def _take_directory(data: Path, stack: AsyncExitStack) -> None:
+    try:
+        # others may pass through: where Postgres must run as `nobody`, he has to reach his folder; none may look
+        data.mkdir(mode=0o711, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"cannot make {data}: {error.strerror}", remedy="choose another with --data") from error
+    lock = DirectoryLock(data)
+    lock.acquire()
+    stack.callback(lock.release)
+
+
+def _check_ports_free(each: Sequence[Settings]) -> None:
+    """Before anything is started, because an agent would find out last."""
+    for settings in each:
+        for name, address in (("listen", settings.listen), ("metrics.listen", settings.metrics_listen)):
+            host, port = parse_address(address or "127.0.0.1:0", name=name)
+            if port == 0:
+                continue
+            try:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                socket.create_server((host, port), family=family).close()
+            except OSError as error:
+                raise AddressInUseError(name, address, error) from error
+
+
+async def _places(settings: Settings, data: Path, stack: AsyncExitStack) -> Settings:
+    """Fill in the URLs that were not given, and bring the schema up to date."""
+    if not settings.object_store_url:
+        settings = replace(settings, object_store_url=(data / OBJECTS).as_uri())
+        (data / OBJECTS).mkdir(mode=0o700, exist_ok=True)
+    if not settings.metadata_url:
+        postgres = EmbeddedPostgres(data / POSTGRES)
+        stack.push_async_callback(asyncio.to_thread, postgres.stop)
+        settings = replace(settings, metadata_url=await asyncio.to_thread(postgres.start))
+        _log.info("postgres ready", pid=postgres.pid, data=str(data / POSTGRES))
+    if settings.metadata_url != MEMORY:
+        await migrate_async(settings.metadata_url)
+    return settings
+
+
+def _ready(
+    settings: Settings, data: Path, on_ready: Callable[[str], None], stack: AsyncExitStack
+) -> Callable[[Sequence[RunningAgent]], None]:
+    def ready(running: Sequence[RunningAgent]) -> None:
+        bootstrap = ",".join(agent.bootstrap for agent in running)
+        metrics_urls = tuple(agent.metrics_url for agent in running if agent.metrics_url)
+        stack.callback(remove_run_file, data)
+        write_run_file(
+            data,
+            RunFile(
+                pid=os.getpid(),
+                started_ticks=started_ticks(os.getpid()) or 0,
+                bootstrap=bootstrap,
+                metadata_url=settings.metadata_url,
+                object_store_url=settings.object_store_url,
+                metrics_url=metrics_urls[0] if metrics_urls else "",
+                metrics_urls=metrics_urls,
+            ),
+        )
+        on_ready(bootstrap)
+
+    return ready
+
+
+# ---- agents as children --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    number: int
+    listen: str
+    process: asyncio.subprocess.Process
+
+    @property
+    def name(self) -> str:
+        return f"agent {self.number} (process {self.process.pid}, {self.listen})"
+
+
+async def _run_children(
+    each: Sequence[Settings], ready: Callable[[Sequence[RunningAgent]], None], stopping: asyncio.Event
+) -> None:
+    their_end, our_end = os.pipe()  # neither is inherited unless passed on
+    children: list[_Child] = []
+    try:
+        for number, settings in enumerate(each, 1):
+            children.append(await _spawn(number, settings, their_end))
+        running = await unless(stopping, asyncio.gather(*map(_await_ready, children)))
+        if running is not None:
+            ready(running)
+            await unless(stopping, _first_death(children))
+    finally:
+        await _stop_children(children, grace_ms=each[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
+        os.close(our_end)
+        os.close(their_end)
+
+
+async def _spawn(number: int, settings: Settings, lifeline: int) -> _Child:
+    """Settings go by the environment: a password on a command line can be read by everybody on the machine."""
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in VARIABLES_THAT_ARE_NO_SETTINGS
+    }
+    root = str(Path(siltstone.__file__).parents[1])
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",  # nothing in the working directory may stand in for a module of ours
+        "-m",
+        "siltstone",
+        "agent",
+        "--lifeline",
+        str(lifeline),
+        env={**environ, **settings_environment(settings)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        pass_fds=(lifeline,),
+        start_new_session=True,
+    )
+    return _Child(number=number, listen=settings.listen, process=process)
+
+
+async def _await_ready(child: _Child) -> RunningAgent:
+    """Read what `siltstone agent` prints. Raises AgentDiedError; why it died stands on stderr, which it shares."""
+    if child.process.stdout is None:
+        raise AgentDiedError(f"{child.name} has no output")
+    said: dict[str, str] = {}
+    while not {"bootstrap", "metrics"} <= said.keys():
+        line = (await child.process.stdout.readline()).decode(errors="replace")
+        if not line:
+            code = await child.process.wait()
+            raise AgentDiedError(f"{child.name} ended with {_status(code)} before it was ready; its error stands above")
+        name, _, value = line.strip().partition(": ")
+        said[name.rstrip(":")] = value
+    return RunningAgent(bootstrap=said["bootstrap"], metrics_url=said["metrics"])
+
+
+async def _first_death(children: Sequence[_Child]) -> None:
+    """Ends only by raising AgentDiedError."""
+
+    async def death(child: _Child) -> None:
+        code = await child.process.wait()
+        raise AgentDiedError(
+            f"{child.name} ended by itself with {_status(code)}; everything was stopped",
+            remedy="its last messages stand above; all acknowledged records are safe, start again",
+        )
+
+    waits = [asyncio.create_task(death(child)) for child in children]
+    try:
+        await asyncio.gather(*waits)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _stop_children(children: Sequence[_Child], *, grace_ms: int) -> None:
+    """SIGTERM to all at once; SIGKILL to those that do not end in time, or when we are signalled again."""
+    impatient = asyncio.Event()
+    with stop_signals(impatient):
+        for child in children:
+            if child.process.returncode is None:
+                child.process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace_ms / 1000):
+                await unless(impatient, asyncio.gather(*(child.process.wait() for child in children)))
+        except TimeoutError:
+            _log.error("agents did not end in time", waited_ms=grace_ms)
+        for child in children:
+            if child.process.returncode is None:
+                _log.error("agent killed", agent=child.name)
+                child.process.kill()
+                await child.process.wait()
+
+
+def _status(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

@@ -1,0 +1,202 @@
+"""`siltstone fsck`: the invariants of `metadata/invariants.py`, checked on a live system. Reads, never writes.
+
+What is read, in this order, so that a running system is not accused of what it did in between: file rows and producers
+first, then one snapshot of watermarks and live files (watermarks only grow: what was seen first must lie below what was
+seen later), then the objects, which stay for a grace after they are replaced. Each object is read once for its CRC and
+batches, and once more for the producers' sequences; a few are fetched ahead, so memory is bounded by READ_AHEAD files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from metadata.invariants import (
+    LiveExtent,
+    Violation,
+    check_file_1,
+    check_log_1,
+    check_log_2,
+    check_log_2_bytes,
+    check_log_3,
+    check_prod_1,
+    check_prod_1_bytes,
+    live_extents,
+)
+from metadata.service import FileInfo, FileState, MetadataService
+from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore
+
+PAGE_FILES = 1000
+READ_AHEAD = 8
+
+INVARIANTS = {
+    "LOG-1": "offsets of a partition are given once, in order",
+    "LOG-2": "what was acknowledged is readable at its offset",
+    "LOG-3": "live extents are disjoint and leave no gap",
+    "FILE-1": "a live file's object exists, with its length and CRC",
+    "PROD-1": "a retried batch is stored once",
+}
+
+Progress = Callable[[int, int], None]
+"""Told (files done, files in all)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One invariant after its check."""
+
+    id: str
+    rule: str
+    checked: int
+    unit: str
+    """What was counted in `checked`."""
+    violations: Sequence[Violation]
+
+
+async def check_system(
+    metadata: MetadataService, store: ObjectStore, *, quick: bool, progress: Progress
+) -> Sequence[Finding]:
+    """Check every invariant; `quick` leaves out what needs the objects' bytes (FILE-1 looks at lengths alone).
+
+    Raises the errors of both services; what is wrong with the data is in the findings.
+    """
+    files = await all_files(metadata)
+    states = await metadata.producer_states()
+    snapshot = await metadata.snapshot()
+    marks = {mark.partition_id: mark for mark in snapshot.watermarks}
+    extents = live_extents(snapshot.files, marks)
+    found: dict[str, list[Violation]] = {
+        "LOG-1": check_log_1(files, marks, complete=False),
+        "LOG-2": check_log_2(extents, marks),
+        "LOG-3": check_log_3(extents, marks),
+        "FILE-1": [],
+        "PROD-1": check_prod_1(states, marks),
+    }
+    live = [file for file in files if file.state is FileState.LIVE]
+    checked_in_objects = await _check_objects(live, extents, store, quick=quick, progress=progress)
+    for violation in checked_in_objects:
+        found.setdefault(violation.id, []).append(violation)
+    counts = {
+        "LOG-1": (len(files), "files"),
+        "LOG-2": (len(extents), "extents"),
+        "LOG-3": (len(marks), "partitions"),
+        "FILE-1": (len(live), "files"),
+        "PROD-1": (len(states), "producers"),
+    }
+    return [
+        Finding(id=id_, rule=rule, checked=counts[id_][0], unit=counts[id_][1], violations=_distinct(found[id_]))
+        for id_, rule in INVARIANTS.items()
+    ]
+
+
+async def all_files(metadata: MetadataService) -> list[FileInfo]:
+    """Every file row, of any state, by file id."""
+    files: list[FileInfo] = []
+    while page := await metadata.files(after_file_id=files[-1].file_id if files else 0, limit=PAGE_FILES):
+        files += page
+    return files
+
+
+async def _check_objects(
+    live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: ObjectStore, *, quick: bool, progress: Progress
+) -> list[Violation]:
+    violations: list[Violation] = []
+    by_key: dict[str, list[LiveExtent]] = defaultdict(list)
+    for extent in extents:
+        by_key[extent.key].append(extent)
+    passes = 1 if quick else 2
+    assumed = {file.key: file.crc32c for file in live} if quick else None
+    async with ReadAhead(store, [file.key for file in live], assumed_crc32c=assumed) as objects:
+        for done, file in enumerate(live, start=1):
+            violations += await check_file_1([file], objects)
+            if not quick:
+                violations += await check_log_2_bytes(by_key.pop(file.key, []), objects)
+            progress(done, passes * len(live))
+    if quick:
+        return violations
+    newer = [extent for of_file in by_key.values() for extent in of_file]
+    async with ReadAhead(store, list(by_key)) as objects:
+        violations += await check_log_2_bytes(newer, objects)
+    read = 0
+
+    def count_one() -> None:
+        nonlocal read
+        read += 1
+        progress(min(len(live) + read, passes * len(live)), passes * len(live))
+
+    keys = list(dict.fromkeys(extent.key for extent in extents))
+    async with ReadAhead(store, keys, on_read=count_one) as objects:
+        violations += [each for each in await check_prod_1_bytes(extents, objects) if each.id == "PROD-1"]
+    return violations
+
+
+class ReadAhead:
+    """Objects fetched a few ahead, in the order in which they will be asked for; each key is asked for in a row.
+
+    An object that is not there is None, as the invariants want it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        keys: Iterable[str],
+        *,
+        assumed_crc32c: Mapping[str, int] | None = None,
+        on_read: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`assumed_crc32c` (by key) leaves the bodies unread and stands in where the store keeps no CRC."""
+        self._store = store
+        self._assumed_crc32c = assumed_crc32c
+        self._on_read = on_read
+        self._keys = iter(keys)
+        self._ahead: deque[tuple[str, asyncio.Task[tuple[ObjectStat, bytes] | None]]] = deque()
+        self._current: tuple[str, tuple[ObjectStat, bytes] | None] = ("", None)
+
+    async def __aenter__(self) -> ReadAhead:
+        self._fill()
+        return self
+
+    async def __aexit__(self, *_exit: object) -> None:
+        for _, task in self._ahead:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._ahead), return_exceptions=True)
+
+    async def head(self, key: str) -> ObjectStat | None:
+        found = await self._find(key)
+        if found is None:
+            return None
+        stat = found[0]
+        if self._assumed_crc32c is None or stat.crc32c is not None:
+            return stat
+        return replace(stat, crc32c=self._assumed_crc32c[key])
+
+    async def get(self, key: str) -> bytes | None:
+        found = await self._find(key)
+        return None if found is None else found[1]
+
+    async def _find(self, key: str) -> tuple[ObjectStat, bytes] | None:
+        if self._current[0] != key:
+            if not self._ahead or self._ahead[0][0] != key:
+                raise KeyError(f"object {key} is asked for out of turn")
+            _, task = self._ahead.popleft()
+            self._fill()
+            self._current = (key, await task)
+            self._on_read()
+        return self._current[1]
+
+    def _fill(self) -> None:
+        while len(self._ahead) < READ_AHEAD and (key := next(self._keys, None)) is not None:
+            self._ahead.append((key, asyncio.create_task(self._read(key))))
+
+    async def _read(self, key: str) -> tuple[ObjectStat, bytes] | None:
+        try:
+            stat = await self._store.head(key)
+            return stat, (await self._store.get(key) if self._assumed_crc32c is None else b"")
+        except ObjectNotFoundError:
+            return None
+
+
+def _distinct(violations: Iterable[Violation]) -> list[Violation]:
+    return list(dict.fromkeys(violations))

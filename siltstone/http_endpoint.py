@@ -1,0 +1,84 @@
+"""The HTTP side of a process, for monitoring alone: `/metrics`, `/healthz` (it is alive) and `/readyz` (send it work).
+
+It listens on loopback unless `insecure` allows more, for it shows what a cluster does to everybody who can reach it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+
+from siltstone.errors import BadInputError
+from siltstone.metrics import CONTENT_TYPE, Metrics
+from siltstone.settings import SettingsError, format_address, is_loopback, parse_address
+
+
+class AddressInUseError(BadInputError):
+    """An address cannot be listened on, mostly because somebody else does already."""
+
+    def __init__(self, name: str, address: str, error: OSError) -> None:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken by another process" if taken else f"cannot be listened on: {error.strerror or error}"
+        remedy = f"stop that process, or set {name} to another port (0 takes any free one)"
+        super().__init__(f"{name}: the address {address} {why}", remedy=remedy if taken else f"set {name} to another")
+
+
+class HttpEndpoint:
+    """Started and stopped once.
+
+    Args:
+        listen: HOST:PORT, port 0 = any.
+        not_ready: why no work should be sent here; empty = ready. Called on every `/readyz`.
+    """
+
+    def __init__(
+        self, *, listen: str, metrics: Metrics, not_ready: Callable[[], Sequence[str]], insecure: bool = False
+    ) -> None:
+        self._host, self._port = parse_address(listen, name="metrics.listen")
+        if not is_loopback(self._host) and not insecure:
+            raise SettingsError(
+                f"metrics.listen {listen} can be reached from other machines",
+                remedy="listen on 127.0.0.1, or --insecure",
+            )
+        self._metrics = metrics
+        self._not_ready = not_ready
+        self._runner: web.AppRunner | None = None
+        self.address = ""
+        """HOST:PORT it listens on, once started."""
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self.address}/metrics"
+
+    async def start(self) -> None:
+        """Raises AddressInUseError."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._serve_metrics)
+        app.router.add_get("/healthz", self._serve_health)
+        app.router.add_get("/readyz", self._serve_ready)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, self._host, self._port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise AddressInUseError("metrics.listen", format_address(self._host, self._port), error) from error
+        self._runner = runner
+        self.address = format_address(self._host, int(runner.addresses[0][1]))
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _serve_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _serve_health(self, _: web.Request) -> web.Response:
+        return web.json_response({"alive": True})
+
+    async def _serve_ready(self, _: web.Request) -> web.Response:
+        reasons = list(self._not_ready())
+        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)

@@ -1,0 +1,175 @@
+"""Both metadata stores as worlds that a test can do things to which no agent can: kill, age, expire."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from metadata.memory import MemoryDatabase, MemoryMetadata
+from metadata.packed_index import IndexRow, decode_index
+from metadata.postgres import PostgresMetadata
+from metadata.service import (
+    AgentAddress,
+    BatchResult,
+    CommitL0,
+    Committed,
+    FileState,
+    L0Batch,
+    MetadataService,
+    Topic,
+    WriterLease,
+)
+from siltstone.clock import SystemClock
+from tests.fixtures.postgres import run_sql
+
+DAY_MS = 86_400_000
+BATCH_BYTES = 100
+
+
+class World(Protocol):
+    """A store, and services on it. `service` is open already."""
+
+    service: MetadataService
+
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+        """One more service on the same store, as another agent has it."""
+        ...
+
+    async def expire_leases(self) -> None: ...
+
+    async def set_state(self, file_id: int, state: FileState) -> None: ...
+
+    async def forget_rows(self) -> None:
+        """Forget all that may be forgotten."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.service: MetadataService = MemoryMetadata()
+        self._services: list[MemoryMetadata] = [self.service]  # type: ignore[list-item]
+        self._database: MemoryDatabase = self._services[0].database
+
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+        service = MemoryMetadata(database=self._database, producer_id_expiration_ms=producer_id_expiration_ms)
+        self._services.append(service)
+        await service.open()
+        return service
+
+    async def expire_leases(self) -> None:
+        for writer in self._database.writers.values():
+            if writer.lease_until_ms is not None:
+                writer.lease_until_ms = SystemClock().wall_ms() - 1
+
+    async def set_state(self, file_id: int, state: FileState) -> None:
+        file = self._database.files[file_id]
+        file.info = replace(file.info, state=state)
+
+    async def forget_rows(self) -> None:
+        await self._services[0].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+
+    async def close(self) -> None:
+        for service in self._services:
+            await service.close()
+
+
+class PostgresWorld:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.service: MetadataService = PostgresMetadata(url)
+        self._services: list[Any] = [self.service]
+
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+        service = PostgresMetadata(self.url, producer_id_expiration_ms=producer_id_expiration_ms)
+        self._services.append(service)
+        await service.open()
+        return service
+
+    async def expire_leases(self) -> None:
+        await run_sql(self.url, "UPDATE agents SET lease_until_ms = clock_ms() - 1")
+
+    async def set_state(self, file_id: int, state: FileState) -> None:
+        await run_sql(self.url, f"UPDATE files SET state = '{state.value}' WHERE file_id = {file_id}")
+
+    async def forget_rows(self) -> None:
+        await self._services[0].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+
+    async def close(self) -> None:
+        for service in self._services:
+            await service.close()
+
+
+@dataclass(slots=True)
+class Writer:
+    """An agent that commits: numbers its files, lays their batches one after the other."""
+
+    service: MetadataService
+    lease: WriterLease
+    seq: int = 0
+
+    @classmethod
+    async def register(cls, service: MetadataService, port: int = 9092) -> Writer:
+        return cls(service=service, lease=await service.register_agent(AgentAddress(host="agent", port=port)))
+
+    def request(self, batches: Sequence[L0Batch], *, key: str = "") -> CommitL0:
+        """The next file of this writer, batches laid out in the order given."""
+        laid = [replace(batch, position=at * BATCH_BYTES) for at, batch in enumerate(batches)]
+        self.seq += 1
+        return CommitL0(
+            lease=self.lease,
+            seq=self.seq,
+            key=key or new_key(),
+            size_bytes=len(laid) * BATCH_BYTES,
+            crc32c=0xDEADBEEF,
+            batches=laid,
+        )
+
+    async def commit(self, *batches: L0Batch, key: str = "") -> Committed:
+        return await self.service.commit_l0(self.request(batches, key=key))
+
+
+_numbers = itertools.count(1)
+
+
+def new_key(hour: str = "2024010100") -> str:
+    return f"l0/a7/{hour}/1-0-{next(_numbers)}.silt"
+
+
+def batch(partition_id: int, count: int = 1, **fields: Any) -> L0Batch:
+    """A batch without a producer; `Writer.request` gives it its position."""
+    values: dict[str, Any] = {"min_timestamp_ms": 10, "max_timestamp_ms": 20, **fields}
+    return L0Batch(partition_id=partition_id, position=0, length=BATCH_BYTES, record_count=count, **values)
+
+
+def sent(partition_id: int, producer_id: int, sequence: int, count: int = 1, *, epoch: int = 0, **more: Any) -> L0Batch:
+    """A batch of an idempotent producer."""
+    return batch(partition_id, count, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, **more)
+
+
+def stored(base_offset: int, log_append_time_ms: int = -1) -> BatchResult:
+    return BatchResult(error=0, duplicate=False, base_offset=base_offset, log_append_time_ms=log_append_time_ms)
+
+
+def duplicate(base_offset: int, log_append_time_ms: int = -1) -> BatchResult:
+    return BatchResult(error=0, duplicate=True, base_offset=base_offset, log_append_time_ms=log_append_time_ms)
+
+
+def refused(error: int) -> BatchResult:
+    return BatchResult(error=error, duplicate=False, base_offset=-1, log_append_time_ms=-1)
+
+
+def offsets(committed: Committed) -> list[tuple[int, int, int]]:
+    """(partition, base, last) of the packed index."""
+    return [row[:3] for row in decode_index(committed.index)]
+
+
+def rows(committed: Committed) -> list[IndexRow]:
+    return decode_index(committed.index)
+
+
+async def new_topic(service: MetadataService, name: str = "orders", partitions: int = 1) -> Topic:
+    return await service.create_topic(name, partitions=partitions, configs={})

@@ -1,0 +1,132 @@
+"""The commit function against its model: random histories of commits must get the same answers from both.
+
+The model is `metadata/producer_state.py` with `metadata/stretches.py`, behind the memory implementation; the other side
+is the PL/pgSQL function, in which the rules are written a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from metadata.invariants import check_log_1, check_prod_1
+from metadata.memory import MemoryMetadata
+from metadata.packed_index import decode_index
+from metadata.postgres import PostgresMetadata
+from metadata.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
+from tests.contract.metadata_worlds import BATCH_BYTES, batch, new_key, sent
+
+COMMITS, BATCHES_MAX = 40, 24
+SEQUENCES = 2**31
+UNKNOWN_PRODUCER = 10**12
+TOLD_APART_MS = 3
+"""Ages are compared in whole milliseconds."""
+
+
+class Clients:
+    """Producers that mostly behave: they go on, retry, skip, bump their epoch, or speak with an old one."""
+
+    def __init__(self, chance: random.Random, partition_ids: list[int], producer_ids: list[int]) -> None:
+        self.chance = chance
+        self.partition_ids = partition_ids
+        self.producer_ids = producer_ids
+        self.epochs: dict[tuple[int, int], int] = defaultdict(int)
+        self.next: dict[tuple[int, int], int] = {}
+        self.past: dict[tuple[int, int], list[L0Batch]] = defaultdict(list)
+
+    def file(self) -> list[L0Batch]:
+        """Batches by partition, as an agent lays them; one file in four comes with partitions in any order."""
+        batches = [self.batch() for _ in range(self.chance.randint(0, BATCHES_MAX))]
+        if self.chance.random() < 0.75:
+            batches.sort(key=lambda one: one.partition_id)
+        return batches
+
+    def batch(self) -> L0Batch:
+        partition_id = self.chance.choice([*self.partition_ids, 10_000])
+        count = self.chance.choice([0] + [1, 2, 3, 1000] * 6)
+        times = sorted(self.chance.randint(-1, 50) for _ in range(2))
+        more = {
+            "min_timestamp_ms": times[0],
+            "max_timestamp_ms": times[1],
+            "log_append_time_ms": self.chance.choice([-1, 777, self.chance.randint(0, 99)]),
+            "masked_error": self.chance.choice([0] * 12 + [87]),
+        }
+        if self.chance.random() < 0.2:
+            return batch(partition_id, count, **more)
+        who = (partition_id, self.chance.choice(self.producer_ids))
+        roll = self.chance.random()
+        if roll < 0.3 and self.past[who]:
+            return self.chance.choice(self.past[who][-7:])
+        epoch = self.epochs[who]
+        start = self.chance.choice([0, 0, SEQUENCES - 3])
+        sequence = self.next.setdefault(who, start)
+        if roll < 0.38:
+            epoch = self.epochs[who] = min(epoch + 1, 2**15 - 1)
+            sequence = self.chance.choice([0, 0, 0, 3])
+        elif roll < 0.44:
+            epoch = max(0, epoch - 1)
+        elif roll < 0.5:
+            sequence = self.chance.choice([0, 1, sequence + 2, SEQUENCES - 1]) % SEQUENCES
+        made = sent(*who, sequence, count, epoch=epoch, **more)
+        self.past[who].append(made)
+        self.next[who] = (sequence + max(count, 1)) % SEQUENCES
+        return made
+
+
+def requests(chance: random.Random, lease: WriterLease, clients: Clients) -> Iterator[CommitL0]:
+    for seq in range(COMMITS):
+        batches, position = [], 0
+        for one in clients.file():
+            length = chance.randint(1, BATCH_BYTES)
+            batches.append(replace(one, position=position, length=length))
+            position += length
+        yield CommitL0(lease=lease, seq=seq, key=new_key(), size_bytes=position, crc32c=0, batches=batches)
+
+
+async def prepare(service: MetadataService) -> tuple[WriterLease, list[int], list[int]]:
+    """The same writer, partitions and producer ids in each store, some ids older than the partitions."""
+    lease = await service.register_agent(AgentAddress(host="a", port=1))
+    old = await service.allocate_producer_ids(2)
+    await asyncio.sleep(TOLD_APART_MS / 1000)
+    topic = await service.create_topic("t", partitions=4, configs={})
+    await asyncio.sleep(TOLD_APART_MS / 1000)
+    young = await service.allocate_producer_ids(3)
+    return lease, list(topic.partition_ids), [*old, *young, UNKNOWN_PRODUCER]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres_url: str) -> None:
+    model, function = MemoryMetadata(), PostgresMetadata(postgres_url)
+    await function.open()
+    prepared = await prepare(model)
+    assert await prepare(function) == prepared
+    lease, partition_ids, producer_ids = prepared
+    chance = random.Random(seed)
+    codes: set[int] = set()
+
+    for number, request in enumerate(requests(chance, lease, Clients(chance, partition_ids, producer_ids))):
+        if number == COMMITS // 2:
+            for service in (model, function):
+                added = await service.create_topic("late", partitions=1, configs={})
+            partition_ids.append(added.partition_ids[0])
+        expected, answered = await model.commit_l0(request), await function.commit_l0(request)
+        assert list(answered.results) == list(expected.results), f"commit {number}"
+        assert decode_index(answered.index) == decode_index(expected.index), f"commit {number}"
+        codes |= {result.error for result in answered.results}
+        codes |= {-100 for result in answered.results if result.duplicate}
+
+    marks = await function.watermarks(partition_ids)
+    assert marks == await model.watermarks(partition_ids)
+    mine, its = await model.producer_states(), await function.producer_states()
+    assert [(s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in its] == [
+        (s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in mine
+    ]
+    assert check_log_1(await function.files(), marks) == []
+    assert check_prod_1(its, marks) == []
+    assert {0, -100, -1, 3, 45, 47, 87} <= codes, "the histories are too tame to tell the two apart"
+    await function.close()

@@ -1,0 +1,100 @@
+"""Two commits of one producer batch at the same moment: a client that timed out and asked another agent.
+
+Both are made to wait for the same lock, held by a third session, and seen waiting, before it is released. The commit
+function must store the batch once. A commit written as one SQL statement passes every sequential test and stores it
+twice here; it is kept beside this file so that the test is known to be able to fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from metadata.asyncpg_driver import Connection
+from metadata.invariants import check_log_1, check_prod_1
+from metadata.postgres import PostgresMetadata
+from metadata.postgres_connection import connect
+from tests.contract.metadata_worlds import Writer, new_topic, sent
+
+APPLICATION = "siltstone-commit"
+ONE_STATEMENT = (Path(__file__).parent / "one_statement_commit.sql").read_text()
+PRODUCER, RECORDS = 0, 3
+Answer = tuple[int, bool]
+"""(base offset, duplicate)"""
+Commit = Callable[[], Awaitable[Answer]]
+
+
+async def seen_waiting(watcher: Connection, count: int) -> None:
+    """Return once `count` commits of this database wait for a lock."""
+    query = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
+    async with asyncio.timeout(30):
+        while await watcher.fetchval(query, APPLICATION) != count:
+            await asyncio.sleep(0.01)
+
+
+async def race(url: str, partition_id: int, commits: list[Commit]) -> list[Answer]:
+    """Run the commits with the partition's lock held until all of them wait for it; answers by base offset."""
+    holder, watcher = await connect(url), await connect(url)
+    try:
+        await holder.execute("BEGIN")
+        await holder.execute(f"SELECT FROM watermarks WHERE partition_id = {partition_id} FOR UPDATE")
+        calls = [asyncio.ensure_future(commit()) for commit in commits]
+        await seen_waiting(watcher, len(commits))
+        await holder.execute("COMMIT")
+        return sorted(await asyncio.gather(*calls))
+    finally:
+        await holder.close()
+        await watcher.close()
+
+
+async def test_of_two_commits_of_one_batch_one_stores_it_and_the_other_answers_with_its_offset(
+    postgres_url: str,
+) -> None:
+    services = [PostgresMetadata(postgres_url) for _ in range(2)]
+    for service in services:
+        await service.open()
+    (one,) = (await new_topic(services[0])).partition_ids
+    writers = [await Writer.register(service, port) for port, service in enumerate(services)]
+
+    def commit_by(writer: Writer) -> Commit:
+        async def commit() -> Answer:
+            (result,) = (await writer.commit(sent(one, PRODUCER, 0, RECORDS))).results
+            return result.base_offset, result.duplicate
+
+        return commit
+
+    answers = await race(postgres_url, one, [commit_by(writer) for writer in writers])
+
+    assert answers == [(0, False), (0, True)]
+    marks = await services[0].watermarks([one])
+    assert marks[one].high_watermark == RECORDS
+    assert check_log_1(await services[0].files(), marks) == []
+    assert check_prod_1(await services[0].producer_states(), marks) == []
+    for service in services:
+        await service.close()
+
+
+async def test_a_commit_in_one_statement_would_store_the_batch_twice(postgres_url: str) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    (one,) = (await new_topic(service)).partition_ids
+    lines = [await connect(postgres_url, application=APPLICATION) for _ in range(2)]
+
+    def commit_on(line: Connection) -> Commit:
+        async def commit() -> Answer:
+            row = await line.fetchrow(ONE_STATEMENT, one, PRODUCER, 0, RECORDS)
+            assert row is not None
+            return row["base_offset"], row["duplicate"]
+
+        return commit
+
+    answers = await race(postgres_url, one, [commit_on(line) for line in lines])
+    retried = await commit_on(lines[0])()
+
+    assert answers == [(0, False), (RECORDS, False)], "the retry was stored a second time"
+    assert retried[1], "one after the other it does see duplicates"
+    for line in lines:
+        await line.close()
+    await service.close()

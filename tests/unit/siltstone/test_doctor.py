@@ -1,0 +1,78 @@
+"""The doctor's judgement, fact by fact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from metadata.probe import PostgresFacts
+from siltstone.doctor import Verdict, judge_postgres, judge_python, judge_skew
+
+NOW_MS = 1_700_000_000_000
+HEALTHY = PostgresFacts(
+    version_number=160_004,
+    version="16.4",
+    synchronous_commit="on",
+    synchronous_standbys="ANY 1 (*)",
+    crash_safe=True,
+    connections_max=100,
+    is_standby=False,
+    direct=True,
+    may_create=True,
+    tables_lacking_rights=(),
+    oldest_snapshot_ms=0,
+    revision="0001",
+    revision_needed="0001",
+    clock_ms=NOW_MS,
+)
+
+
+def test_a_healthy_postgres_is_ok_in_everything() -> None:
+    assert [check for check in judge_postgres(HEALTHY, NOW_MS) if check.verdict is not Verdict.OK] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "verdict"),
+    [
+        ({"version_number": 140_012}, "postgres version", Verdict.FAIL),
+        ({"crash_safe": False}, "postgres durability", Verdict.FAIL),
+        ({"synchronous_commit": "off"}, "postgres durability", Verdict.FAIL),
+        ({"synchronous_commit": "local"}, "postgres durability", Verdict.FAIL),
+        ({"synchronous_standbys": ""}, "postgres failover", Verdict.WARN),
+        ({"is_standby": True}, "postgres failover", Verdict.FAIL),
+        ({"direct": False}, "postgres pooler", Verdict.FAIL),
+        ({"revision": None}, "schema", Verdict.FAIL),
+        ({"revision": "0000"}, "schema", Verdict.FAIL),
+        ({"tables_lacking_rights": ("files",)}, "postgres rights", Verdict.FAIL),
+        ({"may_create": False}, "postgres rights", Verdict.WARN),
+        ({"connections_max": 10}, "postgres connections", Verdict.WARN),
+        ({"oldest_snapshot_ms": 300_000}, "postgres snapshots", Verdict.WARN),
+        ({"clock_ms": NOW_MS - 5_000}, "postgres clock", Verdict.WARN),
+        ({"clock_ms": NOW_MS + 3_600_000}, "postgres clock", Verdict.FAIL),
+    ],
+)
+def test_each_fault_is_named_alone_and_has_a_remedy(change: dict[str, object], name: str, verdict: Verdict) -> None:
+    faults = [
+        check
+        for check in judge_postgres(replace(HEALTHY, **change), NOW_MS)  # type: ignore[arg-type]
+        if check.verdict is not Verdict.OK
+    ]
+    assert [(check.name, check.verdict) for check in faults] == [(name, verdict)]
+    assert faults[0].remedy
+
+
+def test_without_a_schema_the_right_to_create_tables_is_needed() -> None:
+    checks = {check.name: check for check in judge_postgres(replace(HEALTHY, revision=None, may_create=False), NOW_MS)}
+    assert checks["postgres rights"].verdict is Verdict.FAIL
+
+
+def test_a_clock_told_in_whole_seconds_is_not_blamed_for_them() -> None:
+    assert judge_skew("store clock", NOW_MS - 2_900, NOW_MS, resolution_ms=1_000).verdict is Verdict.OK
+    assert judge_skew("store clock", NOW_MS - 2_900, NOW_MS).verdict is Verdict.WARN
+    assert "behind ours" in judge_skew("store clock", NOW_MS - 9_000, NOW_MS).detail
+
+
+def test_old_pythons_are_refused() -> None:
+    assert judge_python((3, 10, 14)).verdict is Verdict.FAIL
+    assert judge_python((3, 13, 0)).verdict is Verdict.OK

@@ -1,0 +1,194 @@
+"""One table, three spellings, and nothing unknown or impossible passes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from siltstone.settings import (
+    Settings,
+    SettingsError,
+    declarations,
+    environment_name,
+    is_loopback,
+    load_settings,
+    parse_address,
+    render_settings_markdown,
+    settings_environment,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "siltstone.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_documented_names_and_defaults_hold() -> None:
+    settings = load_settings(None, {}, {})
+    assert settings == Settings()
+    assert (settings.produce_linger_ms, settings.produce_file_bytes, settings.produce_early_bytes) == (
+        250,
+        8388608,
+        262144,
+    )
+    assert (settings.produce_early_idle_ms, settings.produce_early_per_second) == (3, 20)
+    assert (settings.l0_stall_files, settings.l0_refuse_files) == (20_000, 100_000)
+    assert (settings.gc_grace_ms, settings.purge_deadline_ms) == (900_000, 604_800_000)
+    assert (settings.job_limit_base_ms, settings.job_limit_ms_per_mib, settings.forced_interval_ms) == (
+        60_000,
+        250,
+        900_000,
+    )
+    assert (settings.listen, settings.insecure) == ("127.0.0.1:9092", False)
+
+
+def test_a_setting_has_one_name_in_three_spellings(tmp_path: Path) -> None:
+    assert environment_name("gc.grace.ms") == "SILTSTONE_GC_GRACE_MS"
+    by_file = load_settings(toml(tmp_path, "gc.grace.ms = 700_000"), {}, {})
+    by_environment = load_settings(None, {"SILTSTONE_GC_GRACE_MS": "700000"}, {})
+    by_command_line = load_settings(None, {}, {"gc.grace.ms": "700000"})
+    assert by_file == by_environment == by_command_line == Settings(gc_grace_ms=700_000)
+
+
+def test_no_name_begins_another_so_that_toml_tables_can_hold_them_all() -> None:
+    names = [name for name, _, _ in declarations()]
+    assert not [(a, b) for a, b in itertools.permutations(names, 2) if b.startswith(f"{a}.")]
+
+
+def test_dotted_names_tables_and_quoted_names_are_the_same_in_toml(tmp_path: Path) -> None:
+    text = '[produce]\nlinger.ms = 10\nearly = { bytes = 1000 }\n["fetch.max"]\n"wait.ms" = 5\n'
+    assert load_settings(toml(tmp_path, text), {}, {}) == Settings(
+        produce_linger_ms=10, produce_early_bytes=1000, fetch_max_wait_ms=5
+    )
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    file = toml(tmp_path, "num.partitions = 2\nconnections.max = 2\ntail.poll.ms = 2\n")
+    environ = {"SILTSTONE_NUM_PARTITIONS": "3", "SILTSTONE_CONNECTIONS_MAX": "3"}
+    settings = load_settings(file, environ, {"num.partitions": "4"})
+    assert (settings.num_partitions, settings.connections_max, settings.tail_poll_ms) == (4, 3, 2)
+
+
+def test_an_unknown_name_is_refused_wherever_it_stands_and_the_nearest_one_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'gc\.grase\.ms' \(in .*toml\) \(did you mean 'gc\.grace\.ms'"):
+        load_settings(toml(tmp_path, "[gc]\ngrase.ms = 1"), {}, {})
+    with pytest.raises(SettingsError, match=r"'SILTSTONE_GC_GRACE' .*did you mean 'SILTSTONE_GC_GRACE_MS'"):
+        load_settings(None, {"SILTSTONE_GC_GRACE": "1"}, {})
+    with pytest.raises(SettingsError, match=r"'produce\.linger' .*did you mean 'produce\.linger\.ms'"):
+        load_settings(None, {}, {"produce.linger": "1"})
+    with pytest.raises(SettingsError, match=r"'zzz'.*docs/settings\.md"):
+        load_settings(None, {}, {"zzz": "1"})
+
+
+def test_variables_of_others_and_of_the_command_line_are_left_alone() -> None:
+    assert (
+        load_settings(None, {"PATH": "/bin", "SILTSTONE_TRACEBACK": "1", "SILTSTONE_BOOTSTRAP": "x"}, {}) == Settings()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("connections.max", "many", "connections.max must be a whole number, not 'many'"),
+        ("connections.max", "1.5", "connections.max must be a whole number"),
+        ("connections.max", "", "connections.max must be a whole number"),
+        ("connections.max", "9" * 30, "connections.max must be a whole number"),
+        ("connections.max", "0", "connections.max must be at least 1, not 0"),
+        ("gc.grace.ms", "-5", "gc.grace.ms must be at least 1 ms, not -5"),
+        ("socket.request.max.bytes", "4294967296", "socket.request.max.bytes must be at most 2147483647 bytes"),
+        ("insecure", "yes", "insecure must be true or false, not 'yes'"),
+        ("log.level", "warn", "log.level must be one of debug, info, warning, error, not 'warn'"),
+        ("listen", "9092", "listen must be HOST:PORT, not '9092'"),
+        ("listen", "127.0.0.1:70000", "listen must be HOST:PORT"),
+        ("agent.zone", "a,b", "agent.zone may not hold"),
+        ("advertised.host", "host:9092", "advertised.host must be a host"),
+        ("advertised.host", "a b", "advertised.host must be a host"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_name(name: str, value: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said.replace("(", r"\(")):
+        load_settings(None, {}, {name: value})
+
+
+def test_a_refused_value_says_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"\(in SILTSTONE_GC_GRACE_MS\)"):
+        load_settings(None, {"SILTSTONE_GC_GRACE_MS": "soon"}, {})
+    with pytest.raises(SettingsError, match=r"\(in .*siltstone\.toml\)"):
+        load_settings(toml(tmp_path, "gc.grace.ms = 1.5"), {}, {})
+
+
+def test_a_toml_value_of_another_type_is_refused(tmp_path: Path) -> None:
+    for text in ("gc.grace.ms = true", "insecure = 1", "listen = 9092", "listen = ['a:1']", "gc = 5"):
+        with pytest.raises(SettingsError):
+            load_settings(toml(tmp_path, text), {}, {})
+
+
+def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot read the settings file .*absent\.toml"):
+        load_settings(tmp_path / "absent.toml", {}, {})
+    with pytest.raises(SettingsError, match=r"is not TOML"):
+        load_settings(toml(tmp_path, "gc.grace.ms = "), {}, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"produce_early_bytes": 2000, "produce_file_bytes": 1000}, r"produce\.early\.bytes \(2000\) may not exceed"),
+        ({"produce_file_bytes": 100_000_000}, r"produce\.file\.bytes .* produce\.buffer\.bytes\.max"),
+        ({"message_max_bytes": 200_000_000}, r"message\.max\.bytes .* socket\.request\.max\.bytes"),
+        ({"request_bytes_max": 1_000_000}, r"socket\.request\.max\.bytes .* request\.bytes\.max"),
+        ({"l0_stall_files": 10, "l0_refuse_files": 5}, r"l0\.stall\.files .* l0\.refuse\.files"),
+        ({"cache_ttl_ms": 450_001}, r"cache\.ttl\.ms .* half of gc\.grace\.ms"),
+    ],
+)
+def test_two_values_that_cannot_be_together_are_refused(values: dict[str, int], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Settings(**values)  # type: ignore[arg-type]
+
+
+def test_zero_disables_the_write_stall() -> None:
+    assert Settings(l0_stall_files=10, l0_refuse_files=0).l0_refuse_files == 0
+
+
+@pytest.mark.parametrize("name", ["listen", "metrics.listen"])
+@pytest.mark.parametrize("address", ["10.0.0.1:9092", "[2001:db8::1]:9092", "example.com:9092"])
+def test_an_address_beyond_loopback_is_refused_without_insecure(name: str, address: str) -> None:
+    with pytest.raises(SettingsError, match="can be reached from other machines"):
+        load_settings(None, {}, {name: address})
+    load_settings(None, {}, {name: address, "insecure": "true"})
+
+
+def test_a_wildcard_address_needs_a_host_to_tell_clients() -> None:
+    with pytest.raises(SettingsError, match=r"advertised\.host"):
+        load_settings(None, {}, {"listen": "0.0.0.0:9092", "insecure": "true"})
+    load_settings(None, {}, {"listen": "0.0.0.0:9092", "insecure": "true", "advertised.host": "silt.example"})
+
+
+def test_addresses_are_read_with_ipv6_in_brackets() -> None:
+    assert parse_address("localhost:1") == ("localhost", 1)
+    assert parse_address("[::1]:9092") == ("::1", 9092)
+    for bad in ("::1:9092", "host:", ":1", "host", "a b:1", "http://host:1"):
+        with pytest.raises(SettingsError):
+            parse_address(bad)
+    assert [is_loopback(host) for host in ("127.0.0.9", "::1", "localhost", "0.0.0.0", "localhost.example")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_a_password_in_the_metadata_url_is_never_shown() -> None:
+    settings = Settings(metadata_url="postgresql://u:hunter2@h/db")
+    assert "hunter2" not in repr(settings)
+
+
+def test_settings_survive_the_way_through_the_environment() -> None:
+    settings = Settings(insecure=True, listen="[::]:0", advertised_host="h", metadata_url="memory://", num_partitions=7)
+    assert load_settings(None, settings_environment(settings), {}) == settings
+
+
+def test_docs_settings_md_is_what_the_table_says() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == render_settings_markdown()

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from siltstone.errors import SiltstoneError
+from storage.local import LocalStore
+from storage.memory import MemoryStore
+from storage.objects import StoreMisconfiguredError
+from storage.s3 import S3Store
+from storage.urls import ObjectStoreUrl, open_store, parse_store_url
+
+
+def test_an_s3_url_has_bucket_prefix_endpoint_and_region() -> None:
+    url = parse_store_url("s3://logs/team/a?endpoint=http://127.0.0.1:9000/&region=eu-west-1")
+    assert url == ObjectStoreUrl(
+        scheme="s3", bucket="logs", prefix="team/a", endpoint="http://127.0.0.1:9000", region="eu-west-1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("s3://logs", "s3://logs"),
+        ("s3://logs/", "s3://logs"),
+        ("s3://logs//a/b//", "s3://logs/a/b"),
+        ("s3://logs/a%20b", "s3://logs/a%20b"),
+        ("s3://logs?endpoint=https://s3.example", "s3://logs?endpoint=https%3A%2F%2Fs3.example"),
+        ("file:///var/lib/x", "file:///var/lib/x"),
+        ("file://localhost/x%20y/", "file:///x%20y"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_a_url_has_one_normal_form_that_parses_to_the_same(text: str, normal: str) -> None:
+    assert str(parse_store_url(text)) == normal
+    assert parse_store_url(normal) == parse_store_url(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "scheme"),
+        ("gs://bucket", "'gs'"),
+        ("/var/lib/x", "scheme"),
+        ("s3://", "bucket"),
+        ("s3://a", "bucket"),
+        ("s3://bad_/x", "bucket"),
+        ("s3://logs/a//b", "prefix"),
+        ("s3://logs/../b", "prefix"),
+        ("s3://logs?zone=1", "'zone'"),
+        ("s3://logs?region=a&region=b", "twice"),
+        ("s3://logs?region=", "region"),
+        ("s3://logs?region=EU!", "region"),
+        ("s3://logs?endpoint=127.0.0.1:9000", "endpoint"),
+        ("s3://logs?endpoint=ftp://h", "endpoint"),
+        ("s3://logs?endpoint=http://h:99999", "endpoint"),
+        ("s3://logs?endpoint=http://h/path", "path"),
+        ("s3://logs#x", "#"),
+        ("s3://[bad", "cannot be read"),
+        ("file://relative/dir", "'relative'"),
+        ("file:///", "directory"),
+        ("file:///a/../b", "directory"),
+        ("file:///a?b=c", "parameters"),
+        ("memory://named", "memory"),
+    ],
+)
+def test_a_bad_url_is_refused_naming_the_part(text: str, said: str) -> None:
+    with pytest.raises(StoreMisconfiguredError) as caught:
+        parse_store_url(text)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://AKIAEXAMPLE:hunter2@logs/p",
+        "s3://logs?access_key_id=AKIAEXAMPLE&secret=hunter2",
+        "s3://logs?endpoint=http://AKIAEXAMPLE:hunter2@h:9000",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(StoreMisconfiguredError, match="credentials") as caught:
+        parse_store_url(text)
+    error: SiltstoneError = caught.value
+    assert "AWS_ACCESS_KEY_ID" in error.remedy
+    assert "hunter2" not in str(error)
+    assert "AKIAEXAMPLE" not in str(error)
+
+
+def test_each_scheme_opens_its_store(tmp_path: Path) -> None:
+    assert isinstance(open_store("memory://"), MemoryStore)
+    assert isinstance(open_store(f"file://{tmp_path}"), LocalStore)
+    assert isinstance(open_store("s3://logs/p"), S3Store)

@@ -1,0 +1,190 @@
+"""What holds of the tree as a whole, and no linter says: see docs/decisions/0001-house.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DECISIONS = ROOT / "docs" / "decisions"
+FILE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+ROOMS = ("agents", "compactor", "metadata", "siltstone", "spark_jobs", "storage", "wire")
+S3_CLIENTS = {"aioboto3", "aiobotocore", "boto3", "botocore"}
+
+# Written in two halves, so that this file does not hold what it forbids.
+FORBIDDEN_TEXTS = [
+    "pypi" + ".org",
+    "python" + "hosted",
+    "npm" + "js",
+    "arti" + "factory",
+    "code" + "artifact",
+    "extra-" + "index-url",
+    "/ro" + "ot/",
+    "/ho" + "me/",
+    "/wo" + "rk/",
+    "../sha" + "red",
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+DOCUMENT_NAME = re.compile(r"docs/[\w./-]+\.md")
+DECISION_NUMBER = re.compile(r"docs/decisions/(\d{4})")
+PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+( ; .+)?")
+
+INTRUDERS = {
+    "wire.intruder_with_a_loop": "import asyncio",
+    "wire.intruder_upward": "import storage.objects",
+    "storage.intruder_sideways": "import metadata.service",
+    "agents.intruder_with_sql": "import sqlalchemy",
+    "agents.intruder_to_the_front_door": "import siltstone.client",
+    "compactor.intruder_sideways": "import agents",
+    "metadata.intruder_with_s3": "import boto3",
+    "siltstone.intruder_with_a_client": "import confluent_kafka",
+    "siltstone.intruder_with_spark": "import pyspark",
+}
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """Files that are in the repository or about to be, text or not."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    paths = (ROOT / name for name in listed.split("\0") if name)
+    return sorted(path for path in paths if path.is_file() and (not suffixes or path.suffix in suffixes))
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text_of(path: Path) -> str | None:
+    """None for what is not text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+
+
+def test_the_import_contracts_hold() -> None:
+    outcome = lint_imports(ROOT)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
+def test_broken_import_contracts_are_noticed(tmp_path: Path) -> None:
+    # given a copy of the rooms, and in it imports that the contracts forbid
+    shutil.copy(ROOT / ".importlinter", tmp_path)
+    for path in tracked(".py"):
+        if path.relative_to(ROOT).parts[0] in ROOMS:
+            copy = tmp_path / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    for module, line in INTRUDERS.items():
+        (tmp_path / f"{module.replace('.', '/')}.py").write_text(f"{line}\n")
+    # when the contracts are checked there
+    outcome = lint_imports(tmp_path)
+    # then every one of them is named
+    assert outcome.returncode == 1, outcome.stdout + outcome.stderr
+    assert [module for module in INTRUDERS if f"{module} ->" not in outcome.stdout] == []
+
+
+def test_the_s3_client_is_imported_by_the_s3_store_alone() -> None:
+    for room in ROOMS:
+        for path in tracked(".py"):
+            if path.is_relative_to(ROOT / room) and not shown(path).startswith("storage/s3"):
+                assert not {name.split(".")[0] for name in imported_names(path)} & S3_CLIENTS, shown(path)
+
+
+def test_no_file_is_longer_than_a_reader_can_hold() -> None:
+    lengths = {shown(path): len(path.read_text(encoding="utf-8").splitlines()) for path in tracked(".py")}
+    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long: dict[str, int] = {}
+    for path in tracked(".py"):
+        for function in functions(path):
+            assert function.end_lineno is not None
+            lines = function.end_lineno - function.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                long[f"{shown(path)}:{function.lineno} {function.name}"] = lines
+    assert long == {}
+
+
+def test_every_dependency_is_pinned_and_none_has_an_address() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert len(lines) > 50
+    for line in lines:
+        assert PIN.fullmatch(line), line
+        assert "://" not in line and " @ " not in line, line
+
+
+def test_no_tracked_file_names_a_registry_or_a_path_of_somebodys_machine() -> None:
+    found: list[str] = []
+    for path in tracked():
+        text = text_of(path)
+        if text is not None:
+            found += [f"{shown(path)}: {forbidden}" for forbidden in FORBIDDEN_TEXTS if forbidden in text]
+    assert found == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    broken: list[str] = []
+    for path in tracked(".md"):
+        for target in LINK.findall(path.read_text(encoding="utf-8")):
+            if "://" in target or target.startswith(("#", "mailto:")):
+                continue
+            if not (path.parent / target.split("#")[0]).exists():
+                broken.append(f"{shown(path)}: {target}")
+    assert broken == []
+
+
+def test_documents_named_in_code_and_prose_exist() -> None:
+    missing: list[str] = []
+    for path in tracked(".py", ".md", ".toml", ".sql"):
+        text = path.read_text(encoding="utf-8")
+        named = [name for name in DOCUMENT_NAME.findall(text) if not (ROOT / name).is_file()]
+        numbered = [number for number in DECISION_NUMBER.findall(text) if not list(DECISIONS.glob(f"{number}-*.md"))]
+        missing += [f"{shown(path)}: {reference}" for reference in named + numbered]
+    assert missing == []
+
+
+def test_the_licence_is_apache_2_in_full() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_leaves_import_nothing_of_ours_when_loaded() -> None:
+    # given a fresh interpreter, when an agent's leaves are imported, then nothing of the CLI comes with them
+    code = (
+        "import sys, siltstone.errors, siltstone.clock, siltstone.ids\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('click', 'rich') or 'siltstone.cli' in name])"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert outcome.stdout.strip() == "[]"
