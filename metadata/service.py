@@ -3,7 +3,7 @@
 Two implementations keep it, `metadata/postgres.py` (durable) and `metadata/memory.py` (one process, tests), under one
 contract suite (`tests/contract/test_metadata.py`). No SQLAlchemy or asyncpg type crosses this line.
 
-The heart is `commit_l0`. It gives offsets, and it decides in this order (DESIGN 4):
+The heart is `commit_l0`. It gives offsets, and it decides in this order:
 
 1. lock the writer's row, then the watermark rows of the file's partitions in id order;
 2. insert the file row; if the key is there already, answer with the stored results (a repeat of a call whose
@@ -313,7 +313,7 @@ class MetadataService(Protocol):
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
         """Extend the lease by LEASE_MS on the store's clock. A draining agent leaves `live_agents` at once.
 
-        Raises WriterFencedError when a newer epoch exists.
+        Raises WriterFencedError when a newer epoch exists or the lease was ended; a lease that merely ran out revives.
         """
         ...
 
@@ -346,12 +346,18 @@ class MetadataService(Protocol):
 
     # -- producers
     async def allocate_producer_ids(self, count: int) -> range:
-        """A block of producer ids never given before."""
+        """A block of producer ids never given before.
+
+        An id is as old as its block, and an id that looks older than its partition may begin in the middle of its
+        sequence. So a block must be handed out at once: ask for one id for each InitProducerId.
+        """
         ...
 
     # -- the log
     async def commit_l0(self, request: CommitL0) -> Committed:
         """Give offsets to the batches of one L0 file. Idempotent by key. See the module's head.
+
+        A repeat answers the same even when the writer was fenced or the file merged and deleted meanwhile.
 
         Per batch: 0; OUT_OF_ORDER_SEQUENCE_NUMBER(45); INVALID_PRODUCER_EPOCH(47);
         UNKNOWN_TOPIC_OR_PARTITION(3) when the partition is gone. A definite refusal by the database (SQLSTATE 22, 23,
@@ -363,9 +369,10 @@ class MetadataService(Protocol):
         ...
 
     async def abort_file(self, key: str) -> bool:
-        """Insert an `aborted` row for a key that was never committed; True when that insert won.
+        """Insert an `aborted` row for a key that was never committed; True when the key is aborted, now or before.
 
-        Waits for a commit of the same key that is in flight. Only after True may the object be deleted.
+        Waits for a commit of the same key that is in flight. Only after True may the object be deleted. May be
+        repeated: who lost the first answer gets True again.
         """
         ...
 
@@ -376,8 +383,8 @@ class MetadataService(Protocol):
     async def snapshot(self) -> Snapshot: ...
 
     async def tail(self, cursor: Cursor) -> Tail:
-        """All L0 rows newer than the cursor, per writer and never waiting for a missing seq, and all newer changes,
-        in one statement."""
+        """The L0 rows newer than the cursor, per writer and never waiting for a missing seq, and all newer changes,
+        in one statement. At most 1,000 files per writer and call: a follower far behind calls again."""
         ...
 
     async def wait_for_news(self, timeout_ms: float) -> None:

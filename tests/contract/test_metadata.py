@@ -180,11 +180,13 @@ async def test_an_older_epoch_of_a_writer_is_fenced(world: World) -> None:
     assert len(await world.service.files()) == 1
 
 
-async def test_a_seq_that_is_not_above_the_writers_last_is_refused_and_leaves_nothing(world: World) -> None:
+@pytest.mark.parametrize("back", [1, 2])
+async def test_a_seq_that_is_not_above_the_writers_last_is_refused_and_leaves_nothing(world: World, back: int) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
+    writer.seq = 7
     await writer.commit(batch(one))
-    writer.seq -= 1
+    writer.seq -= back
 
     with pytest.raises(CommitRefusedError):
         await writer.commit(batch(one))

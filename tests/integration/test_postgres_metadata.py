@@ -138,6 +138,36 @@ async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
     assert not await abort
 
 
+async def test_a_change_waits_for_an_earlier_one_so_that_no_follower_passes_it_by(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    await session.execute("BEGIN")
+    await session.fetchval("SELECT append_change_v1('merged', NULL, '{}')")
+    topic = asyncio.ensure_future(new_topic(service))
+    await seen_waiting(session, POOL)
+
+    before = await service.tail(Cursor())
+    await session.execute("COMMIT")
+    await topic
+    after = await service.tail(before.cursor)
+
+    assert list(before.changes) == []
+    assert [change.kind.value for change in after.changes] == ["merged", "topic_created"]
+
+
+async def test_hints_are_sent_at_most_twenty_times_a_second(service: PostgresMetadata, session: Connection) -> None:
+    heard: list[float] = []
+    clock = SystemClock()
+    await session.add_listener("siltstone_news", lambda *_: heard.append(clock.monotonic_ms()))
+
+    async with asyncio.timeout(30):
+        while len(heard) < 4:
+            await service.notify()
+            await asyncio.sleep(0.001)
+
+    assert heard[3] - heard[0] > 3 * 45
+
+
 async def test_a_lost_conflict_is_repeated_inside(service: PostgresMetadata, session: Connection) -> None:
     writer = await Writer.register(service)
     (one,) = (await new_topic(service)).partition_ids

@@ -1,0 +1,50 @@
+"""asyncpg, as far as we use it, with types; the library carries none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs] - it has none
+
+DRIVER_ERRORS: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+"""What a call may raise: the server's errors (they carry `sqlstate`), the driver's own, the network's."""
+
+
+class Connection(Protocol):
+    """One connection; one call at a time."""
+
+    async def fetch(self, query: str, *arguments: Any) -> Sequence[Mapping[str, Any]]: ...
+
+    async def fetchrow(self, query: str, *arguments: Any) -> Mapping[str, Any] | None: ...
+
+    async def fetchval(self, query: str, *arguments: Any) -> Any: ...
+
+    async def execute(self, query: str, *arguments: Any) -> str: ...
+
+    async def add_listener(self, channel: str, callback: Callable[..., None]) -> None: ...
+
+    def add_termination_listener(self, callback: Callable[..., None]) -> None: ...
+
+    def is_in_transaction(self) -> bool: ...
+
+    def is_closed(self) -> bool: ...
+
+    async def close(self, *, timeout: float | None = None) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
+async def open_connection(
+    url: str, *, connect_timeout_s: float, command_timeout_s: float, settings: Mapping[str, str]
+) -> Connection:
+    """Raises DRIVER_ERRORS, and ValueError for a URL that makes no sense."""
+    connect = cast("Any", asyncpg).connect
+    return await connect(
+        url, timeout=connect_timeout_s, command_timeout=command_timeout_s, server_settings=dict(settings)
+    )
+
+
+def is_encoding_error(error: BaseException) -> bool:
+    """Whether the driver could not encode a value (too large for its type): nothing was sent to the server."""
+    return isinstance(error, asyncpg.DataError) and "invalid input for query argument" in str(error)

@@ -1,0 +1,454 @@
+"""The metadata contract in one process: for tests, simulations and `memory://`. Nothing is durable.
+
+Every method runs without giving up the event loop, so each is atomic; what Postgres needs locks for is order of calls
+here. Judging is shared with nothing but the rules: `metadata/producer_state.py`, which the commit function is compared
+with. Several services may share one `MemoryDatabase`, as agents share a Postgres.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from metadata import service as s
+from metadata.object_keys import key_hour, key_level
+from metadata.packed_index import encode_index
+from metadata.producer_state import Producer, is_possible, judge, may_lack_state
+from metadata.stretches import stretches
+from siltstone.clock import Clock, SystemClock
+from siltstone.ids import IdSource, SystemIds
+from wire.error_codes import ErrorCode
+
+
+@dataclass(slots=True)
+class _Writer:
+    address: s.AgentAddress
+    epoch: int = 0
+    last_seq: int = -1
+    lease_until_ms: int | None = None
+    """None: no lease."""
+    draining: bool = False
+    forgotten: tuple[int, int] = (-1, -1)
+    """The highest (epoch, seq) whose row was forgotten."""
+    files: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class _File:
+    info: s.FileInfo
+    results: tuple[s.BatchResult, ...] = ()
+
+
+@dataclass(slots=True)
+class _Partition:
+    created_ms: int
+    next_offset: int = 0
+    log_start_offset: int = 0
+
+
+@dataclass(slots=True)
+class MemoryDatabase:
+    """What the tables hold."""
+
+    cluster_id: str
+    store_bound: bool = False
+    next_node_id: int = 1
+    next_partition_id: int = 1
+    next_file_id: int = 1
+    next_change_id: int = 1
+    next_producer_id: int = 0
+    forgotten_key_hour: int = 0
+    forgotten_change_id: int = 0
+    writers: dict[int, _Writer] = field(default_factory=dict[int, _Writer])
+    topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
+    partitions: dict[int, _Partition] = field(default_factory=dict[int, _Partition])
+    files: dict[int, _File] = field(default_factory=dict[int, _File])
+    file_ids: dict[str, int] = field(default_factory=dict[str, int])
+    """By key."""
+    producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
+    producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
+    changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
+    """With the time each was made."""
+    news: list[asyncio.Event] = field(default_factory=list[asyncio.Event])
+
+
+class MemoryMetadata:
+    """A `MetadataService` over a `MemoryDatabase`."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        producer_id_expiration_ms: int = 86_400_000,
+        database: MemoryDatabase | None = None,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._ids = ids or SystemIds()
+        self._expiration_ms = producer_id_expiration_ms
+        self.database = database or MemoryDatabase(
+            cluster_id=base64.urlsafe_b64encode(self._ids.uuid4().bytes).decode().rstrip("=")
+        )
+        self._news = asyncio.Event()
+
+    async def open(self) -> None:
+        self.database.news.append(self._news)
+
+    async def close(self) -> None:
+        if self._news in self.database.news:
+            self.database.news.remove(self._news)
+
+    # -- cluster identity
+
+    async def cluster_identity(self) -> s.ClusterIdentity:
+        return s.ClusterIdentity(cluster_id=self.database.cluster_id, store_bound=self.database.store_bound)
+
+    async def bind_store(self) -> None:
+        self.database.store_bound = True
+
+    # -- agents
+
+    async def register_agent(self, address: s.AgentAddress) -> s.WriterLease:
+        db = self.database
+        known = {(writer.address.host, writer.address.port): id_ for id_, writer in db.writers.items()}
+        writer_id = known.get((address.host, address.port))
+        if writer_id is None:
+            writer_id, db.next_node_id = db.next_node_id, db.next_node_id + 1
+            writer = db.writers[writer_id] = _Writer(address=address)
+        else:
+            writer = db.writers[writer_id]
+            writer.epoch += 1
+        writer.address, writer.last_seq, writer.draining = address, -1, False
+        writer.lease_until_ms = self._clock.wall_ms() + s.LEASE_MS
+        return s.WriterLease(writer_id=writer_id, epoch=writer.epoch)
+
+    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> None:
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is None or writer.epoch != lease.epoch or writer.lease_until_ms is None:
+            raise s.WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+        writer.lease_until_ms = self._clock.wall_ms() + s.LEASE_MS
+        writer.draining = draining
+
+    async def unregister_agent(self, lease: s.WriterLease) -> None:
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is not None and writer.epoch == lease.epoch:
+            writer.lease_until_ms = None
+
+    async def live_agents(self) -> Sequence[s.AgentInfo]:
+        now_ms = self._clock.wall_ms()
+        return [
+            s.AgentInfo(writer_id=writer_id, epoch=writer.epoch, address=writer.address)
+            for writer_id, writer in sorted(self.database.writers.items())
+            if writer.lease_until_ms is not None and writer.lease_until_ms > now_ms and not writer.draining
+        ]
+
+    # -- topics
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> s.Topic:
+        if any(topic.name == name for topic in self.database.topics.values()):
+            raise s.TopicExistsError(f"topic {name!r} exists already")
+        topic = s.Topic(
+            topic_id=self._ids.uuid4(),
+            name=name,
+            partition_ids=self._new_partitions(partitions),
+            configs=dict(configs),
+            created_ms=self._clock.wall_ms(),
+        )
+        self.database.topics[topic.topic_id] = topic
+        detail = {"configs": dict(configs), "created_ms": topic.created_ms}
+        self._changed(s.ChangeKind.TOPIC_CREATED, topic, partition_ids=list(topic.partition_ids), **detail)
+        return topic
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        topic = self._topic(topic_id)
+        gone = set(topic.partition_ids)
+        db = self.database
+        del db.topics[topic_id]
+        db.partitions = {id_: partition for id_, partition in db.partitions.items() if id_ not in gone}
+        db.producers = {where: state for where, state in db.producers.items() if where[0] not in gone}
+        self._changed(s.ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
+
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
+        merged = {**self._topic(topic_id).configs, **changes}
+        configs = {name: value for name, value in merged.items() if value is not None}
+        topic = self.database.topics[topic_id] = replace(self._topic(topic_id), configs=configs)
+        self._changed(s.ChangeKind.CONFIGS_CHANGED, topic, configs=configs)
+        return topic
+
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> s.Topic:
+        topic = self._topic(topic_id)
+        present = len(topic.partition_ids)
+        if count <= present:
+            raise s.InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+        partition_ids = topic.partition_ids + self._new_partitions(count - present)
+        topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
+        self._changed(s.ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))
+        return topic
+
+    async def topics(self) -> Sequence[s.Topic]:
+        return sorted(self.database.topics.values(), key=lambda topic: topic.name)
+
+    # -- producers
+
+    async def allocate_producer_ids(self, count: int) -> range:
+        db = self.database
+        block = range(db.next_producer_id, db.next_producer_id + count)
+        db.next_producer_id += count
+        db.producer_id_blocks.append((block, self._clock.wall_ms()))
+        return block
+
+    async def producer_states(self) -> Sequence[s.ProducerState]:
+        return [
+            s.ProducerState(
+                partition_id=partition_id,
+                producer_id=producer_id,
+                epoch=producer.epoch,
+                batches=[(b.first_sequence, b.last_sequence, b.base_offset) for b in producer.batches],
+                last_seen_ms=self.database.producers_seen_ms[partition_id, producer_id],
+            )
+            for (partition_id, producer_id), producer in sorted(self.database.producers.items())
+        ]
+
+    # -- the log
+
+    async def commit_l0(self, request: s.CommitL0) -> s.Committed:
+        db = self.database
+        known = db.file_ids.get(request.key)
+        if known is not None:
+            return _repeated(db.files[known])
+        writer = self._check_writer(request)
+        batches = [
+            batch
+            if batch.masked_error or is_possible(batch)
+            else replace(batch, masked_error=int(ErrorCode.UNKNOWN_SERVER_ERROR))
+            for batch in request.batches
+        ]
+        now_ms = self._clock.wall_ms()
+        judgement = judge(
+            batches,
+            next_offsets={
+                batch.partition_id: db.partitions[batch.partition_id].next_offset
+                for batch in batches
+                if batch.partition_id in db.partitions
+            },
+            producers=db.producers,
+            state_may_be_absent=lambda partition_id, producer_id: may_lack_state(
+                allocated_ms=self._allocated_ms(producer_id),
+                partition_created_ms=db.partitions[partition_id].created_ms,
+                now_ms=now_ms,
+                producer_id_expiration_ms=self._expiration_ms,
+            ),
+        )
+        for partition_id, next_offset in judgement.next_offsets.items():
+            db.partitions[partition_id].next_offset = next_offset
+        db.producers.update(judgement.producers)
+        db.producers_seen_ms.update(dict.fromkeys(judgement.producers, now_ms))
+        writer.last_seq = request.seq
+        index = encode_index(stretches(batches, judgement.results))
+        file = self._insert_file(request, index, tuple(judgement.results), now_ms)
+        writer.files.append(file.info.file_id)
+        return _repeated(file)
+
+    async def abort_file(self, key: str) -> bool:
+        db = self.database
+        known = db.file_ids.get(key)
+        if known is not None:
+            return db.files[known].info.state is s.FileState.ABORTED
+        file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
+        db.file_ids[key] = file_id
+        db.files[file_id] = _File(
+            info=s.FileInfo(
+                file_id=file_id,
+                key=key,
+                level=key_level(key),
+                state=s.FileState.ABORTED,
+                writer_id=None,
+                epoch=None,
+                seq=None,
+                size_bytes=0,
+                crc32c=0,
+                created_ms=self._clock.wall_ms(),
+                index=encode_index(()),
+            )
+        )
+        return True
+
+    async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
+        known = self.database.partitions
+        return {id_: _watermarks(id_, known[id_]) for id_ in partition_ids if id_ in known}
+
+    async def snapshot(self) -> s.Snapshot:
+        db = self.database
+        return s.Snapshot(
+            topics=await self.topics(),
+            watermarks=[_watermarks(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            files=[
+                _l0_file(file.info)
+                for _, file in sorted(db.files.items())
+                if file.info.level == 0 and file.info.state is s.FileState.LIVE
+            ],
+            cursor=s.Cursor(
+                writers={id_: (writer.epoch, writer.last_seq) for id_, writer in db.writers.items()},
+                change_id=db.next_change_id - 1,
+            ),
+        )
+
+    async def tail(self, cursor: s.Cursor) -> s.Tail:
+        db = self.database
+        seen = dict(cursor.writers)
+        cold = cursor.change_id < db.forgotten_change_id
+        files: list[s.L0File] = []
+        for writer_id, writer in db.writers.items():
+            after = cursor.writers.get(writer_id, (-1, -1))
+            cold = cold or after < writer.forgotten
+            for file_id in reversed(writer.files):
+                file = _l0_file(db.files[file_id].info)
+                if (file.epoch, file.seq) <= after:
+                    break
+                files.append(file)
+                seen[writer_id] = max(seen.get(writer_id, after), (file.epoch, file.seq))
+        if cold:
+            return s.Tail(files=(), changes=(), cursor=cursor, cold=True)
+        changes = [change for change, _ in db.changes if change.change_id > cursor.change_id]
+        change_id = changes[-1].change_id if changes else cursor.change_id
+        files.sort(key=lambda file: file.file_id)
+        return s.Tail(files=files, changes=changes, cursor=s.Cursor(writers=seen, change_id=change_id))
+
+    async def wait_for_news(self, timeout_ms: float) -> None:
+        news = asyncio.ensure_future(self._news.wait())
+        timer = asyncio.ensure_future(self._clock.sleep_ms(timeout_ms))
+        try:
+            await asyncio.wait((news, timer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            timer.cancel()
+        self._news.clear()
+
+    async def notify(self) -> None:
+        for event in self.database.news:
+            event.set()
+
+    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[s.FileInfo]:
+        ids = sorted(file_id for file_id in self.database.files if file_id > after_file_id)
+        return [self.database.files[file_id].info for file_id in ids[:limit]]
+
+    async def forget_rows(self, *, before_ms: int) -> int:
+        """Drop changes and the rows of deleted and aborted files made before `before_ms`. Returns how many.
+
+        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on.
+        """
+        db = self.database
+        old = [change.change_id for change, made_ms in db.changes if made_ms < before_ms]
+        db.changes = db.changes[len(old) :]
+        db.forgotten_change_id = max([db.forgotten_change_id, *old])
+        gone = [
+            file.info
+            for file in db.files.values()
+            if file.info.created_ms < before_ms and file.info.state in (s.FileState.DELETED, s.FileState.ABORTED)
+        ]
+        for info in gone:
+            del db.files[info.file_id], db.file_ids[info.key]
+            db.forgotten_key_hour = max(db.forgotten_key_hour, key_hour(info.key) or 0)
+            if info.writer_id is not None and info.epoch is not None and info.seq is not None:
+                writer = db.writers[info.writer_id]
+                writer.files.remove(info.file_id)
+                writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
+        return len(old) + len(gone)
+
+    # -- inside
+
+    def _topic(self, topic_id: uuid.UUID) -> s.Topic:
+        topic = self.database.topics.get(topic_id)
+        if topic is None:
+            raise s.UnknownTopicError(f"there is no topic with id {topic_id}")
+        return topic
+
+    def _new_partitions(self, count: int) -> tuple[int, ...]:
+        db = self.database
+        new = range(db.next_partition_id, db.next_partition_id + count)
+        db.next_partition_id += count
+        db.partitions.update({id_: _Partition(created_ms=self._clock.wall_ms()) for id_ in new})
+        return tuple(new)
+
+    def _changed(self, kind: s.ChangeKind, topic: s.Topic, **detail: Any) -> None:
+        db = self.database
+        change = s.Change(
+            change_id=db.next_change_id, kind=kind, topic_id=topic.topic_id, detail={"name": topic.name, **detail}
+        )
+        db.changes.append((change, self._clock.wall_ms()))
+        db.next_change_id += 1
+
+    def _allocated_ms(self, producer_id: int) -> int | None:
+        return next((at_ms for block, at_ms in self.database.producer_id_blocks if producer_id in block), None)
+
+    def _check_writer(self, request: s.CommitL0) -> _Writer:
+        """Raises WriterFencedError, CommitRefusedError."""
+        lease = request.lease
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is None or writer.epoch != lease.epoch:
+            raise s.WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} is not the present one")
+        if request.seq <= writer.last_seq:
+            raise s.CommitRefusedError(f"seq {request.seq} is not above the writer's last ({writer.last_seq})")
+        hour = key_hour(request.key)
+        if hour is not None and hour <= self.database.forgotten_key_hour:
+            raise s.CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten")
+        return writer
+
+    def _insert_file(self, request: s.CommitL0, index: bytes, results: tuple[s.BatchResult, ...], now_ms: int) -> _File:
+        db = self.database
+        file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
+        empty = index == encode_index(())
+        info = s.FileInfo(
+            file_id=file_id,
+            key=request.key,
+            level=0,
+            state=s.FileState.DEAD if empty else s.FileState.LIVE,
+            writer_id=request.lease.writer_id,
+            epoch=request.lease.epoch,
+            seq=request.seq,
+            size_bytes=request.size_bytes,
+            crc32c=request.crc32c,
+            created_ms=now_ms,
+            index=index,
+        )
+        db.file_ids[request.key] = file_id
+        file = db.files[file_id] = _File(info=info, results=results)
+        return file
+
+
+def _repeated(file: _File) -> s.Committed:
+    """What the first call answered. Raises CommitRefusedError for an aborted key."""
+    if file.info.state is s.FileState.ABORTED:
+        raise s.CommitRefusedError(f"key {file.info.key!r} was aborted")
+    return s.Committed(
+        file_id=file.info.file_id, results=file.results, index=file.info.index, created_ms=file.info.created_ms
+    )
+
+
+def _watermarks(partition_id: int, partition: _Partition) -> s.Watermarks:
+    return s.Watermarks(
+        partition_id=partition_id,
+        log_start_offset=partition.log_start_offset,
+        last_stable_offset=partition.next_offset,
+        high_watermark=partition.next_offset,
+    )
+
+
+def _l0_file(info: s.FileInfo) -> s.L0File:
+    if info.writer_id is None or info.epoch is None or info.seq is None:
+        raise s.WentBackError(f"file {info.file_id} is live or dead in L0 but has no writer")
+    return s.L0File(
+        file_id=info.file_id,
+        key=info.key,
+        writer_id=info.writer_id,
+        epoch=info.epoch,
+        seq=info.seq,
+        size_bytes=info.size_bytes,
+        created_ms=info.created_ms,
+        index=info.index,
+    )

@@ -1,0 +1,104 @@
+"""Bringing a database to the schema of this release. Its own command (`siltstone migrate`), never done by an agent.
+
+Order: take an advisory lock (two cannot run at once), run the missing revisions and write the cluster row, all in one
+transaction. A crash leaves the database as it was. Locks are waited for 5 s at most, so that a migration never queues
+the agents' commits behind itself for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from metadata.postgres_connection import connect, unavailable
+from metadata.service import MetadataUnavailableError, SchemaMismatchError
+from metadata.tables import CLUSTER, SCHEMA_REVISION
+from siltstone.ids import IdSource, SystemIds
+
+MIGRATION_LOCK = 7_310_575_218
+LOCK_TIMEOUT_MS = 5_000
+STATEMENT_TIMEOUT_MS = 3_600_000
+LOCK_NOT_AVAILABLE = "55P03"
+
+
+def migrate(url: str, *, ids: IdSource | None = None) -> str:
+    """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the schema revision.
+
+    Creates the cluster row, with a fresh cluster id, if there is none. Doing it again changes nothing. Must not be
+    called where an event loop runs: see `migrate_async`. Raises MetadataUnavailableError, SchemaMismatchError.
+    """
+    return asyncio.run(migrate_async(url, ids=ids))
+
+
+async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
+    """As `migrate`, in a running event loop."""
+    cluster_id = new_cluster_id(ids or SystemIds())
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(url, application="siltstone-migrate", statement_timeout_ms=STATEMENT_TIMEOUT_MS),
+        poolclass=NullPool,
+    )
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(_migrate, cluster_id)
+    except (DBAPIError, OSError, TimeoutError) as error:
+        if LOCK_NOT_AVAILABLE in str(getattr(getattr(error, "orig", None), "sqlstate", "")):
+            raise MetadataUnavailableError(
+                f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",
+                remedy="another migration runs, or a long transaction holds a table; try again when it has ended",
+            ) from error
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
+    return SCHEMA_REVISION
+
+
+async def schema_revision(url: str) -> str | None:
+    """The revision the database has; None when it has no schema. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        if await connection.fetchval("SELECT to_regclass('alembic_version')") is None:
+            return None
+        return await connection.fetchval("SELECT version_num FROM alembic_version")
+    finally:
+        await connection.close()
+
+
+def new_cluster_id(ids: IdSource) -> str:
+    """22 characters of base64, as Kafka makes them (Uuid.randomUuid)."""
+    return base64.urlsafe_b64encode(ids.uuid4().bytes).decode().rstrip("=")
+
+
+def alembic_config() -> Config:
+    """Alembic pointed at the packaged revisions; needs no file in the working directory."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _migrate(connection: sa.Connection, cluster_id: str) -> None:
+    connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    present = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if present is not None and present not in known:
+        raise SchemaMismatchError(
+            f"the database has schema revision {present}, which is newer than this release ({SCHEMA_REVISION})",
+            remedy="run the migration of the newer release, and upgrade this one",
+        )
+    command.upgrade(config, SCHEMA_REVISION)
+    if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
+        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id))

@@ -1,0 +1,11 @@
+"""Alembic's entry: runs on the connection that `metadata/migrate.py` hands over, inside its transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from metadata.tables import METADATA
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=METADATA)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,178 @@
+-- The first schema. Times are bigint milliseconds since the epoch, from this server's clock_timestamp().
+-- No foreign key touches the commit: watermarks, files and producers are written four times a second by every agent.
+
+CREATE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE
+    AS $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint $$;
+
+CREATE TABLE cluster (
+    id boolean PRIMARY KEY DEFAULT true CHECK (id),  -- one row
+    cluster_id text NOT NULL,
+    store_bound boolean NOT NULL DEFAULT false,
+    created_ms bigint NOT NULL DEFAULT clock_ms(),
+    next_producer_id bigint NOT NULL DEFAULT 0 CHECK (next_producer_id >= 0),
+    -- What forgotten rows leave behind: the newest hour (yyyymmddhh) of a forgotten key, the highest ids.
+    forgotten_key_hour bigint NOT NULL DEFAULT 0,
+    forgotten_change_id bigint NOT NULL DEFAULT 0,
+    forgotten_file_id bigint NOT NULL DEFAULT 0
+);
+
+-- Node ids of agents and compactors, in Kafka's int32, never reused.
+CREATE SEQUENCE node_ids AS integer;
+
+-- Locked by every commit of the writer. The lease lies in `agents`, so that a hung commit does not cost it.
+CREATE TABLE writers (
+    writer_id integer PRIMARY KEY DEFAULT nextval('node_ids'),
+    host text NOT NULL,
+    port integer NOT NULL CHECK (port BETWEEN 0 AND 65535),
+    epoch integer NOT NULL DEFAULT 0,
+    last_seq bigint NOT NULL DEFAULT -1,
+    -- The highest (epoch, seq) whose file row was forgotten.
+    forgotten_epoch integer NOT NULL DEFAULT -1,
+    forgotten_seq bigint NOT NULL DEFAULT -1,
+    CONSTRAINT writers_address UNIQUE (host, port)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+ALTER SEQUENCE node_ids OWNED BY NONE;
+
+CREATE TABLE agents (
+    writer_id integer PRIMARY KEY,
+    epoch integer NOT NULL,
+    zone text NOT NULL DEFAULT '',
+    lease_until_ms bigint NOT NULL,
+    draining boolean NOT NULL DEFAULT false
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE topics (
+    topic_id uuid PRIMARY KEY,
+    name text NOT NULL CONSTRAINT topics_name UNIQUE,
+    configs jsonb NOT NULL,
+    config_version bigint NOT NULL DEFAULT 1,
+    created_ms bigint NOT NULL
+);
+
+CREATE SEQUENCE partition_ids AS integer;
+
+CREATE TABLE partitions (
+    partition_id integer PRIMARY KEY DEFAULT nextval('partition_ids'),
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL CHECK (partition >= 0),
+    created_ms bigint NOT NULL,
+    CONSTRAINT partitions_topic_partition UNIQUE (topic_id, partition)
+);
+
+-- Narrow and hot: its rows are the locks that order a partition. Half-empty pages keep the updates HOT.
+CREATE TABLE watermarks (
+    partition_id integer PRIMARY KEY,
+    next_offset bigint NOT NULL DEFAULT 0 CHECK (next_offset >= 0)
+) WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE TABLE log_starts (
+    partition_id integer PRIMARY KEY,
+    log_start_offset bigint NOT NULL DEFAULT 0 CHECK (log_start_offset >= 0),
+    last_stable_offset bigint,  -- NULL: no open transaction, equal to the high watermark
+    cleaned_through_offset bigint NOT NULL DEFAULT 0,
+    clean_bytes bigint NOT NULL DEFAULT 0,
+    dirty_bytes bigint NOT NULL DEFAULT 0,
+    earliest_dirty_ms bigint,
+    last_cleaned_ms bigint
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- CACHE 1: a session that kept ids in store would give an older id to a later commit, and break offset order.
+CREATE SEQUENCE file_ids CACHE 1;
+
+CREATE TABLE files (
+    file_id bigint PRIMARY KEY DEFAULT nextval('file_ids'),
+    key text NOT NULL CONSTRAINT files_key UNIQUE,
+    level smallint NOT NULL CHECK (level BETWEEN 0 AND 2),
+    state text NOT NULL CHECK (state IN ('live', 'dead', 'deleted', 'aborted')),
+    class text CHECK (class IN ('plain', 'compacted')),  -- NULL: L0 (mixed) and aborted
+    writer_id integer,
+    epoch integer,
+    seq bigint,
+    lo bigint,
+    hi bigint,
+    size_bytes bigint NOT NULL CHECK (size_bytes >= 0),
+    crc32c bigint NOT NULL CHECK (crc32c BETWEEN 0 AND 4294967295),
+    created_ms bigint NOT NULL,
+    dead_ms bigint,
+    max_ts_ms bigint,
+    job_id bigint,
+    live_extents integer NOT NULL DEFAULT 0,
+    config_version bigint,
+    results bytea NOT NULL DEFAULT '\x',
+    index bytea NOT NULL DEFAULT '\x01'
+) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE UNIQUE INDEX files_writer_seq ON files (writer_id, epoch, seq) WHERE level = 0;
+CREATE INDEX files_live ON files (level, file_id) WHERE state = 'live';
+CREATE INDEX files_not_live ON files (state, created_ms) WHERE state <> 'live';
+
+CREATE TABLE extents (
+    extent_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    partition_id integer NOT NULL,
+    base_offset bigint NOT NULL CHECK (base_offset >= 0),
+    last_offset bigint NOT NULL,
+    file_id bigint NOT NULL,
+    position bigint NOT NULL CHECK (position >= 0),
+    length bigint NOT NULL CHECK (length >= 0),
+    block_index_position bigint,
+    block_index_length integer,
+    record_count bigint NOT NULL CHECK (record_count >= 0),
+    crc32c bigint NOT NULL CHECK (crc32c BETWEEN 0 AND 4294967295),
+    min_ts_ms bigint NOT NULL,
+    max_ts_ms bigint NOT NULL,
+    state text NOT NULL CHECK (state IN ('live', 'dead')),
+    dead_ms bigint,
+    has_tombstones boolean NOT NULL DEFAULT false,
+    flagged_reason text,
+    CONSTRAINT extents_range CHECK (last_offset >= base_offset)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 10000);
+
+CREATE INDEX extents_live ON extents (partition_id, last_offset) WHERE state = 'live';
+CREATE INDEX extents_file ON extents (file_id);
+
+-- Arrays of at most five batches, oldest first, of equal length.
+CREATE TABLE producers (
+    partition_id integer NOT NULL,
+    producer_id bigint NOT NULL CHECK (producer_id >= 0),
+    epoch smallint NOT NULL CHECK (epoch >= 0),
+    first_sequences integer[] NOT NULL,
+    last_sequences integer[] NOT NULL,
+    base_offsets bigint[] NOT NULL,
+    log_append_times_ms bigint[] NOT NULL,
+    last_seen_ms bigint NOT NULL,
+    PRIMARY KEY (partition_id, producer_id)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE producer_id_blocks (
+    first_id bigint PRIMARY KEY,
+    count bigint NOT NULL CHECK (count > 0),
+    allocated_ms bigint NOT NULL
+);
+
+CREATE SEQUENCE change_ids CACHE 1;
+
+CREATE TABLE changes (
+    change_id bigint PRIMARY KEY,
+    kind text NOT NULL,
+    topic_id uuid,
+    detail jsonb NOT NULL,
+    created_ms bigint NOT NULL
+);
+
+-- Ids are in commit order: the lock is taken before the id is drawn and held until the transaction is visible.
+-- Call it last in the transaction, because everybody who changes anything waits behind it.
+CREATE FUNCTION append_change_v1(p_kind text, p_topic_id uuid, p_detail jsonb) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_change_id bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock(7310575217);
+    v_change_id := nextval('change_ids');
+    INSERT INTO changes (change_id, kind, topic_id, detail, created_ms)
+    VALUES (v_change_id, p_kind, p_topic_id, p_detail, clock_ms());
+    RETURN v_change_id;
+END
+$$;

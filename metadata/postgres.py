@@ -1,0 +1,56 @@
+"""The metadata contract over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
+
+Connections of one service: a pool of 4 (up to 8), one for commits, one for the tail and watermarks, one each to listen
+and to notify. None stays in a transaction between two calls.
+"""
+
+from __future__ import annotations
+
+from metadata.postgres_agents import PostgresAgents
+from metadata.postgres_commit import Committer
+from metadata.postgres_connection import Database
+from metadata.postgres_log import PostgresLog
+from metadata.postgres_news import PostgresNews
+from metadata.postgres_topics import PostgresTopics
+from metadata.service import CommitL0, Committed
+from siltstone.clock import Clock, SystemClock
+from siltstone.ids import IdSource, SystemIds
+
+
+class PostgresMetadata(PostgresAgents, PostgresTopics, PostgresLog):
+    """A `MetadataService`. The three parents are its parts by table; each works on the one `Database`."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        producer_id_expiration_ms: int = 86_400_000,
+    ) -> None:
+        database = Database(url, clock=clock or SystemClock(), ids=ids or SystemIds())
+        PostgresAgents.__init__(self, database)
+        PostgresTopics.__init__(self, database)
+        PostgresLog.__init__(self, database)
+        self._committer = Committer(database, producer_id_expiration_ms=producer_id_expiration_ms)
+        self._postgres_news = PostgresNews(database)
+
+    async def open(self) -> None:
+        """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
+        await self._database.open()
+        self._postgres_news.start()
+
+    async def close(self) -> None:
+        await self._postgres_news.close()
+        await self._committer.close()
+        await PostgresLog.close(self)
+        await self._database.close()
+
+    async def commit_l0(self, request: CommitL0) -> Committed:
+        return await self._committer.commit_l0(request)
+
+    async def wait_for_news(self, timeout_ms: float) -> None:
+        await self._postgres_news.wait_for_news(timeout_ms)
+
+    async def notify(self) -> None:
+        await self._postgres_news.notify()

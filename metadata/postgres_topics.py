@@ -1,0 +1,168 @@
+"""Topics in Postgres: one transaction a change, with a row in `changes` as its last step.
+
+Order of locks: the topic's row, then watermark rows in id order, then the lock of `changes`. The commit function takes
+watermark rows in id order and nothing of the rest, so the two cannot deadlock: a deletion waits for commits in flight,
+and a commit that comes after it finds no watermark row and refuses those batches.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, aggregate_order_by
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.postgres_connection import Database
+from metadata.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
+from metadata.tables import LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
+
+_APPEND_CHANGE = sa.text("SELECT append_change_v1(:kind, :topic_id, :detail)").bindparams(
+    sa.bindparam("kind", type_=sa.Text),
+    sa.bindparam("topic_id", type_=sa.Uuid),
+    sa.bindparam("detail", type_=JSONB),
+)
+_INSERT_PARTITIONS = sa.text(
+    """INSERT INTO partitions (topic_id, partition, created_ms)
+    SELECT :topic_id, n, clock_ms() FROM generate_series(:first ::integer, :last ::integer) AS n ORDER BY n
+    RETURNING partition_id, partition"""
+).bindparams(sa.bindparam("topic_id", type_=sa.Uuid))
+_IDS = sa.bindparam("partition_ids", type_=ARRAY(sa.Integer))
+_INSERT_WATERMARKS = sa.text("INSERT INTO watermarks (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
+_INSERT_LOG_STARTS = sa.text("INSERT INTO log_starts (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
+
+
+class PostgresTopics:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        topic_id = self._database.ids.uuid4()
+
+        async def work(connection: AsyncConnection) -> Topic:
+            made = sa.insert(TOPICS).values(
+                topic_id=topic_id, name=name, configs=dict(configs), created_ms=sa.text("clock_ms()")
+            )
+            try:
+                created_ms = (await connection.execute(made.returning(TOPICS.c.created_ms))).scalar_one()
+            except IntegrityError as error:
+                raise TopicExistsError(f"topic {name!r} exists already") from error
+            partition_ids = await _add_partitions(connection, topic_id, range(partitions))
+            topic = Topic(
+                topic_id=topic_id,
+                name=name,
+                partition_ids=partition_ids,
+                configs=dict(configs),
+                created_ms=created_ms,
+            )
+            detail = {"partition_ids": list(partition_ids), "configs": dict(configs), "created_ms": created_ms}
+            await _append(connection, ChangeKind.TOPIC_CREATED, topic, detail)
+            return topic
+
+        return await self._database.write(work)
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            topic = await _locked(connection, topic_id)
+            gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
+            rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
+            await connection.execute(rows.order_by(WATERMARKS.c.partition_id).with_for_update(of=WATERMARKS))
+            for table in (WATERMARKS, LOG_STARTS, PRODUCERS):
+                await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
+            for table in (PARTITIONS, TOPICS):
+                await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))
+            detail = {"partition_ids": list(topic.partition_ids)}
+            await _append(connection, ChangeKind.TOPIC_DELETED, topic, detail)
+
+        await self._database.write(work)
+
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> Topic:
+        async def work(connection: AsyncConnection) -> Topic:
+            topic = await _locked(connection, topic_id)
+            merged = {**topic.configs, **changes}
+            configs = {name: value for name, value in merged.items() if value is not None}
+            values = {"configs": configs, "config_version": TOPICS.c.config_version + 1}
+            await connection.execute(sa.update(TOPICS).where(TOPICS.c.topic_id == topic_id).values(values))
+            await _append(connection, ChangeKind.CONFIGS_CHANGED, topic, {"configs": configs})
+            return _topic(topic, configs=configs)
+
+        return await self._database.write(work)
+
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+        async def work(connection: AsyncConnection) -> Topic:
+            topic = await _locked(connection, topic_id)
+            present = len(topic.partition_ids)
+            if count <= present:
+                raise InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+            added = await _add_partitions(connection, topic_id, range(present, count))
+            partition_ids = topic.partition_ids + added
+            detail = {"partition_ids": list(partition_ids)}
+            await _append(connection, ChangeKind.PARTITIONS_ADDED, topic, detail)
+            return _topic(topic, partition_ids=partition_ids)
+
+        return await self._database.write(work)
+
+    async def topics(self) -> Sequence[Topic]:
+        return await self._database.read(read_topics)
+
+
+async def read_topics(connection: AsyncConnection, topic_id: uuid.UUID | None = None) -> Sequence[Topic]:
+    """All topics by name, or the one with `topic_id`, in one statement."""
+    in_order = aggregate_order_by(PARTITIONS.c.partition_id, PARTITIONS.c.partition)
+    query = sa.select(TOPICS, sa.func.array_agg(in_order).label("partition_ids"))
+    query = query.join(PARTITIONS, PARTITIONS.c.topic_id == TOPICS.c.topic_id).group_by(TOPICS.c.topic_id)
+    if topic_id is not None:
+        query = query.where(TOPICS.c.topic_id == topic_id)
+    rows = (await connection.execute(query.order_by(TOPICS.c.name))).all()
+    return [
+        Topic(
+            topic_id=row.topic_id,
+            name=row.name,
+            partition_ids=tuple(row.partition_ids),
+            configs=row.configs,
+            created_ms=row.created_ms,
+        )
+        for row in rows
+    ]
+
+
+async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
+    """The topic with its row locked. Raises UnknownTopicError."""
+    lock = sa.select(TOPICS.c.topic_id).where(TOPICS.c.topic_id == topic_id).with_for_update()
+    await connection.execute(lock)
+    found = await read_topics(connection, topic_id)  # a later statement: it sees what the lock waited for
+    if not found:
+        raise UnknownTopicError(f"there is no topic with id {topic_id}")
+    return found[0]
+
+
+async def _add_partitions(connection: AsyncConnection, topic_id: uuid.UUID, numbers: range) -> tuple[int, ...]:
+    span = {"topic_id": topic_id, "first": numbers.start, "last": numbers.stop - 1}
+    made = (await connection.execute(_INSERT_PARTITIONS, span)).all()
+    partition_ids = tuple(row.partition_id for row in sorted(made, key=lambda row: row.partition))
+    for statement in (_INSERT_WATERMARKS, _INSERT_LOG_STARTS):
+        await connection.execute(statement, {"partition_ids": list(partition_ids)})
+    return partition_ids
+
+
+async def _append(connection: AsyncConnection, kind: ChangeKind, topic: Topic, detail: Mapping[str, Any]) -> None:
+    """Last of all: everybody who changes anything waits behind this lock until we have committed."""
+    row = {"kind": kind.value, "topic_id": topic.topic_id, "detail": {"name": topic.name, **detail}}
+    await connection.execute(_APPEND_CHANGE, row)
+
+
+def _topic(
+    topic: Topic, *, configs: Mapping[str, str] | None = None, partition_ids: tuple[int, ...] | None = None
+) -> Topic:
+    return Topic(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        partition_ids=topic.partition_ids if partition_ids is None else partition_ids,
+        configs=topic.configs if configs is None else configs,
+        created_ms=topic.created_ms,
+    )

@@ -1,0 +1,174 @@
+"""The tables, as SQLAlchemy sees them. The truth is the migrations (`metadata/migrations/versions/*.sql`), which also
+carry checks, storage parameters and functions; a test compares the two. What each column means is said there.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+
+SCHEMA_REVISION = "0001"
+"""The Alembic revision this code works with."""
+
+METADATA = sa.MetaData()
+
+CLUSTER = sa.Table(
+    "cluster",
+    METADATA,
+    sa.Column("id", sa.Boolean, primary_key=True, server_default=sa.true()),
+    sa.Column("cluster_id", sa.Text, nullable=False),
+    sa.Column("store_bound", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("created_ms", sa.BigInteger, nullable=False, server_default=sa.text("clock_ms()")),
+    sa.Column("next_producer_id", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("forgotten_key_hour", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("forgotten_change_id", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("forgotten_file_id", sa.BigInteger, nullable=False, server_default="0"),
+)
+
+WRITERS = sa.Table(
+    "writers",
+    METADATA,
+    sa.Column("writer_id", sa.Integer, primary_key=True, server_default=sa.text("nextval('node_ids')")),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("port", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("last_seq", sa.BigInteger, nullable=False, server_default="-1"),
+    sa.Column("forgotten_epoch", sa.Integer, nullable=False, server_default="-1"),
+    sa.Column("forgotten_seq", sa.BigInteger, nullable=False, server_default="-1"),
+    sa.UniqueConstraint("host", "port", name="writers_address"),
+)
+
+AGENTS = sa.Table(
+    "agents",
+    METADATA,
+    sa.Column("writer_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    sa.Column("zone", sa.Text, nullable=False, server_default=""),
+    sa.Column("lease_until_ms", sa.BigInteger, nullable=False),
+    sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
+)
+
+TOPICS = sa.Table(
+    "topics",
+    METADATA,
+    sa.Column("topic_id", sa.Uuid, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("configs", pg.JSONB, nullable=False),
+    sa.Column("config_version", sa.BigInteger, nullable=False, server_default="1"),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("name", name="topics_name"),
+)
+
+PARTITIONS = sa.Table(
+    "partitions",
+    METADATA,
+    sa.Column("partition_id", sa.Integer, primary_key=True, server_default=sa.text("nextval('partition_ids')")),
+    sa.Column("topic_id", sa.Uuid, nullable=False),
+    sa.Column("partition", sa.Integer, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("topic_id", "partition", name="partitions_topic_partition"),
+)
+
+WATERMARKS = sa.Table(
+    "watermarks",
+    METADATA,
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("next_offset", sa.BigInteger, nullable=False, server_default="0"),
+)
+
+LOG_STARTS = sa.Table(
+    "log_starts",
+    METADATA,
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("log_start_offset", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("last_stable_offset", sa.BigInteger),
+    sa.Column("cleaned_through_offset", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("clean_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("dirty_bytes", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("earliest_dirty_ms", sa.BigInteger),
+    sa.Column("last_cleaned_ms", sa.BigInteger),
+)
+
+FILES = sa.Table(
+    "files",
+    METADATA,
+    sa.Column("file_id", sa.BigInteger, primary_key=True, server_default=sa.text("nextval('file_ids')")),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("level", sa.SmallInteger, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("class", sa.Text),
+    sa.Column("writer_id", sa.Integer),
+    sa.Column("epoch", sa.Integer),
+    sa.Column("seq", sa.BigInteger),
+    sa.Column("lo", sa.BigInteger),
+    sa.Column("hi", sa.BigInteger),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("crc32c", sa.BigInteger, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("dead_ms", sa.BigInteger),
+    sa.Column("max_ts_ms", sa.BigInteger),
+    sa.Column("job_id", sa.BigInteger),
+    sa.Column("live_extents", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("config_version", sa.BigInteger),
+    sa.Column("results", sa.LargeBinary, nullable=False, server_default=r"\x"),
+    sa.Column("index", sa.LargeBinary, nullable=False, server_default=r"\x01"),
+    sa.UniqueConstraint("key", name="files_key"),
+    sa.Index("files_writer_seq", "writer_id", "epoch", "seq", unique=True, postgresql_where=sa.text("level = 0")),
+    sa.Index("files_live", "level", "file_id", postgresql_where=sa.text("state = 'live'")),
+    sa.Index("files_not_live", "state", "created_ms", postgresql_where=sa.text("state <> 'live'")),
+)
+
+EXTENTS = sa.Table(
+    "extents",
+    METADATA,
+    sa.Column("extent_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("base_offset", sa.BigInteger, nullable=False),
+    sa.Column("last_offset", sa.BigInteger, nullable=False),
+    sa.Column("file_id", sa.BigInteger, nullable=False),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("length", sa.BigInteger, nullable=False),
+    sa.Column("block_index_position", sa.BigInteger),
+    sa.Column("block_index_length", sa.Integer),
+    sa.Column("record_count", sa.BigInteger, nullable=False),
+    sa.Column("crc32c", sa.BigInteger, nullable=False),
+    sa.Column("min_ts_ms", sa.BigInteger, nullable=False),
+    sa.Column("max_ts_ms", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("dead_ms", sa.BigInteger),
+    sa.Column("has_tombstones", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("flagged_reason", sa.Text),
+    sa.Index("extents_live", "partition_id", "last_offset", postgresql_where=sa.text("state = 'live'")),
+    sa.Index("extents_file", "file_id"),
+)
+
+PRODUCERS = sa.Table(
+    "producers",
+    METADATA,
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("producer_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.SmallInteger, nullable=False),
+    sa.Column("first_sequences", pg.ARRAY(sa.Integer), nullable=False),
+    sa.Column("last_sequences", pg.ARRAY(sa.Integer), nullable=False),
+    sa.Column("base_offsets", pg.ARRAY(sa.BigInteger), nullable=False),
+    sa.Column("log_append_times_ms", pg.ARRAY(sa.BigInteger), nullable=False),
+    sa.Column("last_seen_ms", sa.BigInteger, nullable=False),
+)
+
+PRODUCER_ID_BLOCKS = sa.Table(
+    "producer_id_blocks",
+    METADATA,
+    sa.Column("first_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    sa.Column("allocated_ms", sa.BigInteger, nullable=False),
+)
+
+CHANGES = sa.Table(
+    "changes",
+    METADATA,
+    sa.Column("change_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("topic_id", sa.Uuid),
+    sa.Column("detail", pg.JSONB, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+)

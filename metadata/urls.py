@@ -1,0 +1,40 @@
+"""From a URL to a metadata service."""
+
+from __future__ import annotations
+
+from metadata.memory import MemoryMetadata
+from metadata.service import MetadataService
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import BadInputError
+from siltstone.ids import IdSource
+
+PRODUCER_ID_EXPIRATION_MS = 86_400_000
+"""Kafka's default of producer.id.expiration.ms."""
+
+
+class MetadataUrlError(BadInputError):
+    """`metadata.url` is neither a Postgres URL nor `memory://`."""
+
+
+def open_metadata(
+    url: str,
+    *,
+    producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+) -> MetadataService:
+    """The service at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
+
+    Call `open` before use and `close` after. Raises MetadataUrlError.
+    """
+    clock = clock or SystemClock()
+    scheme = url.partition("://")[0].partition("+")[0]
+    if url == "memory://":
+        return MemoryMetadata(clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms)
+    if scheme in {"postgresql", "postgres"}:
+        from metadata.postgres import PostgresMetadata  # not loaded for memory://
+
+        return PostgresMetadata(url, clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms)
+    raise MetadataUrlError(
+        f"metadata URL with scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
+    )
