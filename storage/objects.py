@@ -53,8 +53,22 @@ class StoreFullError(ObjectStoreError, UnavailableError):
     """No space (ENOSPC, EDQUOT, EFBIG). Nothing was left behind under the key."""
 
 
+class ChecksumMismatchError(ObjectStoreError):
+    """The bytes that reached the store are not those `crc32c` was computed over; nothing was written."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the bytes of object {key!r} do not match their CRC-32C; the store refused them")
+        self.key = key
+
+
 class StoreMisconfiguredError(ObjectStoreError, BadInputError):
     """Bad URL, missing bucket, refused credentials: trying again cannot help."""
+
+
+def check_range(start: int, length: int) -> None:
+    """The rule of `get_range`, for every store. Raises ValueError."""
+    if start < 0 or length < 1:
+        raise ValueError(f"a range starts at 0 or above and has at least one byte, not {length} from {start}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +103,7 @@ class MultipartUpload(Protocol):
 
 
 class ObjectStore(Protocol):
-    """All methods may raise StoreUnavailableError and StoreMisconfiguredError."""
+    """All methods may raise StoreUnavailableError and StoreMisconfiguredError, and BadKeyError (`storage/keys.py`)."""
 
     async def get(self, key: str) -> bytes:
         """Raises ObjectNotFoundError."""
@@ -105,7 +119,8 @@ class ObjectStore(Protocol):
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
         """Write the whole object durably, or raise ObjectExistsError and leave the present one as it is.
 
-        `crc32c` is that of `body`; stores that can check it do. Raises PutInDoubtError, StoreFullError.
+        `crc32c` is that of `body`; stores that can check it do. Raises PutInDoubtError, StoreFullError,
+        ChecksumMismatchError.
         """
         ...
 

@@ -1,0 +1,296 @@
+"""The container of every file we store: extents, sections, index, trailer. Byte for byte in docs/file-format.md.
+
+    extent | extent | ... | section | ... | index (header, section table, rows) | trailer (40 bytes)
+
+A reader starts at the end: the trailer says where the index lies, the index where everything else does. Nothing is read
+by a length that was not checked against the file's size and a CRC first. The format grows without a new version: the
+index states the size of its header, of a section entry and of a row, so a reader steps over fields it does not know;
+it skips sections of a kind it does not know, unless they are flagged as required; and it refuses unknown trailer flags.
+
+What lies in an extent are whole record batches, v2, in order. In L0 they come in order of arrival and carry no offsets:
+rows say -1, and **what the commit returned, not this index, is the truth about an L0 file** (a refused batch stays
+inside its extent as dead bytes). From L1 up rows are sorted by (partition, base offset) and may be empty.
+
+Pure; writes nothing. A file cut off anywhere has no valid trailer and is refused whole.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from siltstone.errors import SiltstoneError
+from storage.objects import Body
+from wire.crc import crc32c
+
+MAGIC = b"\x89SILT\r\n\x1a"
+"""Last 8 bytes. As in PNG: a byte over 127, CR LF and ^Z show up transfers that changed the bytes."""
+FORMAT_VERSION = 1
+NO_OFFSET = -1
+
+TRAILER_BYTES = 40
+INDEX_HEADER_BYTES = 32
+SECTION_ENTRY_BYTES = 32
+ROW_BYTES = 96
+INDEX_BYTES_MAX = 256 * 2**20
+"""2.7 million extents; a longer index is taken for damage, so that a reader does not allocate by it."""
+
+SECTION_REQUIRED = 0x0001
+"""A section flag: a reader that does not know this kind must refuse the file."""
+
+_TRAILER = struct.Struct(">QQIHH4x")
+_TRAILER_CRC = struct.Struct(">I8s")
+_INDEX_HEADER = struct.Struct(">HHHBxIIq8x")
+_SECTION_ENTRY = struct.Struct(">HHIQQ8x")
+_ROW = struct.Struct(">16siIQQqqQqqIIQ")
+
+assert _TRAILER.size + _TRAILER_CRC.size == TRAILER_BYTES
+assert _INDEX_HEADER.size == INDEX_HEADER_BYTES
+assert _SECTION_ENTRY.size == SECTION_ENTRY_BYTES
+assert _ROW.size == ROW_BYTES
+
+
+class CorruptFileError(SiltstoneError):
+    """These bytes are not a file of ours, or not as they were written. The message says which field is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentSource:
+    """One extent to be written. Chunks are joined in order, never changed; memoryviews are contiguous, format 'B'."""
+
+    topic_id: UUID
+    partition: int
+    chunks: Sequence[Body]
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    base_offset: int = NO_OFFSET
+    last_offset: int = NO_OFFSET
+    """Inclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A whole file in memory, ready for one PUT."""
+
+    body: bytes
+    positions: tuple[int, ...]
+    """Where each extent starts, in the order given."""
+    crc32c: int
+    """Of `body`."""
+
+
+class ExtentRow(NamedTuple):
+    """One row of the index. Positions and lengths in bytes, times in ms since the epoch, -1 where absent."""
+
+    topic_id: UUID
+    partition: int
+    position: int
+    """From the start of the file."""
+    length: int
+    base_offset: int
+    last_offset: int
+    """Inclusive; base - 1 in an extent that covers nothing, -1 in L0."""
+    record_count: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    crc32c: int
+    """Of the extent's bytes."""
+    block_index_length: int = 0
+    block_index_position: int = 0
+    """From the start of the file; 0 with length 0 where there is none (L0)."""
+
+
+class Section(NamedTuple):
+    """Where one part of the file beside the extents lies. Kinds are numbered in docs/file-format.md."""
+
+    kind: int
+    flags: int
+    crc32c: int
+    position: int
+    length: int
+
+
+class Trailer(NamedTuple):
+    index_position: int
+    index_length: int
+    index_crc32c: int
+    format_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileIndex:
+    """What a file says of itself."""
+
+    level: int
+    created_ms: int
+    """By the writer's clock."""
+    extents: tuple[ExtentRow, ...]
+    sections: tuple[Section, ...]
+
+
+def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) -> SealedFile:
+    """Lay out a whole file that has no sections beside its extents, in the order given (the caller has sorted).
+
+    The extents' bytes are copied once, by the join. Raises ValueError for a value outside its field.
+    """
+    parts: list[Body] = []
+    rows: list[ExtentRow] = []
+    position = 0
+    for extent in extents:
+        crc = length = 0
+        for chunk in extent.chunks:
+            crc = crc32c(chunk, crc)
+            length += len(chunk)
+        parts += extent.chunks
+        rows.append(
+            ExtentRow(
+                extent.topic_id,
+                extent.partition,
+                position,
+                length,
+                extent.base_offset,
+                extent.last_offset,
+                extent.record_count,
+                extent.min_timestamp_ms,
+                extent.max_timestamp_ms,
+                crc,
+            )
+        )
+        position += length
+    parts.append(encode_footer(rows, level=level, created_ms=created_ms, index_position=position))
+    body = b"".join(parts)
+    return SealedFile(body, tuple(row.position for row in rows), crc32c(body))
+
+
+def encode_footer(
+    rows: Iterable[ExtentRow],
+    *,
+    level: int,
+    created_ms: int,
+    index_position: int,
+    sections: Sequence[Section] = (),
+) -> bytes:
+    """Index and trailer, the end of every file; for writers that stream, whose extents and sections are out already.
+
+    `index_position` is the number of bytes before it. Raises ValueError for a value outside its field.
+    """
+    try:
+        packed = [
+            _ROW.pack(row[0].bytes, row[1], 0, row[2], row[3], row[4], row[5], row[6], row[7], row[8], *row[9:])
+            for row in rows
+        ]
+        header = _INDEX_HEADER.pack(
+            INDEX_HEADER_BYTES, SECTION_ENTRY_BYTES, ROW_BYTES, level, len(sections), len(packed), created_ms
+        )
+        index = b"".join([header, *(_SECTION_ENTRY.pack(*section) for section in sections), *packed])
+        start = _TRAILER.pack(index_position, len(index), crc32c(index), FORMAT_VERSION, 0)
+    except struct.error as error:
+        raise ValueError(f"a value does not fit the file's index: {error}") from error
+    return b"".join((index, start, _TRAILER_CRC.pack(crc32c(start), MAGIC)))
+
+
+def read_trailer(tail: Body, file_size: int) -> Trailer:
+    """The trailer, from the last 40 bytes (or more) of a file of `file_size` bytes. Raises CorruptFileError."""
+    if file_size < TRAILER_BYTES or len(tail) < TRAILER_BYTES:
+        raise CorruptFileError(
+            f"a file ends in a trailer of {TRAILER_BYTES} bytes, this one has {min(file_size, len(tail))} in all"
+        )
+    end = bytes(memoryview(tail)[-TRAILER_BYTES:])
+    crc, magic = _TRAILER_CRC.unpack_from(end, _TRAILER.size)
+    if magic != MAGIC:
+        raise CorruptFileError(f"the file ends in {magic.hex(' ')}, not in the magic {MAGIC.hex(' ')}")
+    actual = crc32c(end[: _TRAILER.size])
+    if actual != crc:
+        raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, its bytes have {actual:08x}")
+    position, length, index_crc, version, flags = _TRAILER.unpack_from(end)
+    if version != FORMAT_VERSION or flags:
+        raise CorruptFileError(
+            f"format version {version} with flags {flags:#06x}; this release reads version {FORMAT_VERSION}, no flags",
+            remedy="read it with the release that wrote it, or a later one",
+        )
+    if position + length + TRAILER_BYTES != file_size:
+        raise CorruptFileError(
+            f"index ({length} bytes at {position}) and trailer should end a file of"
+            f" {position + length + TRAILER_BYTES} bytes, this one has {file_size}"
+        )
+    if not INDEX_HEADER_BYTES <= length <= INDEX_BYTES_MAX:
+        raise CorruptFileError(f"an index of {length} bytes; {INDEX_HEADER_BYTES} to {INDEX_BYTES_MAX} are possible")
+    return Trailer(position, length, index_crc, version)
+
+
+def read_index(index: Body, trailer: Trailer) -> FileIndex:
+    """The index, from its own bytes (`index_length` from `index_position`). Raises CorruptFileError.
+
+    Checked: its CRC; that table and rows fill it exactly; that sections and extents lie before it, extents in rising
+    order without overlap.
+    """
+    if len(index) != trailer.index_length:
+        raise CorruptFileError(f"{len(index)} bytes of index at hand, the trailer says {trailer.index_length}")
+    actual = crc32c(index)
+    if actual != trailer.index_crc32c:
+        raise CorruptFileError(
+            f"the trailer says index CRC-32C {trailer.index_crc32c:08x}, its bytes have {actual:08x}"
+        )
+    header_bytes, entry_bytes, row_bytes, level, section_count, extent_count, created_ms = _INDEX_HEADER.unpack_from(
+        index
+    )
+    if header_bytes < INDEX_HEADER_BYTES or entry_bytes < SECTION_ENTRY_BYTES or row_bytes < ROW_BYTES:
+        raise CorruptFileError(
+            f"index header, section entry and row of {header_bytes}, {entry_bytes} and {row_bytes} bytes,"
+            f" at least {INDEX_HEADER_BYTES}, {SECTION_ENTRY_BYTES} and {ROW_BYTES} are needed"
+        )
+    rows_start = header_bytes + section_count * entry_bytes
+    if rows_start + extent_count * row_bytes != len(index):
+        raise CorruptFileError(
+            f"{section_count} sections and {extent_count} extents make an index of"
+            f" {rows_start + extent_count * row_bytes} bytes, this one has {len(index)}"
+        )
+    sections = tuple(
+        Section._make(_SECTION_ENTRY.unpack_from(index, header_bytes + number * entry_bytes))
+        for number in range(section_count)
+    )
+    extents = tuple(_read_row(index, rows_start + number * row_bytes) for number in range(extent_count))
+    _check_places(extents, sections, trailer.index_position)
+    return FileIndex(level, created_ms, extents, sections)
+
+
+def read_file(body: Body) -> FileIndex:
+    """The index of a file that is in memory whole; extents' own CRCs are not looked at. Raises CorruptFileError."""
+    trailer = read_trailer(body, len(body))
+    return read_index(memoryview(body)[trailer.index_position : trailer.index_position + trailer.index_length], trailer)
+
+
+def _read_row(index: Body, at: int) -> ExtentRow:
+    topic, partition, _flags, *rest = _ROW.unpack_from(index, at)
+    return ExtentRow(uuid.UUID(bytes=topic), partition, *rest)
+
+
+def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end: int) -> None:
+    """Raise unless everything the index points at lies before the index itself."""
+    previous_end = 0
+    for number, row in enumerate(extents):
+        if row.position < previous_end or row.position + row.length > end:
+            raise CorruptFileError(
+                f"extent {number} says {row.length} bytes at {row.position}; they must lie from {previous_end} to {end}"
+            )
+        if row.block_index_position + row.block_index_length > end:
+            raise CorruptFileError(
+                f"the block index of extent {number} says {row.block_index_length} bytes at"
+                f" {row.block_index_position}, past the end of the data at {end}"
+            )
+        previous_end = row.position + row.length
+    for number, section in enumerate(sections):
+        if section.position + section.length > end:
+            raise CorruptFileError(
+                f"section {number} says {section.length} bytes at {section.position}, past the end of the data at {end}"
+            )
+        if section.flags & SECTION_REQUIRED:
+            raise CorruptFileError(
+                f"section {number} is of kind {section.kind}, which a reader must know and this release does not",
+                remedy="read it with the release that wrote it, or a later one",
+            )

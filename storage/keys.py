@@ -1,0 +1,115 @@
+"""Object keys: made and parsed here and nowhere else.
+
+`l0/<2-hex shard>/<yyyymmddhh UTC>/<writer id>-<epoch>-<uuid7>.silt`. The shard, the first byte of SHA-256 of the uuid,
+spreads the request rate over a store's partitions; the hour lets the janitor list old objects alone; the uuid makes the
+key unique, which is what lets a PUT in doubt be settled by HEAD. The store's own prefix is not part of a key.
+
+`check_key` is the rule every store applies before it acts, so that a key which one store would take and another would
+refuse (or read as a path out of its directory) never comes to be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from siltstone.errors import BadInputError
+from storage.objects import ObjectStoreError
+
+LEVEL_PREFIXES = ("l0/", "l1/", "l2/")
+CLUSTER_KEY = "cluster.json"
+PROBE_PREFIX = "probe/"
+"""Keys of `storage/probe.py`, which removes them itself; nothing durable lies here."""
+
+KEY_BYTES_MAX = 900
+"""S3 allows 1,024 bytes for the store's prefix and the key together."""
+KEY_PART_BYTES_MAX = 255
+"""The longest file name on Linux."""
+
+_FILE_KEY = re.compile(
+    r"l(?P<level>[0-2])/(?P<shard>[0-9a-f]{2})/(?P<hour>[0-9]{10})/"
+    r"(?P<writer_id>0|[1-9][0-9]{0,9})-(?P<epoch>0|[1-9][0-9]{0,18})-"
+    r"(?P<uuid>[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.silt",
+    re.ASCII,
+)
+
+
+class BadKeyError(ObjectStoreError, BadInputError):
+    """A key that no store takes, or that is not the key of a file of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKey:
+    """What a file's key says."""
+
+    level: int
+    hour: str
+    """`yyyymmddhh`, UTC, of the writer's clock."""
+    writer_id: int
+    epoch: int
+    file_uuid: uuid.UUID
+
+    @property
+    def shard(self) -> str:
+        return shard_of(self.file_uuid)
+
+
+def shard_of(file_uuid: uuid.UUID) -> str:
+    """Two hex digits: the first byte of SHA-256 of the uuid's 16 bytes."""
+    return hashlib.sha256(file_uuid.bytes).hexdigest()[:2]
+
+
+def hour_of(wall_ms: int) -> str:
+    """`yyyymmddhh` in UTC; sorts as time does."""
+    return datetime.fromtimestamp(wall_ms // 1000, UTC).strftime("%Y%m%d%H")
+
+
+def file_key(*, level: int, writer_id: int, epoch: int, file_uuid: uuid.UUID, created_ms: int) -> str:
+    """The key of a file of `level` 0 to 2. Raises BadKeyError for what `parse_file_key` could not give back."""
+    key = f"l{level}/{shard_of(file_uuid)}/{hour_of(created_ms)}/{writer_id}-{epoch}-{file_uuid}.silt"
+    if _FILE_KEY.fullmatch(key) is None:
+        raise BadKeyError(
+            f"{key!r} cannot be a file's key: level 0 to 2, writer id and epoch >= 0, a uuid of version 7"
+        )
+    return key
+
+
+def parse_file_key(key: str) -> FileKey:
+    """Raises BadKeyError for anything `file_key` does not make: another shape, no such hour, a shard not the uuid's."""
+    found = _FILE_KEY.fullmatch(key)
+    if found is None:
+        raise BadKeyError(f"{key!r} is not the key of a file (level/shard/hour/writer-epoch-uuid.silt)")
+    file_uuid = uuid.UUID(found["uuid"])
+    if found["shard"] != shard_of(file_uuid):
+        raise BadKeyError(f"{key!r} lies in shard {found['shard']}, its uuid belongs in {shard_of(file_uuid)}")
+    try:
+        datetime.strptime(found["hour"], "%Y%m%d%H")
+    except ValueError as error:
+        raise BadKeyError(f"{key!r} names hour {found['hour']}, which does not exist") from error
+    return FileKey(
+        level=int(found["level"]),
+        hour=found["hour"],
+        writer_id=int(found["writer_id"]),
+        epoch=int(found["epoch"]),
+        file_uuid=file_uuid,
+    )
+
+
+def check_key(key: str) -> None:
+    """Raises BadKeyError unless every store can hold `key`.
+
+    Parts are joined by single slashes, are not empty, do not start with a dot (so not "..", nor a store's own hidden
+    directories), hold no control character, and fit a file name; the whole fits an S3 key.
+    """
+    for part in key.split("/"):
+        if not part or part.startswith("."):
+            raise BadKeyError(f"key {key!r} has an empty part or one that starts with a dot")
+        if len(part.encode(errors="replace")) > KEY_PART_BYTES_MAX:
+            raise BadKeyError(f"key {key[:80]!r}... has a part over {KEY_PART_BYTES_MAX} bytes")
+    if not key.isprintable():
+        raise BadKeyError(f"key {key!r} holds a character that cannot be printed")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise BadKeyError(f"key {key[:80]!r}... is over {KEY_BYTES_MAX} bytes")

@@ -1,0 +1,368 @@
+"""An object store in a directory: for `siltstone dev`, tests, and a file system that several processes share.
+
+A PUT writes and fsyncs a file in `.tmp/`, **links** it under its key (link(2) fails if the name is taken, which makes
+create-if-absent atomic between processes), unlinks the temporary name, then fsyncs the directories that changed. Only
+then is it answered, so what was answered survives a power cut. A crash leaves at most a file in `.tmp/`, which
+`abort_multiparts` removes when it is old, or a whole object whose PUT was never answered.
+
+Directories that a delete leaves empty are removed; a PUT that loses its directory so makes it anew.
+All file calls run on threads of our own; the event loop never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from storage.keys import BadKeyError, check_key
+from storage.objects import (
+    Body,
+    ChecksumMismatchError,
+    Deleted,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStat,
+    ObjectStoreError,
+    PutInDoubtError,
+    StoreFullError,
+    StoreMisconfiguredError,
+    StoreUnavailableError,
+    check_range,
+)
+from wire.crc import crc32c as compute_crc32c
+
+T = TypeVar("T")
+
+TEMPORARY = ".tmp"
+DIRECTORY_MODE = 0o700
+THREADS = 8
+LIST_CHUNK = 256
+LINK_TRIES = 100
+KNOWN_DIRECTORIES_MAX = 10_000
+_WRITE_BYTES_MAX = 2**30
+"""One write(2) takes at most 2 GiB less a page."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ELOOP}
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+class LocalStore:
+    """Objects are files of mode 0600 under `root`, whose directories we make with mode 0700."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._temporary = root / TEMPORARY
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="local-store")
+        self._durable: dict[Path, int] = {}
+        """Directories whose entry in their parent was fsynced -> inode (another directory may take the name)."""
+
+    async def open(self) -> None:
+        """Make the directory if need be. Raises StoreMisconfiguredError when it cannot be used."""
+        await self._run(self._open)
+
+    async def get(self, key: str) -> bytes:
+        return await self._run(self._read, key, 0, None)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        check_range(start, length)
+        return await self._run(self._read, key, start, length)
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        await self._run(self._put, key, body, crc32c)
+
+    async def head(self, key: str) -> ObjectStat:
+        return await self._run(self._stat, key)
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted:
+        return await self._run(self._delete, keys)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        found = self._walk("", prefix.encode(), start_after.encode())
+        while chunk := await self._run(_take, found):
+            for stat in chunk:
+                yield stat
+
+    async def start_multipart(self, key: str) -> LocalMultipart:
+        self._path(key)
+        return LocalMultipart(self, key, await self._run(self._start_temporary))
+
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        """Also removes what crashed PUTs left. Age counts from the last write."""
+        return await self._run(self._sweep_temporary, older_than_ms)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    # ---- on a thread from here on
+
+    async def _run(self, call: Callable[..., T], *arguments: object) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _translated, call, *arguments)
+
+    def _open(self) -> None:
+        if self._root.exists() and not self._root.is_dir():
+            raise StoreMisconfiguredError(f"{self._root} is not a directory", remedy="point object.store.url at one")
+        self._make_directories(self._temporary)
+        if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
+            raise StoreMisconfiguredError(f"no right to read and write {self._root}", remedy="chown or chmod it")
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self._root / key
+
+    def _read(self, key: str, start: int, length: int | None) -> bytes:
+        try:
+            with self._path(key).open("rb", buffering=0) as file:
+                wanted = max(0, os.fstat(file.fileno()).st_size - start)
+                if length is not None:
+                    wanted = min(wanted, length)
+                file.seek(start)
+                return _read_fully(file.read, wanted)
+        except _ABSENT:
+            raise ObjectNotFoundError(key) from None
+
+    def _stat(self, key: str) -> ObjectStat:
+        path = self._path(key)
+        try:
+            status = path.stat()
+        except _ABSENT:
+            raise ObjectNotFoundError(key) from None
+        if path.is_dir():
+            raise ObjectNotFoundError(key)
+        return ObjectStat(key=key, size_bytes=status.st_size, last_modified_ms=status.st_mtime_ns // 1_000_000)
+
+    def _put(self, key: str, body: Body, crc32c: int) -> None:
+        self._path(key)
+        if compute_crc32c(body) != crc32c:
+            raise ChecksumMismatchError(key)
+        temporary = self._start_temporary()
+        try:
+            temporary.append(body)
+            self.publish(temporary, key)
+        finally:
+            temporary.discard()
+
+    def _start_temporary(self) -> TemporaryFile:
+        self._make_directories(self._temporary)
+        # 0600 is mkstemp's mode; a link keeps it.
+        descriptor, name = tempfile.mkstemp(dir=self._temporary)
+        return TemporaryFile(descriptor, Path(name))
+
+    def publish(self, temporary: TemporaryFile, key: str) -> None:
+        """Give a temporary file its key, durably. Raises ObjectExistsError, PutInDoubtError."""
+        path = self._path(key)
+        os.fsync(temporary.descriptor)
+        for attempt in range(LINK_TRIES):
+            try:
+                self._make_directories(path.parent, sync=False)
+                os.link(temporary.path, path)
+                break
+            except FileExistsError:
+                if path.is_dir():
+                    raise BadKeyError(f"key {key!r} is the beginning of other keys") from None
+                raise ObjectExistsError(key) from None
+            except NotADirectoryError:
+                raise BadKeyError(f"key {key!r} continues another object's") from None
+            except FileNotFoundError:
+                # A delete emptied a directory and removed it in between.
+                if attempt == LINK_TRIES - 1:
+                    raise
+        try:
+            _fsync_directory(path.parent)
+            self._make_directories(path.parent)
+        except OSError as error:
+            raise PutInDoubtError(f"object {key!r} is there but may not survive a power cut: {error}") from error
+
+    def _make_directories(self, directory: Path, *, sync: bool = True) -> None:
+        """Make `directory` and what is missing above it; with `sync`, durably.
+
+        Another process may have made one of them and not fsynced it yet, so finding it there is not enough.
+        """
+        if not self._root.is_dir():
+            self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            _fsync_directory(self._root.parent)
+        chain: list[Path] = []
+        while directory != self._root:
+            chain.append(directory)
+            directory = directory.parent
+        for each in reversed(chain):
+            with contextlib.suppress(FileExistsError):
+                # Not Path.mkdir: its exist_ok looks a second time, when the directory may be gone again.
+                os.mkdir(each, DIRECTORY_MODE)  # noqa: PTH102
+            if not sync:
+                continue
+            inode = each.stat().st_ino
+            if self._durable.get(each) != inode:
+                _fsync_directory(each.parent)
+                if len(self._durable) >= KNOWN_DIRECTORIES_MAX:
+                    self._durable.clear()
+                self._durable[each] = inode
+
+    def _delete(self, keys: Sequence[str]) -> Deleted:
+        paths = {key: self._path(key) for key in keys}
+        done: list[str] = []
+        failed: dict[str, str] = {}
+        parents: set[Path] = set()
+        for key, path in paths.items():
+            try:
+                path.unlink()
+                parents.add(path.parent)
+                done.append(key)
+            except (FileNotFoundError, NotADirectoryError):
+                done.append(key)
+            except OSError as error:
+                failed[key] = error.strerror or str(error)
+        for parent in parents:
+            self._remove_if_empty(parent)
+        return Deleted(keys=tuple(done), failed=failed)
+
+    def _remove_if_empty(self, directory: Path) -> None:
+        """Remove empty directories upwards, then make the lowest that stays durable."""
+        while directory != self._root:
+            try:
+                directory.rmdir()
+            except OSError:
+                break
+            self._durable.pop(directory, None)
+            directory = directory.parent
+        try:
+            _fsync_directory(directory)
+        except FileNotFoundError:
+            return  # another delete removed it, and syncs what is above
+
+    def _walk(self, directory: str, prefix: bytes, start_after: bytes) -> Iterator[ObjectStat]:
+        """Depth first in key order, one directory in memory per level. `directory` is "" or ends in a slash.
+
+        Subdirectories sort by name and slash, as their keys do: "a.x" < "a/x" < "ab".
+        """
+        try:
+            with os.scandir(self._root / directory) as entries:
+                names = sorted(
+                    os.fsencode(entry.name) + (b"/" if entry.is_dir(follow_symlinks=False) else b"")
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                )
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            path = os.fsencode(directory) + name
+            if name.endswith(b"/"):
+                may_match = path.startswith(prefix) or prefix.startswith(path)
+                if may_match and (path > start_after or start_after.startswith(path)):
+                    yield from self._walk(os.fsdecode(path), prefix, start_after)
+            elif path.startswith(prefix) and path > start_after:
+                try:
+                    yield self._stat(os.fsdecode(path))
+                except (ObjectNotFoundError, BadKeyError):
+                    continue  # deleted since the scan, or nothing of ours
+
+    def _sweep_temporary(self, older_than_ms: int) -> int:
+        removed = 0
+        try:
+            leftovers = [Path(entry.path) for entry in os.scandir(self._temporary)]
+        except FileNotFoundError:
+            return 0
+        for path in leftovers:
+            try:
+                if path.stat().st_mtime_ns // 1_000_000 < older_than_ms:
+                    path.unlink()
+                    removed += 1
+            except FileNotFoundError:
+                continue  # its writer finished
+        return removed
+
+
+class TemporaryFile:
+    """A file that has no key yet."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor = descriptor
+        self.path = path
+        self._open = True
+
+    def append(self, body: Body) -> None:
+        view = memoryview(body)
+        while len(view):
+            view = view[os.write(self.descriptor, view[:_WRITE_BYTES_MAX]) :]
+
+    def discard(self) -> None:
+        """Close it and drop its temporary name. Repeating is harmless."""
+        if self._open:
+            self._open = False
+            os.close(self.descriptor)
+            self.path.unlink(missing_ok=True)
+
+
+class LocalMultipart:
+    """Parts are appended to one temporary file; `complete` links it."""
+
+    def __init__(self, store: LocalStore, key: str, temporary: TemporaryFile) -> None:
+        self._store = store
+        self._key = key
+        self._temporary = temporary
+
+    async def write(self, part: Body) -> None:
+        await self._store._run(self._temporary.append, part)  # pyright: ignore[reportPrivateUsage]  # same module
+
+    async def complete(self) -> None:
+        await self._store._run(self._complete)  # pyright: ignore[reportPrivateUsage]  # same module
+
+    async def abort(self) -> None:
+        await self._store._run(self._temporary.discard)  # pyright: ignore[reportPrivateUsage]  # same module
+
+    def _complete(self) -> None:
+        self._store.publish(self._temporary, self._key)
+        self._temporary.discard()
+
+
+def _take(found: Iterator[ObjectStat]) -> list[ObjectStat]:
+    return list(islice(found, LIST_CHUNK))
+
+
+def _read_fully(read: Callable[[int], bytes | None], wanted: int) -> bytes:
+    """read(2) may give less than asked (at most 2 GiB less a page at a time)."""
+    first = read(wanted) or b""
+    if len(first) == wanted:
+        return first
+    parts = [first]
+    got = len(first)
+    while got < wanted and (part := read(wanted - got)):
+        parts.append(part)
+        got += len(part)
+    return b"".join(parts)
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _translated(call: Callable[..., T], *arguments: object) -> T:
+    """Run a file call; errors of the operating system come out as ours."""
+    try:
+        return call(*arguments)
+    except ObjectStoreError:
+        raise
+    except OSError as error:
+        what = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if error.errno in _FULL:
+            raise StoreFullError(
+                f"no space in the object directory ({what})", remedy="free or add disk space"
+            ) from error
+        if error.errno in _REFUSED or isinstance(error, NotADirectoryError):
+            raise StoreMisconfiguredError(
+                f"the object directory refuses us ({what})",
+                remedy="check its owner, its mode and that it has hard links",
+            ) from error
+        raise StoreUnavailableError(f"the object directory fails ({what})") from error

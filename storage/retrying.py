@@ -1,0 +1,190 @@
+"""Tries again, and settles PUTs whose answer was lost. In the stack: right below what callers hold, above everything
+that talks to a store once (see `storage/wrapper.py`).
+
+Between tries it waits a random part of a time that doubles (full jitter), from `base_ms` up to `cap_ms`, until
+`deadline_ms` after the call began. Not tried again: what says it is not retriable, and a full store, which time heals
+but a loop does not.
+
+A PUT in doubt is settled by HEAD. Keys are unique and objects written once, so an object of our length and our CRC-32C
+is ours; one that differs is somebody else's. Absent proves nothing (the request may still be on its way), so the PUT is
+made again, which If-None-Match keeps safe. "Exists" on the first try is told to the caller as it is; on a later try
+it may be our own earlier one, so it is settled too. At the deadline a PUT that was ever in doubt ends in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from storage.objects import (
+    Body,
+    Deleted,
+    MultipartUpload,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStat,
+    ObjectStore,
+    ObjectStoreError,
+    PutInDoubtError,
+    StoreFullError,
+)
+from storage.wrapper import WrappedStore
+from wire.crc import crc32c as compute_crc32c
+
+T = TypeVar("T")
+
+
+class Retrying(WrappedStore):
+    """`deadline_ms` bounds when the last try of a call may begin, counted from the call."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        clock: Clock,
+        ids: IdSource,
+        *,
+        deadline_ms: float = 20_000,
+        base_ms: float = 50,
+        cap_ms: float = 5_000,
+    ) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self._ids = ids
+        self._deadline_ms = deadline_ms
+        self._base_ms = base_ms
+        self._cap_ms = cap_ms
+
+    async def get(self, key: str) -> bytes:
+        return await self.retry(lambda: self._inner.get(key))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        return await self.retry(lambda: self._inner.get_range(key, start, length))
+
+    async def head(self, key: str) -> ObjectStat:
+        return await self.retry(lambda: self._inner.head(key))
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        await self.publish(
+            lambda: self._inner.put_if_absent(key, body, crc32c=crc32c), key, size_bytes=len(body), crc32c=crc32c
+        )
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted:
+        """A request that failed whole is made again; keys that failed alone are the caller's to repeat."""
+        return await self.retry(lambda: self._inner.delete_many(keys))
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        """Goes on after the last key seen; each stretch without a failure has the whole deadline for the next."""
+        tries = self._tries()
+        while True:
+            try:
+                async for stat in self._inner.list(prefix, start_after=start_after):
+                    start_after = stat.key
+                    tries = self._tries()
+                    yield stat
+                return
+            except ObjectStoreError as error:
+                await tries.wait_or_raise(error)
+
+    async def start_multipart(self, key: str) -> MultipartUpload:
+        return RetryingMultipart(self, key, await self.retry(lambda: self._inner.start_multipart(key)))
+
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        return await self.retry(lambda: self._inner.abort_multiparts(older_than_ms=older_than_ms))
+
+    async def retry(self, call: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
+        """For calls that may be repeated as they are."""
+        tries = tries or self._tries()
+        while True:
+            try:
+                return await call()
+            except ObjectStoreError as error:
+                await tries.wait_or_raise(error)
+
+    async def publish(self, call: Callable[[], Awaitable[None]], key: str, *, size_bytes: int, crc32c: int) -> None:
+        """For calls that create an object if it is absent. Raises ObjectExistsError, PutInDoubtError."""
+        tries = self._tries()
+        doubt: PutInDoubtError | None = None
+        is_first = True
+        while True:
+            try:
+                return await call()
+            except (ObjectExistsError, PutInDoubtError) as error:
+                if isinstance(error, PutInDoubtError):
+                    doubt = error
+                elif is_first:
+                    raise
+                if await self._settle(key, size_bytes, crc32c, doubt or error, tries):
+                    return None
+                await tries.wait_or_raise(doubt or error)
+            except ObjectStoreError as error:
+                if not tries.may_go_on(error):
+                    raise doubt or error  # noqa: B904  # the context is the error
+                await tries.wait_or_raise(error)
+            is_first = False
+
+    async def _settle(self, key: str, size_bytes: int, crc32c: int, unsettled: ObjectStoreError, tries: _Tries) -> bool:
+        """Whether the object is there and ours; False when it is absent.
+
+        Raises ObjectExistsError for another's, and `unsettled` when HEAD does not answer in what is left of the time.
+        """
+        try:
+            stat = await self.retry(lambda: self._inner.head(key), tries)
+            stored_crc32c = stat.crc32c
+            if stored_crc32c is None and stat.size_bytes == size_bytes:
+                stored_crc32c = compute_crc32c(await self.retry(lambda: self._inner.get(key), tries))
+        except ObjectNotFoundError:
+            return False
+        except ObjectStoreError as error:
+            raise unsettled from error
+        if (stat.size_bytes, stored_crc32c) == (size_bytes, crc32c):
+            return True
+        raise ObjectExistsError(key) from unsettled
+
+    def _tries(self) -> _Tries:
+        return _Tries(self._clock, self._ids, self._deadline_ms, self._base_ms, self._cap_ms)
+
+
+class RetryingMultipart:
+    """Parts are retried as they are; `complete` is a PUT that may fall in doubt, and is settled like one."""
+
+    def __init__(self, store: Retrying, key: str, inner: MultipartUpload) -> None:
+        self._store = store
+        self._key = key
+        self._inner = inner
+        self._size_bytes = 0
+        self._crc32c = 0
+
+    async def write(self, part: Body) -> None:
+        await self._store.retry(lambda: self._inner.write(part))
+        self._size_bytes += len(part)
+        self._crc32c = compute_crc32c(part, self._crc32c)
+
+    async def complete(self) -> None:
+        await self._store.publish(self._inner.complete, self._key, size_bytes=self._size_bytes, crc32c=self._crc32c)
+
+    async def abort(self) -> None:
+        await self._store.retry(self._inner.abort)
+
+
+class _Tries:
+    """The tries of one call."""
+
+    def __init__(self, clock: Clock, ids: IdSource, deadline_ms: float, base_ms: float, cap_ms: float) -> None:
+        self._clock = clock
+        self._ids = ids
+        self._ends_ms = clock.monotonic_ms() + deadline_ms
+        self._ceiling_ms = base_ms
+        self._cap_ms = cap_ms
+
+    def may_go_on(self, error: ObjectStoreError) -> bool:
+        return error.retriable and not isinstance(error, StoreFullError) and self._clock.monotonic_ms() < self._ends_ms
+
+    async def wait_or_raise(self, error: ObjectStoreError) -> None:
+        """Back off before the next try, or raise `error` when there is to be none."""
+        if not self.may_go_on(error):
+            raise error
+        left_ms = self._ends_ms - self._clock.monotonic_ms()
+        await self._clock.sleep_ms(min(self._ids.jitter() * self._ceiling_ms, left_ms))
+        self._ceiling_ms = min(self._ceiling_ms * 2, self._cap_ms)

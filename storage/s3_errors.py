@@ -1,0 +1,142 @@
+"""What an error of the S3 client means: done, not done, or unknown; worth another try, or not. Pure.
+
+The rule for a request that writes: only an answer that says so, or a connection that never stood, proves that nothing
+was written. Everything else (reset, time-out, 500, 502, a proxy's 503) leaves it in doubt. Note that aiobotocore raises
+EndpointConnectionError both for a refused connection and for one that broke while the body was on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import aiohttp
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    ProxyConnectionError,
+    SSLError,
+)
+
+from storage.objects import (
+    ChecksumMismatchError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStoreError,
+    PutInDoubtError,
+    StoreFullError,
+    StoreMisconfiguredError,
+    StoreUnavailableError,
+)
+
+CLIENT_ERRORS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
+"""Everything that a call of the client raises for reasons outside this process."""
+
+_THROTTLED = {
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "TooManyRequests",
+    "ConditionalRequestConflict",  # 409: another writer of the key was at it; ask again
+    "OperationAborted",
+    "XMinioServerNotInitialized",
+}
+_FULL = {"XMinioStorageFull", "QuotaExceeded", "InsufficientStorage"}
+_DAMAGED = {"BadDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "InvalidDigest"}
+_ABSENT = {"NoSuchKey", "404", "NotFound"}
+_REMEDIES = {
+    "NoSuchBucket": "create the bucket or correct object.store.url",
+    "RequestTimeTooSkewed": "set this machine's clock (NTP)",
+    "InvalidAccessKeyId": "check the AWS credentials of this process",
+    "SignatureDoesNotMatch": "check the AWS credentials of this process",
+    "ExpiredToken": "renew the AWS credentials of this process",
+    "PermanentRedirect": "add ?region= with the bucket's region to object.store.url",
+    "AuthorizationHeaderMalformed": "add ?region= with the bucket's region to object.store.url",
+    "IllegalLocationConstraintException": "add ?region= with the bucket's region to object.store.url",
+    "NotImplemented": "use a store that honours If-None-Match (`siltstone doctor` probes it)",
+}
+_RIGHTS = "the role needs s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload and ListBucket"
+
+
+def translate(error: BaseException, *, place: str, doing: str, key: str = "", writes: bool = False) -> ObjectStoreError:
+    """Ours for one of CLIENT_ERRORS.
+
+    `place` names bucket and endpoint, `doing` the operation; `writes` marks requests that publish an object, whose loss
+    is a doubt and not just a failure.
+    """
+    if isinstance(error, ClientError):
+        return _answered(error, place=place, doing=doing, key=key, writes=writes)
+    said = f"{doing} {key!r} in {place}: {_text(error)}"
+    if isinstance(error, SSLError):
+        return StoreMisconfiguredError(f"TLS to {place} failed: {error}", remedy="check the endpoint and AWS_CA_BUNDLE")
+    if _never_sent(error):
+        return StoreUnavailableError(f"cannot reach {place}: {_text(error)}")
+    if _is_transport(error):
+        return PutInDoubtError(f"no answer to {said}") if writes else StoreUnavailableError(f"no answer to {said}")
+    if isinstance(error, CredentialRetrievalError):
+        return StoreUnavailableError(f"no AWS credentials now for {place}: {error}")
+    # What is left of botocore's errors is about this process's configuration: credentials, profile, region, endpoint.
+    return StoreMisconfiguredError(
+        f"cannot ask {place}: {error}", remedy="check the AWS credentials, profile and region of this process"
+    )
+
+
+def _answered(error: ClientError, *, place: str, doing: str, key: str, writes: bool) -> ObjectStoreError:
+    # The stubs promise fields that a bare HTTP error (HEAD, a proxy) does not have.
+    response = cast("dict[str, Any]", error.response)
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    said = f"{status} {code} to {doing} {key!r} in {place}"
+    if code == "NoSuchBucket" or code in _REMEDIES:
+        return StoreMisconfiguredError(said, remedy=_REMEDIES[code])
+    if code == "NoSuchUpload":
+        # The upload was completed (its answer lost) or aborted: only the object itself can tell.
+        return PutInDoubtError(said) if writes else ObjectStoreError(said)
+    if code in _FULL or status == 507:
+        return StoreFullError(said, remedy="add space to the object store or raise the quota")
+    if code in _THROTTLED or status == 429:
+        return StoreUnavailableError(said)
+    if code in _DAMAGED:
+        return ChecksumMismatchError(key)
+    if code in _ABSENT or (status == 404 and key):
+        return ObjectNotFoundError(key)
+    if status == 412:
+        return ObjectExistsError(key)
+    if status in (301, 307, 401, 403):
+        return StoreMisconfiguredError(said, remedy=_RIGHTS)
+    if status >= 500 or code == "RequestTimeout" or status == 0:
+        return PutInDoubtError(said) if writes else StoreUnavailableError(said)
+    return ObjectStoreError(f"{said}: {response.get('Error', {}).get('Message', '')}")
+
+
+def _never_sent(error: BaseException) -> bool:
+    if isinstance(error, ConnectTimeoutError | ProxyConnectionError):
+        return True
+    if isinstance(error, EndpointConnectionError):
+        cause = cast("dict[str, object]", error.kwargs).get("error")
+        return isinstance(cause, aiohttp.ClientConnectorError) or cause is None
+    return False
+
+
+def _is_transport(error: BaseException) -> bool:
+    """Including time-outs and answers that broke off."""
+    return isinstance(
+        error,
+        EndpointConnectionError
+        | ConnectionClosedError
+        | HTTPClientError
+        | IncompleteReadError
+        | aiohttp.ClientError
+        | TimeoutError
+        | OSError,
+    )
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__

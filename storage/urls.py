@@ -1,0 +1,164 @@
+"""`object.store.url`: read, checked, and turned into a store.
+
+`s3://bucket/prefix?endpoint=http://H:P&region=R`, `file:///dir`, `memory://`. Credentials never stand in a URL (it is
+logged and shown): they come from the AWS chain. Messages name the part that is wrong and never repeat a user part.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from storage.keys import BadKeyError, check_key
+from storage.objects import ObjectStore, StoreMisconfiguredError
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
+_REGION = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
+_FORMS = "one of s3://bucket/prefix?endpoint=http://host:port&region=name, file:///directory, memory://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStoreUrl:
+    """A checked URL. Parts that a scheme does not have are empty."""
+
+    scheme: Literal["s3", "file", "memory"]
+    bucket: str = ""
+    prefix: str = ""
+    """Without slashes at its ends; every key lies under it."""
+    endpoint: str = ""
+    """`http(s)://host:port` of an S3-compatible server; empty = AWS."""
+    region: str = ""
+    """Empty = by the AWS chain."""
+    directory: Path = Path("/")
+
+    def __str__(self) -> str:
+        """The URL in its one normal form."""
+        if self.scheme == "memory":
+            return "memory://"
+        if self.scheme == "file":
+            return self.directory.as_uri()
+        query = urlencode(
+            {name: value for name, value in (("endpoint", self.endpoint), ("region", self.region)) if value}
+        )
+        return (
+            f"s3://{self.bucket}" + (f"/{quote(self.prefix)}" if self.prefix else "") + (f"?{query}" if query else "")
+        )
+
+
+def parse_store_url(url: str) -> ObjectStoreUrl:
+    """Raises StoreMisconfiguredError that names the part and what to write instead."""
+    try:
+        parts = urlsplit(url)
+        has_user = parts.username is not None or parts.password is not None
+    except ValueError as error:
+        raise StoreMisconfiguredError(f"object.store.url cannot be read: {error}", remedy=f"write {_FORMS}") from None
+    if has_user:
+        raise _credentials("object.store.url")
+    if parts.fragment:
+        raise StoreMisconfiguredError("object.store.url has a '#' part", remedy="write '#' in a name as %23")
+    match parts.scheme:
+        case "s3":
+            return _parse_s3(parts)
+        case "file":
+            return _parse_file(parts)
+        case "memory":
+            if parts.netloc or parts.path not in ("", "/") or parts.query:
+                raise StoreMisconfiguredError("object.store.url memory:// takes nothing after it")
+            return ObjectStoreUrl(scheme="memory")
+        case scheme:
+            raise StoreMisconfiguredError(f"object.store.url has the scheme {scheme!r}", remedy=f"write {_FORMS}")
+
+
+def open_store(url: ObjectStoreUrl | str) -> ObjectStore:
+    """The bare store for a URL, no wrapper around it. `SupportsOpen` stores (S3, directory) want `open()` before use.
+
+    Every `memory://` is a new, empty store. Raises StoreMisconfiguredError.
+    """
+    place = parse_store_url(url) if isinstance(url, str) else url
+    if place.scheme == "s3":
+        from storage.s3 import S3Store  # costs 0.3 s of imports, which the other stores need not pay
+
+        return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
+    if place.scheme == "file":
+        from storage.local import LocalStore
+
+        return LocalStore(place.directory)
+    from storage.memory import MemoryStore
+
+    return MemoryStore()
+
+
+def _parse_s3(parts: SplitResult) -> ObjectStoreUrl:
+    bucket = parts.netloc
+    if _BUCKET.fullmatch(bucket) is None:
+        raise StoreMisconfiguredError(
+            f"object.store.url names the bucket {bucket!r}",
+            remedy="write s3://bucket/prefix, 3 to 255 letters, digits, . _ -",
+        )
+    prefix = unquote(parts.path).strip("/")
+    if prefix:
+        try:
+            check_key(prefix)
+        except BadKeyError as error:
+            raise StoreMisconfiguredError(f"object.store.url has a bad prefix: {error.message}") from None
+    parameters: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in ("endpoint", "region"):
+            if "key" in name.lower() or "secret" in name.lower() or "token" in name.lower():
+                raise _credentials("object.store.url")
+            raise StoreMisconfiguredError(
+                f"object.store.url has the parameter {name!r}", remedy="s3:// takes endpoint and region"
+            )
+        if name in parameters:
+            raise StoreMisconfiguredError(f"object.store.url has the parameter {name!r} twice")
+        parameters[name] = value
+    endpoint = _parse_endpoint(parameters["endpoint"]) if "endpoint" in parameters else ""
+    region = parameters.get("region", "")
+    if "region" in parameters and _REGION.fullmatch(region) is None:
+        raise StoreMisconfiguredError(f"object.store.url has the region {region!r}", remedy="e.g. region=eu-central-1")
+    return ObjectStoreUrl(scheme="s3", bucket=bucket, prefix=prefix, endpoint=endpoint, region=region)
+
+
+def _parse_endpoint(text: str) -> str:
+    remedy = "write endpoint=http://host:port or https://host"
+    try:
+        parts = urlsplit(text)
+        if parts.username is not None or parts.password is not None:
+            raise _credentials("the endpoint in object.store.url")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise StoreMisconfiguredError(f"object.store.url has the endpoint {text!r}", remedy=remedy)
+    except ValueError as error:
+        raise StoreMisconfiguredError(
+            f"object.store.url has an endpoint that cannot be read: {error}", remedy=remedy
+        ) from None
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise StoreMisconfiguredError(f"object.store.url has an endpoint with a path: {text!r}", remedy=remedy)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _parse_file(parts: SplitResult) -> ObjectStoreUrl:
+    if parts.netloc not in ("", "localhost"):
+        raise StoreMisconfiguredError(
+            f"object.store.url names the host {parts.netloc!r}",
+            remedy="write three slashes: file:///absolute/directory",
+        )
+    if parts.query:
+        raise StoreMisconfiguredError(
+            "object.store.url file:// takes no parameters", remedy="write '?' in a name as %3F"
+        )
+    path = unquote(parts.path)
+    if not path.startswith("/") or "\0" in path or ".." in path.split("/") or not path.strip("/"):
+        raise StoreMisconfiguredError(
+            f"object.store.url names the directory {path!r}", remedy="write file:///absolute/directory, without '..'"
+        )
+    return ObjectStoreUrl(scheme="file", directory=Path(path))
+
+
+def _credentials(where: str) -> StoreMisconfiguredError:
+    return StoreMisconfiguredError(
+        f"{where} carries credentials",
+        remedy="take them out; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role instead",
+    )
