@@ -11,6 +11,7 @@ Nothing is repeated here, for the caller knows whether repeating is safe.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -155,7 +156,7 @@ class KafkaClient:
                 async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
                     reader, writer = await asyncio.open_connection(host, port)
             except (OSError, TimeoutError) as error:
-                refusals.append(f"{address} ({error or 'no answer'})")
+                refusals.append(f"{address} ({_reason(error)})")
                 continue
             client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
             try:
@@ -368,6 +369,14 @@ class KafkaClient:
         if not 0 < length <= FRAME_BYTES_MAX:
             raise MalformedFrameError(f"{self._address} announced a frame of {length} bytes: is this a Kafka port?")
         return memoryview(await self._reader.readexactly(length))
+
+
+def _reason(error: OSError | TimeoutError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer in {CONNECT_TIMEOUT_MS // 1000} s"
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)  # names that do not resolve have numbers of their own
 
 
 def _check(code: int, what: str, detail: str | None = None) -> None:

@@ -1,0 +1,224 @@
+"""The commands against a running `siltstone dev`, as a user types them: exit codes, what they print, what they change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from siltstone.cli import main
+from siltstone.client import connected
+from siltstone.clock import SystemClock
+from siltstone.demo.stack import Stack, running_stack
+from wire.records import NewRecord, build_batch
+
+RECORDS = 40
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def run_ok(*words: str) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def run_json(*words: str) -> Any:
+    return json.loads(run_ok(*words, "--json"))
+
+
+def write_records(bootstrap: str, topic: str, count: int) -> None:
+    """One batch after the other, alternating between the topic's two partitions."""
+
+    async def write() -> None:
+        async with connected(bootstrap) as client:
+            await client.create_topic(topic, partitions=2)
+            for number in range(count):
+                batch = build_batch([NewRecord(1_700_000_000_000 + number, None, f"value {number}".encode())])
+                await client.produce(topic, number % 2, batch)
+
+    asyncio.run(write())
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One `siltstone dev` for all tests here, which quickly writes small files."""
+    data = tmp_path_factory.mktemp("cli") / "data"
+    data.mkdir()
+    with running_stack(data, SystemClock(), options=["--set", "produce.linger.ms=5"]) as stack:
+        write_records(stack.bootstrap, "written", RECORDS)
+        yield stack
+
+
+@dataclass(frozen=True)
+class Topics:
+    """`siltstone topics` on a stack."""
+
+    bootstrap: str
+
+    def __call__(self, *words: str) -> Result:
+        return run("topics", *words, "--bootstrap", self.bootstrap)
+
+    def names(self) -> Sequence[str]:
+        return [topic["name"] for topic in run_json("topics", "list", "--bootstrap", self.bootstrap)]
+
+
+@pytest.fixture
+def topics(stack: Stack) -> Topics:
+    return Topics(stack.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a `siltstone dev` that was stopped."""
+    data = tmp_path_factory.mktemp("stopped") / "data"
+    data.mkdir()
+    with running_stack(data, SystemClock(), options=["--set", "produce.linger.ms=5"]) as stack:
+        write_records(stack.bootstrap, "kept", 3)
+    return data
+
+
+def test_a_topic_is_created_listed_described_altered_and_deleted(topics: Topics) -> None:
+    created = topics("create", "orders", "--partitions", "3", "--config", "retention.ms=1000")
+    assert (created.exit_code, created.stdout) == (0, "created orders with 3 partitions\n")
+    assert "orders" in topics.names()
+    described = json.loads(topics("describe", "orders", "--json").stdout)
+    assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
+    assert {"name": "retention.ms", "value": "1000", "source": "topic"} in described["configs"]
+    altered = topics("alter", "orders", "--delete-config", "retention.ms", "--config", "a", "--partitions", "5")
+    assert altered.exit_code == 2  # "a" is not NAME=VALUE, so nothing was asked of the agent
+    altered = topics("alter", "orders", "--delete-config", "retention.ms", "--partitions", "5")
+    assert (altered.exit_code, altered.stdout) == (0, "altered orders\n")
+    described = json.loads(topics("describe", "orders", "--json").stdout)
+    assert len(described["partitions"]) == 5
+    assert all(each["source"] != "topic" for each in described["configs"] if each["name"] == "retention.ms")
+    assert topics("delete", "orders", "--yes").stdout == "deleted orders\n"
+    assert "orders" not in topics.names()
+
+
+def test_what_the_agent_refuses_is_an_error_and_a_remedy(topics: Topics) -> None:
+    assert topics("create", "twice").exit_code == 0
+    again = topics("create", "twice")
+    assert again.exit_code == 1
+    assert again.stderr.startswith("error: create topic 'twice': TOPIC_ALREADY_EXISTS")
+    assert "remedy: choose another name" in again.stderr
+    assert topics("describe", "nothing").stderr.startswith("error: topic 'nothing': UNKNOWN_TOPIC_OR_PARTITION")
+    assert "INVALID_CONFIG" in topics("create", "bad", "--config", "retention.ms=soon").stderr
+    assert "bad" not in topics.names()
+
+
+def test_tables_name_what_they_show(topics: Topics) -> None:
+    listed = topics("list").stdout
+    assert "partitions" in listed and "written" in listed
+    described = topics("describe", "written").stdout
+    assert "high watermark" in described and str(RECORDS // 2) in described and "cleanup.policy" in described
+
+
+def test_files_of_a_running_stack_are_listed(stack: Stack) -> None:
+    rows = run_json("files", "list", "--data", str(stack.data))
+    assert sum(row["records"] for row in rows) >= RECORDS
+    assert {row["level"] for row in rows} == {0} and {row["state"] for row in rows} == {"live"}
+    table = run_ok("files", "list", "--data", str(stack.data), "--state", "live")
+    assert rows[0]["key"] in table and "partitions" in table
+    assert run_ok("files", "list", "--data", str(stack.data), "--level", "2") == "no files\n"
+
+
+def test_a_file_is_inspected_down_to_its_batches(stack: Stack) -> None:
+    key = run_json("files", "list", "--data", str(stack.data))[0]["key"]
+    shown = run_ok("file", "inspect", key, "--data", str(stack.data), "--batches")
+    assert key in shown and "extents" in shown and "codec" in shown and shown.endswith("sound\n")
+    report = run_json("file", "inspect", key, "--object-store", (stack.data / "objects").as_uri())
+    assert report["sound"] is True and report["extents"][0]["crc_matches"] is True
+
+
+def test_a_key_that_is_not_there_is_an_error(stack: Stack) -> None:
+    missing = run("file", "inspect", "l0/00/2026010100/none.silt", "--data", str(stack.data))
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
+
+
+def test_fsck_of_a_running_stack_is_clean(stack: Stack) -> None:
+    shown = run_ok("fsck", "--data", str(stack.data))
+    assert shown.endswith("clean\n")
+    checked = run_json("fsck", "--data", str(stack.data), "--quick")
+    assert checked["clean"] is True
+    assert [each["id"] for each in checked["invariants"]] == ["LOG-1", "LOG-2", "LOG-3", "FILE-1", "PROD-1"]
+
+
+def test_fsck_starts_postgres_for_itself_where_nothing_runs_and_finds_what_is_broken(
+    stopped: Path, tmp_path: Path
+) -> None:
+    assert run_ok("fsck", "--data", str(stopped)).endswith("clean\n")
+    # given a copy in which one object lost its last byte
+    broken = tmp_path / "data"
+    shutil.copytree(stopped, broken)
+    victim = min((broken / "objects").rglob("*.silt"))
+    victim.chmod(0o600)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    # when fsck looks, then it says so, by key, with exit code 1
+    found = run("fsck", "--data", str(broken))
+    assert found.exit_code == 1
+    assert f"FILE-1: live file 1, object {victim.relative_to(broken / 'objects')}" in found.stdout
+    assert found.stdout.endswith("1 violations\n")
+    # and inspect says it too
+    inspected = run("file", "inspect", str(victim.relative_to(broken / "objects")), "--data", str(broken))
+    assert inspected.exit_code == 1
+
+
+def test_the_objects_of_another_cluster_are_not_called_damaged(stack: Stack, stopped: Path) -> None:
+    metadata_url = json.loads((stack.data / "run.json").read_text())["metadata_url"]
+    other = (stopped / "objects").as_uri()
+    found = run("fsck", "--metadata", metadata_url, "--object-store", other)
+    assert found.exit_code == 1
+    assert "error: the object store is cluster" in found.stderr and "FILE-1" not in found.output
+
+
+def test_doctor_finds_a_dev_stack_fit(stack: Stack) -> None:
+    checks = {check["name"]: check for check in run_json("doctor", "--data", str(stack.data))}
+    assert checks["store conditional create"]["verdict"] == "ok"
+    assert (
+        checks["postgres version"]["verdict"] == checks["schema"]["verdict"] == checks["cluster id"]["verdict"] == "ok"
+    )
+    assert [name for name, check in checks.items() if check["verdict"] != "ok"] == ["postgres failover"]
+    shown = run_ok("doctor", "--data", str(stack.data))
+    assert "remedy: " in shown and shown.strip().endswith("0 fail")
+
+
+def test_doctor_reports_what_it_cannot_reach_and_goes_on(unused_tcp_port: int, tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    found = run(
+        *("doctor", "--metadata", f"postgresql://x:secret@127.0.0.1:{unused_tcp_port}/y"),
+        *("--object-store", (tmp_path / "objects").as_uri()),
+    )
+    assert found.exit_code == 1
+    assert "fail postgres" in found.stdout and "ok   store conditional create" in found.stdout
+    assert "secret" not in found.output
+
+
+def test_a_directory_without_a_system_is_refused(tmp_path: Path) -> None:
+    refused = run("fsck", "--data", str(tmp_path))
+    assert refused.exit_code == 1
+    assert "holds no metadata" in refused.stderr and "remedy: " in refused.stderr
+
+
+def test_nothing_named_is_told_with_how_to_name_it(tmp_path: Path) -> None:
+    nothing = run("files", "list")
+    assert nothing.exit_code == 1
+    assert "nothing says where metadata is" in nothing.stderr and "--data" in nothing.stderr
+    both = run("fsck", "--data", str(tmp_path), "--metadata", "postgresql://x@y/z")
+    assert both.exit_code == 2
+
+
+def test_an_unknown_setting_is_refused_by_name(stack: Stack) -> None:
+    refused = run("files", "list", "--set", "metadata.ulr=postgresql://x@y/z")
+    assert refused.exit_code == 1
+    assert "metadata.ulr" in refused.stderr and "metadata.url" in refused.stderr
