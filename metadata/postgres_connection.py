@@ -218,7 +218,7 @@ class Database:
                 if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
                     await self.back_off(attempt)
                     continue
-                if committing and not sqlstate_of(error):
+                if committing and sqlstate_of(error)[:2] not in DEFINITE_CLASSES:
                     raise MetadataInDoubtError(f"Postgres was lost while committing: {_reason(error)}") from error
                 raise _meaning(error) from error
         raise MetadataUnavailableError("a transaction lost every deadlock")

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from agents.agent import Agent
 from metadata.service import MetadataService
 from metadata.urls import open_metadata
 from siltstone.clock import Clock, SystemClock
+from siltstone.embedded.running import RunningAgent
 from siltstone.errors import BadInputError
 from siltstone.http_endpoint import HttpEndpoint
 from siltstone.ids import IdSource, SystemIds
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
+from siltstone.stopping import stop_signals, unless
 from storage.cluster import check_cluster
 from storage.metered import Metered
 from storage.objects import ObjectStore
@@ -35,20 +34,9 @@ from storage.urls import open_store
 
 _log = get_logger(__name__)
 
-T = TypeVar("T")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 
 class MissingUrlError(BadInputError):
     """Nothing says where records or metadata live."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningAgent:
-    bootstrap: str
-    """HOST:PORT as clients are told it."""
-    metrics_url: str
-    """Empty when `metrics.listen` is."""
 
 
 async def run_agent(
@@ -132,33 +120,6 @@ async def opened_stores(
             await metadata.bind_store()
         (await probe_conditional_create(store, ids, clock)).check()
         yield store, metadata
-
-
-@contextmanager
-def stop_signals(stopping: asyncio.Event) -> Generator[None]:
-    """SIGTERM, SIGINT and SIGHUP set `stopping` while the block runs."""
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        yield
-    finally:
-        for number in STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-
-
-async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T | None:
-    """The result of `work`, or None (and `work` cancelled and ended) when `stopping` is set first."""
-    task = asyncio.ensure_future(work)
-    stopped = asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in (stopped, task):
-            if not each.done():
-                each.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
 
 
 @contextmanager

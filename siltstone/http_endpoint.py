@@ -5,24 +5,12 @@ It listens on loopback unless `insecure` allows more, for it shows what a cluste
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from siltstone.errors import BadInputError
 from siltstone.metrics import CONTENT_TYPE, Metrics
-from siltstone.settings import SettingsError, format_address, is_loopback, parse_address
-
-
-class AddressInUseError(BadInputError):
-    """An address cannot be listened on, mostly because somebody else does already."""
-
-    def __init__(self, name: str, address: str, error: OSError) -> None:
-        taken = error.errno == errno.EADDRINUSE
-        why = "is taken by another process" if taken else f"cannot be listened on: {error.strerror or error}"
-        remedy = f"stop that process, or set {name} to another port (0 takes any free one)"
-        super().__init__(f"{name}: the address {address} {why}", remedy=remedy if taken else f"set {name} to another")
+from siltstone.settings import AddressInUseError, SettingsError, format_address, is_loopback, parse_address
 
 
 class HttpEndpoint:

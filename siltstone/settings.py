@@ -9,6 +9,7 @@ that silently keeps its default is found out in production. `docs/settings.md` i
 from __future__ import annotations
 
 import difflib
+import errno
 import ipaddress
 import re
 import tomllib
@@ -329,6 +330,16 @@ def _value(settings: Settings, name: str) -> int:
 
 
 # ---- addresses -----------------------------------------------------------------------------------------------------
+
+
+class AddressInUseError(BadInputError):
+    """An address cannot be listened on, mostly because somebody else does already."""
+
+    def __init__(self, name: str, address: str, error: OSError) -> None:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken by another process" if taken else f"cannot be listened on: {error.strerror or error}"
+        remedy = f"stop that process, or set {name} to another port (0 takes any free one)"
+        super().__init__(f"{name}: the address {address} {why}", remedy=remedy if taken else f"set {name} to another")
 
 
 def parse_address(text: str, *, name: str = "listen") -> tuple[str, int]:

@@ -68,7 +68,7 @@ async def probe_conditional_create(store: ObjectStore, ids: IdSource, clock: Clo
             detail = detail or await _create_at_once(store, key)
         return ProbeResult(
             honours_if_none_match=not detail,
-            detail=detail or f"of {CROWD} that create a key at once one wins, in {ROUNDS} rounds of {ROUNDS}",
+            detail=detail or f"of {CROWD} that create a key at once one won, in each of {ROUNDS} rounds",
             keeps_crc32c=stat.crc32c is not None,
             store_clock_ms=stat.last_modified_ms,
             clock_ms=clock_ms,

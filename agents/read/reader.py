@@ -12,9 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from siltstone.logging import get_logger
-
-from agents.log_index import FileRef, LogIndex
+from agents.log_index import Extent, FileRef, LogIndex
 from agents.read.blocks import BlockReader
 from agents.read.plan import (
     READ_BYTES_MIN,
@@ -28,6 +26,7 @@ from agents.read.plan import (
     stamped,
 )
 from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from storage.objects import ObjectStoreError
 from wire.batch import CorruptBatchError, read_header
@@ -94,14 +93,17 @@ class Reader:
 
         Raises ObjectStoreError, CorruptBatchError, CorruptRecordError, CodecError.
         """
-        row = -1
+        offset = 0
         while (log := self._index.partition(partition_id)) is not None:
-            row = log.first_row_with_timestamp(timestamp_ms, row + 1)
+            # By offset, not by row: rows move up when the log start does, which it may while we read.
+            row = log.first_row_with_timestamp(timestamp_ms, log.row_of(offset))
             if row >= len(log):
                 return None
-            found = await self._first_record(partition_id, row, timestamp_ms, log.start)
+            extent = log.at(row)
+            found = await self._first_record(extent, timestamp_ms, log.start)
             if found is not None:
                 return found
+            offset = extent.last_offset + 1
         return None
 
     async def largest_timestamp(self, partition_id: int) -> TimestampedOffset | None:
@@ -110,7 +112,8 @@ class Reader:
         row = log.row_of_largest_timestamp() if log is not None else -1
         if log is None or row < 0:
             return None
-        return await self._first_record(partition_id, row, log.at(row).max_timestamp_ms, log.start)
+        extent = log.at(row)
+        return await self._first_record(extent, extent.max_timestamp_ms, log.start)
 
     # ---- bytes
 
@@ -226,13 +229,7 @@ class Reader:
         if end < where.extent_end:
             self._resume.put(partition_id, Resume(where.file_id, batch.next_offset, end))
 
-    async def _first_record(
-        self, partition_id: int, row: int, timestamp_ms: int, log_start_offset: int
-    ) -> TimestampedOffset | None:
-        log = self._index.partition(partition_id)
-        if log is None or row >= len(log):
-            return None
-        extent = log.at(row)
+    async def _first_record(self, extent: Extent, timestamp_ms: int, log_start_offset: int) -> TimestampedOffset | None:
         whole = ReadRange(
             extent.file_id, extent.position, extent.length, extent.base_offset, extent.position + extent.length
         )

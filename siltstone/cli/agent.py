@@ -37,7 +37,8 @@ def agent(
       siltstone agent --config agent.toml --set agent.zone=eu-central-1a
       SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// siltstone agent
     """
-    from siltstone.agent_process import RunningAgent, run_agent
+    from siltstone.agent_process import run_agent
+    from siltstone.embedded.running import RunningAgent
 
     options = {
         "listen": listen,

@@ -36,7 +36,7 @@ def fsck(quick: bool, places: Places, as_json: bool) -> None:
         print_json({"clean": broken == 0, "invariants": [_as_json(finding) for finding in findings]})
     else:
         _print(findings)
-        click.echo(f"{broken} violations" if broken else "clean")
+        click.echo(f"{broken:,} violation{'' if broken == 1 else 's'}" if broken else "clean")
     sys.exit(1 if broken else 0)
 
 

@@ -1,6 +1,7 @@
 """As whom the embedded Postgres runs.
 
-Postgres refuses to run as root. An ordinary user runs it as himself. Root runs it, in this order of preference:
+Postgres refuses to run as root. An ordinary user runs it as himself; one whose id has no name on this machine, as
+`nobody` in a user namespace, because Postgres wants a name. Root runs it, in this order of preference:
 
 1. as root's own files seen from a user namespace in which root is `nobody` (`unshare --map-user`): nothing on disk
    changes its owner or its rights;
@@ -71,7 +72,7 @@ def choose_run_as(data: Path, *, environ: Mapping[str, str]) -> RunAs:
                 f"the data directory {data} belongs to user id {owner}, not to yours ({me})",
                 remedy="run as its owner, choose another directory with --data, or pass --metadata",
             )
-        return RunAs()
+        return RunAs() if _is_known(me) else _as_unknown_user(me, environ)
     if owner in (None, 0):
         prefix = namespace_prefix(environ)
         if prefix is not None:
@@ -103,6 +104,26 @@ def reachable_by_others(path: Path) -> Path | None:
         if not folder.stat().st_mode & stat.S_IXOTH:
             return folder
     return None
+
+
+def _is_known(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _as_unknown_user(uid: int, environ: Mapping[str, str]) -> RunAs:
+    """A user id without a name, as containers give; Postgres asks for the name, and a namespace has one."""
+    prefix = namespace_prefix(environ)
+    if prefix is None:
+        raise CannotRunAsError(
+            f"Postgres refuses to run as user id {uid}, which has no name on this machine, and user namespaces are"
+            " refused here",
+            remedy="run as a user with a name, or pass --metadata to use another Postgres",
+        )
+    return RunAs(prefix=prefix)
 
 
 def _as_nobody(data: Path, owner: int | None) -> RunAs:

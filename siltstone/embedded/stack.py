@@ -22,23 +22,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import siltstone
-from metadata.migrate import migrate_async
-from siltstone.agent_process import RunningAgent, serve_agent, stop_signals, unless
 from siltstone.embedded.attach import OBJECTS, POSTGRES
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, started_ticks, write_run_file
+from siltstone.embedded.running import RunningAgent
 from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.http_endpoint import AddressInUseError
 from siltstone.logging import get_logger
 from siltstone.settings import (
     ENVIRONMENT_PREFIX,
     VARIABLES_THAT_ARE_NO_SETTINGS,
+    AddressInUseError,
     Settings,
     format_address,
     parse_address,
     settings_environment,
 )
+from siltstone.stopping import stop_signals, unless
 
 _log = get_logger(__name__)
 
@@ -62,11 +62,10 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ca
         raise BadInputError(
             f"memory:// lives in one process, {agents} agents cannot share it", remedy="pass --agents 1, or other URLs"
         )
-    stopping = asyncio.Event()
-    data = Path(os.path.abspath(data))  # noqa: PTH100 - `Path.absolute` is not for event loops, says the linter
-    with stop_signals(stopping):
+    stopping, impatient = asyncio.Event(), asyncio.Event()
+    with stop_signals(stopping, impatient):
         async with AsyncExitStack() as stack:
-            _take_directory(data, stack)
+            data = _take_directory(data, stack)
             each = agent_settings(settings, agents)
             _check_ports_free(each)
             settings = await _places(settings, data, stack)
@@ -75,9 +74,11 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ca
             each = agent_settings(settings, agents)
             ready = _ready(settings, data, on_ready, stack)
             if memory:
+                from siltstone.agent_process import serve_agent  # children load it, not this process
+
                 await serve_agent(each[0], on_ready=lambda running: ready([running]), stopping=stopping)
             else:
-                await _run_children(each, ready, stopping)
+                await _run_children(each, ready, stopping, impatient)
 
 
 def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
@@ -101,7 +102,9 @@ def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
 # ---- places --------------------------------------------------------------------------------------------------------
 
 
-def _take_directory(data: Path, stack: AsyncExitStack) -> None:
+def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
+    """Make and lock it. Returns its absolute path."""
+    data = data.absolute()
     try:
         # others may pass through: where Postgres must run as `nobody`, he has to reach his folder; none may look
         data.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -110,6 +113,7 @@ def _take_directory(data: Path, stack: AsyncExitStack) -> None:
     lock = DirectoryLock(data)
     lock.acquire()
     stack.callback(lock.release)
+    return data
 
 
 def _check_ports_free(each: Sequence[Settings]) -> None:
@@ -137,6 +141,8 @@ async def _places(settings: Settings, data: Path, stack: AsyncExitStack) -> Sett
         settings = replace(settings, metadata_url=await asyncio.to_thread(postgres.start))
         _log.info("postgres ready", pid=postgres.pid, data=str(data / POSTGRES))
     if settings.metadata_url != MEMORY:
+        from metadata.migrate import migrate_async  # half a second of imports, which memory:// need not pay
+
         await migrate_async(settings.metadata_url)
     return settings
 
@@ -180,7 +186,10 @@ class _Child:
 
 
 async def _run_children(
-    each: Sequence[Settings], ready: Callable[[Sequence[RunningAgent]], None], stopping: asyncio.Event
+    each: Sequence[Settings],
+    ready: Callable[[Sequence[RunningAgent]], None],
+    stopping: asyncio.Event,
+    impatient: asyncio.Event,
 ) -> None:
     their_end, our_end = os.pipe()  # neither is inherited unless passed on
     children: list[_Child] = []
@@ -192,7 +201,7 @@ async def _run_children(
             ready(running)
             await unless(stopping, _first_death(children))
     finally:
-        await _stop_children(children, grace_ms=each[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
+        await _stop_children(children, impatient, grace_ms=each[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
         os.close(our_end)
         os.close(their_end)
 
@@ -257,23 +266,21 @@ async def _first_death(children: Sequence[_Child]) -> None:
         await asyncio.gather(*waits, return_exceptions=True)
 
 
-async def _stop_children(children: Sequence[_Child], *, grace_ms: int) -> None:
+async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *, grace_ms: int) -> None:
     """SIGTERM to all at once; SIGKILL to those that do not end in time, or when we are signalled again."""
-    impatient = asyncio.Event()
-    with stop_signals(impatient):
-        for child in children:
-            if child.process.returncode is None:
-                child.process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(grace_ms / 1000):
-                await unless(impatient, asyncio.gather(*(child.process.wait() for child in children)))
-        except TimeoutError:
-            _log.error("agents did not end in time", waited_ms=grace_ms)
-        for child in children:
-            if child.process.returncode is None:
-                _log.error("agent killed", agent=child.name)
-                child.process.kill()
-                await child.process.wait()
+    for child in children:
+        if child.process.returncode is None:
+            child.process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(grace_ms / 1000):
+            await unless(impatient, asyncio.gather(*(child.process.wait() for child in children)))
+    except TimeoutError:
+        _log.error("agents did not end in time", waited_ms=grace_ms)
+    for child in children:
+        if child.process.returncode is None:
+            _log.error("agent killed", agent=child.name)
+            child.process.kill()
+            await child.process.wait()
 
 
 def _status(code: int) -> str:

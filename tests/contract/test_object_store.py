@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.clock import SystemClock
+from siltstone.ids import SystemIds
+from siltstone.metrics import Metrics
+from storage.faulty import FaultPlan, Faulty
 from storage.keys import BadKeyError
+from storage.metered import Metered
 from storage.objects import (
     ChecksumMismatchError,
     ObjectExistsError,
@@ -18,11 +23,12 @@ from storage.objects import (
     PutInDoubtError,
     SupportsOpen,
 )
+from storage.retrying import Retrying
 from storage.urls import open_store
 from wire.crc import crc32c
 
 PART = 5 * 2**20
-STORES = ["memory", "local", "moto", "strict"]
+STORES = ["memory", "local", "moto", "strict", "wrapped"]
 
 
 @pytest.fixture(params=STORES)
@@ -34,6 +40,10 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             opened = open_store((tmp_path / "store").as_uri())
         case "moto":
             opened = open_store(request.getfixturevalue("s3_url")())
+        case "wrapped":
+            clock, ids = SystemClock(), SystemIds()
+            inner = Faulty(open_store("memory://"), FaultPlan(), ids, clock)
+            opened = Metered(Retrying(inner, clock, ids), Metrics(), clock)
         case _:
             opened = open_store(request.getfixturevalue("strict_s3_url")())
     if isinstance(opened, SupportsOpen):
@@ -150,7 +160,7 @@ async def test_a_deleted_key_can_be_put_again(store: ObjectStore) -> None:
 
 
 async def test_more_than_a_thousand_keys_are_listed_once_each_and_deleted(store: ObjectStore) -> None:
-    keys = [f"l0/{number % 16:02x}/{number:05}" for number in range(1100)]
+    keys = [f"l0/{number % 16:02x}/{number:05}" for number in range(1005)]
     slots = asyncio.Semaphore(32)
 
     async def put_one(key: str) -> None:

@@ -6,7 +6,7 @@ import os
 import struct
 import time
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -66,31 +66,30 @@ async def produce_one(raw: RawConnection, records: bytes | None, topic: str = "t
     return response.responses[0].partition_responses[0]
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "frame_too_large"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64, "frame_too_large"),
-        (b"\xff\xff\xff\xff" + b"junk", "malformed_frame"),
-        (b"\x7f\xff\xff\xff", "frame_too_large"),
-        (struct.pack(">i", 100 * MIB + 1), "frame_too_large"),
-        (frame(b"\x00\x03"), "malformed_message"),
-        (frame(head(3, 1)[:8] + b"\x7f\xff"), "malformed_message"),
-        (frame(head(9999, 0)), "unknown_api"),
-        (frame(head(-1, 0)), "unknown_api"),
-        (frame(head(24, 0)), "unknown_api"),
-        (frame(head(3, 99)), "unsupported_version"),
-        (frame(head(3, -1)), "unsupported_version"),
-        (frame(head(0, 2) + b"\0" * 20), "unsupported_version"),
-        (frame(head(3, 1) + struct.pack(">i", 2**31 - 1)), "malformed_message"),
-        (frame(head(3, 12) + b"\0" + b"\xff\xff\xff\xff\x7f" + b"\0\0\0"), "malformed_message"),
-        (frame(head(3, 1) + struct.pack(">ih", 1, 500) + b"short"), "malformed_message"),
-        (frame(head(3, 1) + struct.pack(">ih", 1, 2) + b"\xff\xfe"), "malformed_message"),
-    ],
-)
-async def test_what_is_no_request_ends_its_connection(
-    dial: Dial, agent: RunningAgent, data: bytes, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+NO_REQUESTS: dict[str, tuple[bytes, str]] = {
+    "http": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "frame_too_large"),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64, "frame_too_large"),
+    "negative length": (b"\xff\xff\xff\xff" + b"junk", "malformed_frame"),
+    "largest length": (b"\x7f\xff\xff\xff", "frame_too_large"),
+    "above the limit": (struct.pack(">i", 100 * MIB + 1), "frame_too_large"),
+    "short header": (frame(b"\x00\x03"), "malformed_message"),
+    "lying client id": (frame(head(3, 1)[:8] + b"\x7f\xff"), "malformed_message"),
+    "unknown api": (frame(head(9999, 0)), "unknown_api"),
+    "negative api": (frame(head(-1, 0)), "unknown_api"),
+    "a transaction api": (frame(head(24, 0)), "unknown_api"),
+    "version 99": (frame(head(3, 99)), "unsupported_version"),
+    "version -1": (frame(head(3, -1)), "unsupported_version"),
+    "produce v2": (frame(head(0, 2) + b"\0" * 20), "unsupported_version"),
+    "lying array": (frame(head(3, 1) + struct.pack(">i", 2**31 - 1)), "malformed_message"),
+    "lying compact array": (frame(head(3, 12) + b"\0" + b"\xff\xff\xff\xff\x7f" + b"\0\0\0"), "malformed_message"),
+    "lying string": (frame(head(3, 1) + struct.pack(">ih", 1, 500) + b"short"), "malformed_message"),
+    "not utf-8": (frame(head(3, 1) + struct.pack(">ih", 1, 2) + b"\xff\xfe"), "malformed_message"),
+}
+
+
+@pytest.mark.parametrize("what", NO_REQUESTS)
+async def test_what_is_no_request_ends_its_connection(dial: Dial, agent: RunningAgent, what: str) -> None:
+    data, reason = NO_REQUESTS[what]
     raw = await dial.raw(agent.address)
     await raw.send(data)
     assert await raw.is_closed_by_peer()
@@ -180,28 +179,34 @@ def _flip(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-@pytest.mark.parametrize(
-    ("records", "error"),
-    [
-        (None, ErrorCode.INVALID_RECORD),
-        (b"", ErrorCode.INVALID_RECORD),
-        (b"\0" * 5, ErrorCode.INVALID_RECORD),
-        (b"\0" * 61, ErrorCode.CORRUPT_MESSAGE),
-        (_flip(good_batch()), ErrorCode.CORRUPT_MESSAGE),
-        (with_header(good_batch(), magic=1), ErrorCode.INVALID_RECORD),
-        (good_batch() + good_batch(), ErrorCode.INVALID_RECORD),
-        (with_header(good_batch(), base_offset=5), ErrorCode.INVALID_RECORD),
-        (with_header(good_batch(), records_count=7), ErrorCode.INVALID_RECORD),
-        (with_header(good_batch(), last_offset_delta=2**31 - 1, records_count=-(2**31)), ErrorCode.INVALID_RECORD),
-        (good_batch(b"x" * 1_048_589), ErrorCode.MESSAGE_TOO_LARGE),
-        (with_header(good_batch(), attributes=TRANSACTIONAL_BIT), ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (build_batch([NewRecord(2**60, None, b"")]), ErrorCode.INVALID_TIMESTAMP),
-    ],
-)
-async def test_bad_batches_are_refused_with_kafkas_error(
-    topic: RawConnection, records: bytes | None, error: ErrorCode
-) -> None:
-    answer = await produce_one(topic, records)
+# Made when the test runs: a batch carries the time.
+BAD_BATCHES: dict[str, tuple[Callable[[], bytes | None], ErrorCode]] = {
+    "no batch": (lambda: None, ErrorCode.INVALID_RECORD),
+    "empty": (lambda: b"", ErrorCode.INVALID_RECORD),
+    "five bytes": (lambda: b"\0" * 5, ErrorCode.INVALID_RECORD),
+    "zeros": (lambda: b"\0" * 61, ErrorCode.CORRUPT_MESSAGE),
+    "a flipped bit": (lambda: _flip(good_batch()), ErrorCode.CORRUPT_MESSAGE),
+    "old magic": (lambda: with_header(good_batch(), magic=1), ErrorCode.INVALID_RECORD),
+    "two batches": (lambda: good_batch() + good_batch(), ErrorCode.INVALID_RECORD),
+    "an offset of its own": (lambda: with_header(good_batch(), base_offset=5), ErrorCode.INVALID_RECORD),
+    "a lying count": (lambda: with_header(good_batch(), records_count=7), ErrorCode.INVALID_RECORD),
+    "a huge count": (
+        lambda: with_header(good_batch(), last_offset_delta=2**31 - 1, records_count=-(2**31)),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "too large": (lambda: good_batch(b"x" * 1_048_589), ErrorCode.MESSAGE_TOO_LARGE),
+    "transactional": (
+        lambda: with_header(good_batch(), attributes=TRANSACTIONAL_BIT),
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ),
+    "from the future": (lambda: build_batch([NewRecord(2**60, None, b"")]), ErrorCode.INVALID_TIMESTAMP),
+}
+
+
+@pytest.mark.parametrize("what", BAD_BATCHES)
+async def test_bad_batches_are_refused_with_kafkas_error(topic: RawConnection, what: str) -> None:
+    make, error = BAD_BATCHES[what]
+    answer = await produce_one(topic, make())
     assert (ErrorCode(answer.error_code), answer.base_offset) == (error, -1)
     assert answer.error_message
     assert answer.log_start_offset == 0

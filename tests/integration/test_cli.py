@@ -1,4 +1,4 @@
-"""The commands against a running `siltstone dev`, as a user types them: exit codes, what they print, what they change."""
+"""The commands against a running `siltstone dev`, as a user types them: exit codes, what is printed, what changes."""
 
 from __future__ import annotations
 
@@ -167,10 +167,11 @@ def test_fsck_starts_postgres_for_itself_where_nothing_runs_and_finds_what_is_br
     # when fsck looks, then it says so, by key, with exit code 1
     found = run("fsck", "--data", str(broken))
     assert found.exit_code == 1
-    assert f"FILE-1: live file 1, object {victim.relative_to(broken / 'objects')}" in found.stdout
-    assert found.stdout.endswith("1 violations\n")
+    key = str(victim.relative_to(broken / "objects"))
+    assert "FILE-1: live file" in found.stdout and key in found.stdout
+    assert found.stdout.endswith("1 violation\n")
     # and inspect says it too
-    inspected = run("file", "inspect", str(victim.relative_to(broken / "objects")), "--data", str(broken))
+    inspected = run("file", "inspect", key, "--data", str(broken))
     assert inspected.exit_code == 1
 
 

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ import pytest
 from siltstone.client import KafkaClient
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
-from siltstone.embedded.run_file import read_run_file
+from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
+from siltstone.embedded.stack import agent_settings, run_stack
+from siltstone.errors import BadInputError
+from siltstone.settings import AddressInUseError, Settings
 from wire.records import NewRecord, build_batch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +38,7 @@ ENVIRON = {
 }
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 40) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -72,6 +76,7 @@ class Dev:
 
     def __init__(self, data: Path, *options: str, environ: dict[str, str] | None = None) -> None:
         self.data = data
+        self._started = set[int]()
         self._errors_path = data.with_name(f"{data.name}.err")
         self._errors = self._errors_path.open("ab")
         self.process = subprocess.Popen(
@@ -92,6 +97,7 @@ class Dev:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("bootstrap: "), self.errors
+        self._started = descendants(self.process.pid)
         return line.removeprefix("bootstrap: ").strip()
 
     def run_file(self) -> dict[str, Any]:
@@ -99,10 +105,10 @@ class Dev:
 
     def stop(self, signal_number: int = signal.SIGTERM) -> int:
         self.process.send_signal(signal_number)
-        return self.process.wait(40)
+        return self.process.wait(60)
 
     def close(self) -> None:
-        left = descendants(self.process.pid) | set(postgres_processes(self.data / "postgres" / "data"))
+        left = self._started | descendants(self.process.pid)
         self.process.kill()
         for pid in alive(left):
             os.kill(pid, signal.SIGKILL)
@@ -121,34 +127,31 @@ def dev(data: Path, *options: str, environ: dict[str, str] | None = None) -> Ite
         running.close()
 
 
-@pytest.fixture(scope="session")
-def used_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that `dev` ran on before."""
-    data = tmp_path_factory.mktemp("used") / "silt"
-    with dev(data) as running:
-        running.bootstrap()
-        assert running.stop() == 0
-    return data
+def write(bootstrap: str, value: bytes) -> int:
+    """Append one record to partition 0 of topic t. Returns its offset."""
 
-
-def write(bootstrap: str, value: bytes, topic: str = "t") -> int:
     async def go() -> int:
         client = await KafkaClient.connect(bootstrap)
         try:
-            if topic not in {each.name for each in (await client.metadata()).topics}:
-                await client.create_topic(topic, partitions=1)
-            return await client.produce(topic, 0, build_batch([NewRecord(1, None, value)]))
+            if "t" not in {each.name for each in (await client.metadata()).topics}:
+                await client.create_topic("t", partitions=1)
+            return await client.produce("t", 0, build_batch([NewRecord(1, None, value)]))
         finally:
             await client.close()
 
     return asyncio.run(go())
 
 
-def read(bootstrap: str, topic: str = "t") -> bytes:
+def read(bootstrap: str) -> bytes:
+    """The first records; waits for the topic, which another agent may have made a moment ago."""
+
     async def go() -> bytes:
         client = await KafkaClient.connect(bootstrap)
         try:
-            return bytes((await client.fetch(topic, 0, 0, max_wait_ms=5000)).records)
+            async with asyncio.timeout(20):
+                while "t" not in {each.name for each in (await client.metadata()).topics}:
+                    await asyncio.sleep(0.02)
+            return bytes((await client.fetch("t", 0, 0, max_wait_ms=5000)).records)
         finally:
             await client.close()
 
@@ -164,14 +167,18 @@ def get(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def agent_of(pids: set[int]) -> int:
+    return next(pid for pid in pids if b"--lifeline" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tmp_path: Path) -> None:
-    with dev(tmp_path / "silt") as running:
+    data = tmp_path / "silt"
+    with dev(data) as running:
         bootstrap = running.bootstrap()
         # what run.json says
         run = running.run_file()
         assert (run["pid"], run["bootstrap"]) == (running.process.pid, bootstrap)
-        assert stat.S_IMODE((running.data / "run.json").stat().st_mode) == 0o600
-        assert run["object_store_url"] == (running.data / "objects").as_uri()
+        assert stat.S_IMODE((data / "run.json").stat().st_mode) == 0o600
         # Kafka and HTTP
         assert write(bootstrap, b"first") == 0
         assert b"first" in read(bootstrap)
@@ -179,80 +186,69 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
         ready_url = run["metrics_url"].replace("/metrics", "/readyz")
         assert get(ready_url) == (200, '{"ready": true, "reasons": []}')
         assert get(ready_url.replace("readyz", "healthz"))[0] == 200
+        # other commands attach
+        with attach(data) as attached:
+            assert (attached.bootstrap, attached.metadata_url) == (bootstrap, run["metadata_url"])
+            assert attached.object_store_url == (data / "objects").as_uri()
+        # a second one on the directory is refused, naming the first
+        with dev(data) as second:
+            assert second.process.wait(60) == 1
+            assert f"error: {data} is in use by process {running.process.pid}\n" in second.errors
+        assert running.run_file() == run
         # the end
         below = descendants(running.process.pid)
         assert len(below) > 3
         assert running.stop() == 0, running.errors
         assert alive(below) == set()
-        assert not (running.data / "run.json").exists()
+        assert not (data / "run.json").exists()
+    # other commands start Postgres for themselves
+    with attach(data) as attached:
+        assert attached.bootstrap == ""
+        assert attached.object_store_url == (data / "objects").as_uri()
+        assert postgres_processes(data / "postgres" / "data")
+    assert postgres_processes(data / "postgres" / "data") == []
 
 
-def test_data_is_kept_between_runs_and_sigint_stops_as_well(used_directory: Path) -> None:
-    with dev(used_directory) as running:
-        at = write(running.bootstrap(), b"kept over the night")
+def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_postgres(tmp_path: Path) -> None:
+    data = tmp_path / "silt"
+    with dev(data) as running:
+        assert write(running.bootstrap(), b"before the interrupt") == 0
         below = descendants(running.process.pid)
         assert running.stop(signal.SIGINT) == 0, running.errors
         assert alive(below) == set()
-    with dev(used_directory) as running:
-        bootstrap = running.bootstrap()
-        assert b"kept over the night" in read(bootstrap)
-        assert write(bootstrap, b"more") == at + 1
-
-
-def test_after_kill_9_agents_drain_and_the_next_start_stops_the_orphaned_postgres(used_directory: Path) -> None:
-    with dev(used_directory) as killed:
-        bootstrap = killed.bootstrap()
-        at = write(bootstrap, b"before the kill")
+    with dev(data) as killed:
+        assert write(killed.bootstrap(), b"before the kill") == 1
         below = descendants(killed.process.pid)
-        orphans = set(postgres_processes(used_directory / "postgres" / "data"))
+        orphans = set(postgres_processes(data / "postgres" / "data"))
         killed.process.kill()
         killed.process.wait()
-        until(lambda: alive(below) == orphans)  # the agents saw the end of their lifeline, Postgres stays
-        assert (used_directory / "run.json").exists()
-        assert read_run_file(used_directory) is None
-        with dev(used_directory) as running:
+        until(lambda: alive(below) <= orphans)  # the agent saw the end of its lifeline
+        assert alive(orphans), "Postgres stays, for the agent may have had to commit"
+        assert (data / "run.json").exists()
+        assert read_run_file(data) is None
+        with dev(data) as running:
             bootstrap = running.bootstrap()
             assert alive(orphans) == set()
-            assert write(bootstrap, b"after the kill") == at + 1
+            assert write(bootstrap, b"after the kill") == 2
+            assert b"before the interrupt" in read(bootstrap)
 
 
-def test_several_agents_serve_the_same_log_on_ports_of_their_own(used_directory: Path) -> None:
-    with dev(used_directory, "--agents", "2") as running:
+def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(tmp_path: Path, postgres_server: str) -> None:
+    with dev(tmp_path / "silt", "--agents", "2", environ={"SILTSTONE_METADATA_URL": postgres_server}) as running:
         first, second = running.bootstrap().split(",")
         assert first != second
         assert len(running.run_file()["metrics_urls"]) == 2
-        write(first, b"through the first", topic="shared")
-        assert b"through the first" in read(second, topic="shared")
-
-
-def test_an_agent_that_dies_ends_everything_with_a_clear_error(used_directory: Path) -> None:
-    with dev(used_directory) as running:
-        running.bootstrap()
+        write(first, b"through the first")
+        assert b"through the first" in read(second)
+        assert running.run_file()["metadata_url"] == postgres_server
+        assert not (tmp_path / "silt" / "postgres").exists()
         below = descendants(running.process.pid)
-        agent = next(pid for pid in below if b"--lifeline" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(agent, signal.SIGKILL)
-        assert running.process.wait(40) == 1
-        assert f"error: agent 1 (process {agent}, 127.0.0.1:0) ended by itself with signal SIGKILL" in running.errors
+        victim = agent_of(below)
+        os.kill(victim, signal.SIGKILL)
+        assert running.process.wait(60) == 1
+        assert f"(process {victim}, 127.0.0.1:0) ended by itself with signal SIGKILL" in running.errors
         assert alive(below) == set()
-        assert not (used_directory / "run.json").exists()
-
-
-def test_a_second_one_on_the_same_directory_is_refused_naming_the_first(used_directory: Path) -> None:
-    with dev(used_directory) as running:
-        running.bootstrap()
-        with dev(used_directory) as second:
-            assert second.process.wait(40) == 1
-            assert f"error: {used_directory} is in use by process {running.process.pid}\n" in second.errors
-        assert running.run_file()["pid"] == running.process.pid
-
-
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = "127.0.0.1:{}".format(taken.getsockname()[1])
-        with dev(tmp_path / "silt", "--listen", address) as running:
-            assert running.process.wait(40) == 1
-            assert f"error: listen: the address {address} is taken by another process\nremedy: stop" in running.errors
-            assert not (tmp_path / "silt" / "postgres").exists()
+        assert not (tmp_path / "silt" / "run.json").exists()
 
 
 def test_a_signal_during_the_start_ends_the_start(tmp_path: Path) -> None:
@@ -263,9 +259,8 @@ def test_a_signal_during_the_start_ends_the_start(tmp_path: Path) -> None:
         assert not (tmp_path / "silt" / "run.json").exists()
 
 
-def test_memory_urls_run_one_agent_inside_and_refuse_more(tmp_path: Path) -> None:
-    urls = ("--metadata", "memory://", "--object-store", "memory://")
-    with dev(tmp_path / "silt", *urls) as running:
+def test_memory_urls_run_one_agent_inside(tmp_path: Path) -> None:
+    with dev(tmp_path / "silt", "--metadata", "memory://", "--object-store", "memory://") as running:
         bootstrap = running.bootstrap()
         write(bootstrap, b"soon forgotten")
         assert b"soon forgotten" in read(bootstrap)
@@ -273,49 +268,63 @@ def test_memory_urls_run_one_agent_inside_and_refuse_more(tmp_path: Path) -> Non
         with pytest.raises(NothingHereError, match="own memory"), attach(running.data):
             pass
         assert running.stop() == 0, running.errors
-    with dev(tmp_path / "silt", *urls, "--agents", "2") as running:
-        assert running.process.wait(40) == 1
-        assert "error: memory:// lives in one process, 2 agents cannot share it" in running.errors
 
 
-def test_another_clusters_objects_are_refused(used_directory: Path, tmp_path: Path) -> None:
-    objects = (used_directory / "objects").as_uri()
-    with dev(tmp_path / "silt", "--object-store", objects) as running:
-        assert running.process.wait(40) == 1
-        assert "error: the object store is cluster" in running.errors
-        assert "error: agent 1" in running.errors
+def test_objects_that_are_not_this_postgres_s_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "objects" / "l0").mkdir(parents=True)
+    (tmp_path / "objects" / "l0" / "somebody-elses").write_bytes(b"x")
+    with dev(tmp_path / "silt", "--object-store", (tmp_path / "objects").as_uri()) as running:
+        assert running.process.wait(60) == 1
+        assert "error: the object store holds objects but no cluster.json" in running.errors
+        assert "ended with exit code 1 before it was ready; its error stands above" in running.errors
+        assert postgres_processes(tmp_path / "silt" / "postgres" / "data") == []
 
 
-def test_an_external_postgres_is_migrated_and_used(tmp_path: Path, postgres_server: str) -> None:
-    with dev(tmp_path / "silt", environ={"SILTSTONE_METADATA_URL": postgres_server}) as running:
-        assert write(running.bootstrap(), b"elsewhere") == 0
-        assert not (tmp_path / "silt" / "postgres").exists()
-        assert running.run_file()["metadata_url"] == postgres_server
-        assert running.stop() == 0, running.errors
+async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressInUseError, match=f"{address} is taken by another process .*set listen to another"):
+            await run_stack(Settings(listen=address), data=tmp_path / "silt", agents=1, on_ready=print)
+    assert {path.name for path in (tmp_path / "silt").iterdir()} == {"lock"}
 
 
-def test_an_unknown_setting_is_refused_by_name(tmp_path: Path) -> None:
-    with dev(tmp_path / "silt", environ={"SILTSTONE_PRODUCE_LINGER": "1"}) as running:
-        assert running.process.wait(40) == 1
-        assert "'SILTSTONE_PRODUCE_LINGER'" in running.errors
-        assert "remedy: did you mean 'SILTSTONE_PRODUCE_LINGER_MS'?" in running.errors
+async def test_several_agents_cannot_share_one_process_s_memory(tmp_path: Path) -> None:
+    memory = Settings(listen="127.0.0.1:0", metadata_url="memory://", object_store_url="memory://")
+    with pytest.raises(BadInputError, match="2 agents cannot share it"):
+        await run_stack(memory, data=tmp_path / "silt", agents=2, on_ready=print)
 
 
-def test_other_commands_attach_to_a_running_one_or_start_its_postgres_for_themselves(used_directory: Path) -> None:
-    with dev(used_directory) as running:
-        bootstrap = running.bootstrap()
-        with attach(used_directory) as attached:
-            assert attached.bootstrap == bootstrap
-            assert attached.metadata_url == running.run_file()["metadata_url"]
-        assert running.stop() == 0
-    with attach(used_directory) as attached:
-        assert attached.bootstrap == ""
-        assert attached.object_store_url == (used_directory / "objects").as_uri()
-        assert postgres_processes(used_directory / "postgres" / "data")
-    assert postgres_processes(used_directory / "postgres" / "data") == []
+def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:
+    settings = Settings(listen="127.0.0.1:9092", metrics_listen="127.0.0.1:0")
+    each = agent_settings(settings, 3)
+    assert [one.listen for one in each] == ["127.0.0.1:9092", "127.0.0.1:9093", "127.0.0.1:9094"]
+    assert {one.metrics_listen for one in each} == {"127.0.0.1:0"}
+    with pytest.raises(BadInputError, match="there are not 3 ports from 65534 on"):
+        agent_settings(Settings(listen="127.0.0.1:65534"), 3)
 
 
 def test_attaching_to_a_directory_without_a_system_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NothingHereError, match="holds no metadata"), attach(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_file_of_a_pid_that_was_given_away_again_counts_as_none(tmp_path: Path) -> None:
+    ticks = started_ticks(os.getpid())
+    assert ticks is not None
+    run = RunFile(
+        pid=os.getpid(),
+        started_ticks=ticks,
+        bootstrap="127.0.0.1:1",
+        metadata_url="memory://",
+        object_store_url="memory://",
+        metrics_url="",
+        metrics_urls=(),
+    )
+    write_run_file(tmp_path, run)
+    assert read_run_file(tmp_path) == run
+    write_run_file(tmp_path, replace(run, started_ticks=ticks - 1))
+    assert read_run_file(tmp_path) is None
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunFileError, match="is not what `siltstone dev` writes"):
+        read_run_file(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from metadata.asyncpg_driver import Connection
 from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import Database, connect
+from metadata.postgres_connection import Database, MetadataInDoubtError, connect
 from metadata.service import (
     AgentAddress,
     CommitInDoubtError,
@@ -153,6 +153,27 @@ async def test_a_change_waits_for_an_earlier_one_so_that_no_follower_passes_it_b
 
     assert list(before.changes) == []
     assert [change.kind.value for change in after.changes] == ["merged", "topic_created"]
+
+
+async def test_a_change_that_was_lost_while_committing_is_in_doubt(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    await session.execute(
+        """CREATE TABLE gate ();
+        CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN LOCK TABLE gate; RETURN new; END $$;
+        CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON topics DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION wait();
+        BEGIN; LOCK TABLE gate"""
+    )
+    topic = asyncio.ensure_future(new_topic(service))
+    pid = await seen_waiting(session, POOL)  # inside its COMMIT
+
+    await session.fetchval(f"SELECT pg_terminate_backend({pid})")
+    with pytest.raises(MetadataInDoubtError) as doubt:
+        await topic
+
+    assert doubt.value.outcome is Outcome.UNKNOWN
+    await session.execute("ROLLBACK")
 
 
 async def test_hints_are_sent_at_most_twenty_times_a_second(service: PostgresMetadata, session: Connection) -> None:

@@ -174,6 +174,19 @@ def test_documents_named_in_code_and_prose_exist() -> None:
     assert missing == []
 
 
+def test_make_tells_what_it_can_do() -> None:
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    targets = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert targets is not None
+    assert [target for target in targets[1].split() if f"make {target} " not in shown] == []
+
+
+def test_ci_runs_what_a_person_runs() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111
+    assert "install lint types test" in script.read_text()
+
+
 def test_the_licence_is_apache_2_in_full() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "Version 2.0, January 2004" in text

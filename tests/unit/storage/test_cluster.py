@@ -126,8 +126,17 @@ async def test_a_process_of_ours_that_overtakes_us_with_a_file_is_no_stranger() 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"{}", b"\xff", b'{"cluster_id": 1, "format": 1}', b'{"cluster_id": "a b", "format": 1}']
-    + [b'{"cluster_id": "ours"}', b'{"cluster_id": "ours", "format": true}', b'{"cluster_id": "ours", "format": 2}'],
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"cluster_id": 1, "format": 1}',
+        b'{"cluster_id": "a b", "format": 1}',
+        b'{"cluster_id": "ours"}',
+        b'{"cluster_id": "ours", "format": true}',
+        b'{"cluster_id": "ours", "format": 2}',
+    ],
 )
 async def test_a_damaged_or_newer_cluster_file_is_refused(body: bytes) -> None:
     store = MemoryStore()

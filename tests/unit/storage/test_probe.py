@@ -11,7 +11,15 @@ from siltstone.clock import ManualClock, SystemClock
 from siltstone.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
-from storage.objects import Body, Deleted, ObjectStore, StoreMisconfiguredError, StoreUnavailableError, SupportsOpen
+from storage.objects import (
+    Body,
+    Deleted,
+    ObjectExistsError,
+    ObjectStore,
+    StoreMisconfiguredError,
+    StoreUnavailableError,
+    SupportsOpen,
+)
 from storage.probe import ProbeResult, probe_conditional_create
 from storage.urls import open_store
 from storage.wrapper import WrappedStore
@@ -22,8 +30,7 @@ class Ignoring(WrappedStore):
     """Ignores If-None-Match: the last PUT wins."""
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
-        await self._inner.delete_many([key])
-        await self._inner.put_if_absent(key, body, crc32c=crc32c)
+        await overwrite(self._inner, key, body, crc32c)
 
 
 class Racy(WrappedStore):
@@ -34,8 +41,16 @@ class Racy(WrappedStore):
             await self._inner.put_if_absent(key, body, crc32c=crc32c)
             return
         await asyncio.sleep(0.005)
-        await self._inner.delete_many([key])
-        await self._inner.put_if_absent(key, body, crc32c=crc32c)
+        await overwrite(self._inner, key, body, crc32c)
+
+
+async def overwrite(store: ObjectStore, key: str, body: Body, crc32c: int) -> None:
+    while True:
+        await store.delete_many([key])
+        try:
+            return await store.put_if_absent(key, body, crc32c=crc32c)
+        except ObjectExistsError:
+            continue
 
 
 async def probe(store: ObjectStore) -> ProbeResult:

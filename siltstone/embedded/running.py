@@ -1,0 +1,13 @@
+"""What a started agent says about itself, to whoever started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningAgent:
+    bootstrap: str
+    """HOST:PORT as clients are told it."""
+    metrics_url: str
+    """Empty when `metrics.listen` is."""

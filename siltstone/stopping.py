@@ -1,0 +1,45 @@
+"""Being told to stop: signals set an event, and work is given up when it is set."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@contextmanager
+def stop_signals(stopping: asyncio.Event, again: asyncio.Event | None = None) -> Generator[None]:
+    """While the block runs, SIGTERM, SIGINT and SIGHUP set `stopping`, and `again` when they come again."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set() and again is not None:
+            again.set()
+        stopping.set()
+
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T | None:
+    """The result of `work`, or None (and `work` cancelled and ended) when `stopping` is set first."""
+    task = asyncio.ensure_future(work)
+    stopped = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (stopped, task):
+            if not each.done():
+                each.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)

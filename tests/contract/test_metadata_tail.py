@@ -1,0 +1,153 @@
+"""The metadata contract: followers, their cursors, snapshots and hints."""
+
+from __future__ import annotations
+
+import asyncio
+
+from metadata.service import ChangeKind, Cursor, FileState
+from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+
+
+async def test_the_tail_gives_every_file_once_in_file_id_order(world: World) -> None:
+    writers = [await Writer.register(world.service, port) for port in (9092, 9093)]
+    (one,) = (await new_topic(world.service)).partition_ids
+    committed = [await writers[n % 2].commit(batch(one)) for n in range(4)]
+
+    first = await world.service.tail(Cursor())
+    committed.append(await writers[0].commit(batch(one)))
+    second = await world.service.tail(first.cursor)
+    third = await world.service.tail(second.cursor)
+
+    assert [file.file_id for file in [*first.files, *second.files]] == [file.file_id for file in committed]
+    assert [file.index for file in [*first.files, *second.files]] == [file.index for file in committed]
+    assert (list(third.files), list(third.changes), third.cold) == ([], [], False)
+
+
+async def test_the_tail_never_waits_for_a_missing_seq(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    await writer.commit(batch(one))
+    writer.seq += 10
+    await writer.commit(batch(one))
+
+    seen = await world.service.tail(Cursor())
+
+    assert [file.seq for file in seen.files] == [1, 12]
+    assert seen.cursor.writers == {writer.lease.writer_id: (writer.lease.epoch, 12)}
+
+
+async def test_the_tail_sees_files_that_were_merged_or_deleted_before_it_looked(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    files = [await writer.commit(batch(one)) for _ in range(3)]
+    await world.set_state(files[0].file_id, FileState.DEAD)
+    await world.set_state(files[1].file_id, FileState.DELETED)
+
+    seen = await world.service.tail(Cursor())
+
+    assert [file.file_id for file in seen.files] == [file.file_id for file in files]
+
+
+async def test_the_tail_follows_a_writer_into_its_new_epoch(world: World) -> None:
+    old = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    await old.commit(batch(one))
+    await old.commit(batch(one))
+    cursor = (await world.service.tail(Cursor())).cursor
+    new = await Writer.register(world.service)
+    later = await new.commit(batch(one))
+
+    seen = await world.service.tail(cursor)
+
+    assert [file.file_id for file in seen.files] == [later.file_id]
+
+
+async def test_a_snapshot_and_the_tail_after_it_lose_nothing_and_repeat_nothing(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await new_topic(world.service)
+    (one,) = topic.partition_ids
+    files = [await writer.commit(batch(one)) for _ in range(3)]
+    await world.set_state(files[1].file_id, FileState.DEAD)
+    snapshot = await world.service.snapshot()
+    later = await writer.commit(batch(one))
+    grown = await world.service.create_partitions(topic.topic_id, 2)
+
+    seen = await world.service.tail(snapshot.cursor)
+
+    assert [file.file_id for file in snapshot.files] == [files[0].file_id, files[2].file_id]
+    assert list(snapshot.topics) == [topic]
+    assert [mark.high_watermark for mark in snapshot.watermarks] == [3]
+    assert [file.file_id for file in seen.files] == [later.file_id]
+    assert [change.kind for change in seen.changes] == [ChangeKind.PARTITIONS_ADDED]
+    assert seen.changes[0].detail["partition_ids"] == list(grown.partition_ids)
+
+
+async def test_a_cursor_older_than_the_changes_kept_starts_cold(world: World) -> None:
+    old = (await world.service.snapshot()).cursor
+    await new_topic(world.service)
+    await world.forget_rows()
+
+    assert (await world.service.tail(old)).cold
+    assert not (await world.service.tail((await world.service.snapshot()).cursor)).cold
+
+
+async def test_a_cursor_older_than_the_files_kept_starts_cold(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    await world.forget_rows()
+    old = (await world.service.snapshot()).cursor
+    file = await writer.commit(batch(one))
+    await writer.commit(batch(one))
+    current = (await world.service.tail(old)).cursor
+    await world.set_state(file.file_id, FileState.DELETED)
+    await world.forget_rows()
+
+    assert (await world.service.tail(old)).cold
+    assert not (await world.service.tail(current)).cold
+    assert not (await world.service.tail((await world.service.snapshot()).cursor)).cold
+
+
+async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writers(world: World) -> None:
+    services = [world.service, *[await world.another() for _ in range(3)]]
+    follower = await world.another()
+    seen: list[int] = []
+    names: list[str] = []
+
+    async def create(service_number: int) -> None:
+        for n in range(8):
+            await new_topic(services[service_number], f"t-{service_number}-{n}")
+
+    writing = asyncio.gather(*(create(n) for n in range(4)))
+    cursor = Cursor()
+    while len(seen) < 32:
+        done = writing.done()
+        tail = await follower.tail(cursor)
+        seen += [change.change_id for change in tail.changes]
+        names += [change.detail["name"] for change in tail.changes]
+        cursor = tail.cursor
+        assert not done or tail.changes, f"a change was lost: {sorted(names)}"
+        await asyncio.sleep(0)
+    await writing
+
+    assert seen == sorted(set(seen))
+    assert sorted(names) == sorted(f"t-{service}-{n}" for service in range(4) for n in range(8))
+
+
+async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
+    other = await world.another()
+    await other.wait_for_news(200)  # hints of before, and time to begin to listen
+
+    async def hint() -> None:
+        while True:
+            await world.service.notify()
+            await asyncio.sleep(0.02)
+
+    hints = asyncio.create_task(hint())
+    try:
+        await asyncio.wait_for(other.wait_for_news(60_000), timeout=20)
+    finally:
+        hints.cancel()
+
+
+async def test_waiting_for_news_ends_with_its_timeout(world: World) -> None:
+    await asyncio.wait_for(world.service.wait_for_news(10), timeout=20)

@@ -1,0 +1,155 @@
+"""The metadata contract: topics, agents and the cluster's identity."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metadata.service import (
+    AgentAddress,
+    ChangeKind,
+    Cursor,
+    InvalidPartitionsError,
+    TopicExistsError,
+    UnknownTopicError,
+    WriterFencedError,
+)
+from tests.contract.metadata_worlds import World, new_topic
+
+# ---- topics ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> None:
+    service = world.service
+    topic = await service.create_topic("orders", partitions=2, configs={"retention.ms": "1"})
+    altered = await service.alter_configs(topic.topic_id, {"retention.ms": None, "cleanup.policy": "compact"})
+    grown = await service.create_partitions(topic.topic_id, 4)
+
+    assert list(await service.topics()) == [grown]
+    assert (altered.configs, grown.configs) == ({"cleanup.policy": "compact"},) * 2
+    assert grown.partition_ids[:2] == topic.partition_ids
+    assert len(set(grown.partition_ids)) == 4
+
+    await service.delete_topic(topic.topic_id)
+
+    assert list(await service.topics()) == []
+    assert list(await service.watermarks(grown.partition_ids)) == []
+    changes = (await service.tail(Cursor())).changes
+    assert [change.kind for change in changes] == [
+        ChangeKind.TOPIC_CREATED,
+        ChangeKind.CONFIGS_CHANGED,
+        ChangeKind.PARTITIONS_ADDED,
+        ChangeKind.TOPIC_DELETED,
+    ]
+    assert {change.topic_id for change in changes} == {topic.topic_id}
+    assert changes[0].detail == {
+        "name": "orders",
+        "partition_ids": list(topic.partition_ids),
+        "configs": {"retention.ms": "1"},
+        "created_ms": topic.created_ms,
+    }
+    assert changes[1].detail == {"name": "orders", "configs": {"cleanup.policy": "compact"}}
+    assert changes[3].detail == {"name": "orders", "partition_ids": list(grown.partition_ids)}
+
+
+async def test_a_name_is_taken_until_its_topic_is_deleted(world: World) -> None:
+    first = await new_topic(world.service)
+    with pytest.raises(TopicExistsError):
+        await new_topic(world.service)
+    await world.service.delete_topic(first.topic_id)
+
+    second = await new_topic(world.service)
+
+    assert second.topic_id != first.topic_id
+    assert not set(second.partition_ids) & set(first.partition_ids)
+
+
+async def test_a_topic_that_does_not_exist_is_said_so(world: World) -> None:
+    gone = await new_topic(world.service)
+    await world.service.delete_topic(gone.topic_id)
+
+    with pytest.raises(UnknownTopicError):
+        await world.service.delete_topic(gone.topic_id)
+    with pytest.raises(UnknownTopicError):
+        await world.service.alter_configs(gone.topic_id, {"retention.ms": "1"})
+    with pytest.raises(UnknownTopicError):
+        await world.service.create_partitions(gone.topic_id, 9)
+
+
+async def test_partitions_are_only_added(world: World) -> None:
+    topic = await new_topic(world.service, partitions=3)
+
+    for count in (0, 2, 3):
+        with pytest.raises(InvalidPartitionsError):
+            await world.service.create_partitions(topic.topic_id, count)
+
+
+# ---- agents ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_address_keeps_its_node_id_under_a_new_epoch(world: World) -> None:
+    here, there = AgentAddress(host="a", port=1, zone="z1"), AgentAddress(host="a", port=2)
+    first = await world.service.register_agent(here)
+    second = await world.service.register_agent(there)
+    again = await world.service.register_agent(here)
+
+    assert (again.writer_id, again.epoch) == (first.writer_id, first.epoch + 1)
+    assert second.writer_id != first.writer_id
+    alive = await world.service.live_agents()
+    assert [(agent.writer_id, agent.epoch, agent.address) for agent in alive] == [
+        (again.writer_id, again.epoch, here),
+        (second.writer_id, second.epoch, there),
+    ]
+    with pytest.raises(WriterFencedError):
+        await world.service.heartbeat(first)
+    await world.service.heartbeat(again)
+
+
+async def test_one_address_registered_twice_at_once_gives_two_epochs_of_one_id(world: World) -> None:
+    other = await world.another()
+    here = AgentAddress(host="a", port=1)
+
+    leases = await asyncio.gather(*(service.register_agent(here) for service in [world.service, other] * 3))
+
+    assert len({lease.writer_id for lease in leases}) == 1
+    assert sorted(lease.epoch for lease in leases) == list(range(6))
+
+
+async def test_draining_ended_and_expired_agents_are_not_alive(world: World) -> None:
+    draining, ended, expired = [
+        await world.service.register_agent(AgentAddress(host="a", port=port)) for port in (1, 2, 3)
+    ]
+    await world.expire_leases()
+    await world.service.heartbeat(draining, draining=True)
+    await world.service.heartbeat(ended)
+    assert [agent.writer_id for agent in await world.service.live_agents()] == [ended.writer_id]
+
+    await world.service.unregister_agent(ended)
+    await world.service.unregister_agent(ended)
+    assert await world.service.live_agents() == []
+
+    await world.service.heartbeat(expired)
+    assert [agent.writer_id for agent in await world.service.live_agents()] == [expired.writer_id]
+    with pytest.raises(WriterFencedError):
+        await world.service.heartbeat(ended)
+
+
+async def test_a_fenced_agent_cannot_end_its_successors_lease(world: World) -> None:
+    here = AgentAddress(host="a", port=1)
+    old, new = await world.service.register_agent(here), await world.service.register_agent(here)
+
+    await world.service.unregister_agent(old)
+
+    assert [agent.epoch for agent in await world.service.live_agents()] == [new.epoch]
+
+
+async def test_the_cluster_id_stays_and_remembers_its_store(world: World) -> None:
+    before = await world.service.cluster_identity()
+    await world.service.bind_store()
+    await world.service.bind_store()
+    after = await (await world.another()).cluster_identity()
+
+    assert (before.store_bound, after.store_bound) == (False, True)
+    assert before.cluster_id == after.cluster_id
+    assert len(before.cluster_id) == 22
