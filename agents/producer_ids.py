@@ -12,7 +12,7 @@ from metadata.service import MetadataService
 from siltstone.clock import Clock
 
 BLOCK_IDS = 100
-BLOCK_MS = 600_000.0
+BLOCK_MS = 1_000.0
 
 
 class ProducerIds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,13 @@ class Dev:
         left = self._started | descendants(self.process.pid)
         self.process.kill()
         for pid in alive(left):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a Postgres's children end with it
+                os.kill(pid, signal.SIGKILL)
         self.process.communicate()
         self._errors.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def dev(data: Path, *options: str, environ: dict[str, str] | None = None) -> Iterator[Dev]:
     if "--listen" not in options:
         options = (*options, "--listen", "127.0.0.1:0")

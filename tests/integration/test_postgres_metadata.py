@@ -162,9 +162,9 @@ async def test_a_change_that_was_lost_while_committing_is_in_doubt(
         """CREATE TABLE gate ();
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN LOCK TABLE gate; RETURN new; END $$;
         CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON topics DEFERRABLE INITIALLY DEFERRED
-            FOR EACH ROW EXECUTE FUNCTION wait();
-        BEGIN; LOCK TABLE gate"""
+            FOR EACH ROW EXECUTE FUNCTION wait()"""
     )
+    await session.execute("BEGIN; LOCK TABLE gate")
     topic = asyncio.ensure_future(new_topic(service))
     pid = await seen_waiting(session, POOL)  # inside its COMMIT
 
