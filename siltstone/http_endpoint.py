@@ -46,10 +46,10 @@ class HttpEndpoint:
         app.router.add_get("/metrics", self._serve_metrics)
         app.router.add_get("/healthz", self._serve_health)
         app.router.add_get("/readyz", self._serve_ready)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self._host, self._port, shutdown_timeout=1.0).start()
+            await web.TCPSite(runner, self._host, self._port).start()
         except OSError as error:
             await runner.cleanup()
             raise AddressInUseError("metrics.listen", format_address(self._host, self._port), error) from error

@@ -54,6 +54,11 @@ def remove_run_file(data: Path) -> None:
     (data / NAME).unlink(missing_ok=True)
 
 
+def run_file_exists(data: Path) -> bool:
+    """For who holds the lock of the directory: whether a predecessor was killed."""
+    return (data / NAME).exists()
+
+
 def read_run_file(data: Path) -> RunFile | None:
     """What the running `siltstone dev` says, or None when none runs on this directory. Raises RunFileError."""
     path = data / NAME

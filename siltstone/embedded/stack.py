@@ -1,7 +1,8 @@
 """`siltstone dev`: a whole stack as one process tree.
 
-Up, in this order: the lock of the directory, the ports, Postgres (unless a metadata URL is given), the schema, the
-agents, `run.json`, `on_ready`. Down in reverse: `run.json` goes first, then the agents drain, then Postgres stops.
+Up, in this order: the lock of the directory, the ports (a killed predecessor's agents may have to give them back
+first), Postgres (unless a metadata URL is given), the schema, the agents, `run.json`, `on_ready`. Down in reverse:
+`run.json` goes first, then the agents drain, then Postgres stops.
 
 Agents are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed, they see the
 end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://` lives in one
@@ -22,10 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import siltstone
+from siltstone.clock import SystemClock
 from siltstone.embedded.attach import OBJECTS, POSTGRES
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
-from siltstone.embedded.run_file import RunFile, remove_run_file, started_ticks, write_run_file
+from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
 from siltstone.embedded.running import RunningAgent
 from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.logging import get_logger
@@ -45,6 +47,9 @@ _log = get_logger(__name__)
 MEMORY = "memory://"
 KILL_AFTER_DRAIN_MS = 10_000
 """How much longer than `drain.timeout.ms` an agent may take to end."""
+
+PREDECESSOR_MS = 10_000
+PORT_POLL_MS = 50
 
 
 class AgentDiedError(SiltstoneError):
@@ -67,7 +72,7 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ca
         async with AsyncExitStack() as stack:
             data = _take_directory(data, stack)
             each = agent_settings(settings, agents)
-            _check_ports_free(each)
+            await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             settings = await _places(settings, data, stack)
             if stopping.is_set():
                 return
@@ -116,8 +121,25 @@ def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
     return data
 
 
+async def _await_ports(each: Sequence[Settings], stopping: asyncio.Event, *, wait_ms: float) -> None:
+    """Check that they are free before anything is started, because an agent would find out last.
+
+    After a kill of our predecessor its agents may still be draining, with its Postgres: they are given `wait_ms`.
+    """
+    clock = SystemClock()
+    deadline_ms = clock.monotonic_ms() + wait_ms
+    while not stopping.is_set():
+        try:
+            _check_ports_free(each)
+        except AddressInUseError:
+            if clock.monotonic_ms() >= deadline_ms:
+                raise
+        else:
+            return
+        await clock.sleep_ms(PORT_POLL_MS)
+
+
 def _check_ports_free(each: Sequence[Settings]) -> None:
-    """Before anything is started, because an agent would find out last."""
     for settings in each:
         for name, address in (("listen", settings.listen), ("metrics.listen", settings.metrics_listen)):
             host, port = parse_address(address or "127.0.0.1:0", name=name)

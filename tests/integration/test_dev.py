@@ -168,6 +168,11 @@ def get(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
 def agent_of(pids: set[int]) -> int:
     return next(pid for pid in pids if b"--lifeline" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
@@ -217,21 +222,26 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
         below = descendants(running.process.pid)
         assert running.stop(signal.SIGINT) == 0, running.errors
         assert alive(below) == set()
-    with dev(data) as killed:
+    address = free_address()
+    with dev(data, "--listen", address) as killed:
         assert write(killed.bootstrap(), b"before the kill") == 1
         below = descendants(killed.process.pid)
         orphans = set(postgres_processes(data / "postgres" / "data"))
+        agent = agent_of(below)
+        os.kill(agent, signal.SIGSTOP)  # it has not seen the end of its lifeline yet, and holds the port
         killed.process.kill()
         killed.process.wait()
-        until(lambda: alive(below) <= orphans)  # the agent saw the end of its lifeline
-        assert alive(orphans), "Postgres stays, for the agent may have had to commit"
+        assert alive(below) == below
         assert (data / "run.json").exists()
         assert read_run_file(data) is None
-        with dev(data) as running:
-            bootstrap = running.bootstrap()
-            assert alive(orphans) == set()
-            assert write(bootstrap, b"after the kill") == 2
-            assert b"before the interrupt" in read(bootstrap)
+        with dev(data, "--listen", address) as running:
+            until(lambda: (data / "lock").read_text().strip() == str(running.process.pid))
+            assert alive(orphans), "Postgres stays while agents may have to commit"
+            os.kill(agent, signal.SIGCONT)
+            assert running.bootstrap() == address
+            assert alive(below) == set()
+            assert write(address, b"after the kill") == 2
+            assert b"before the interrupt" in read(address)
 
 
 def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(tmp_path: Path, postgres_server: str) -> None:
@@ -279,6 +289,25 @@ def test_objects_that_are_not_this_postgres_s_are_refused(tmp_path: Path) -> Non
         assert "error: the object store holds objects but no cluster.json" in running.errors
         assert "ended with exit code 1 before it was ready; its error stands above" in running.errors
         assert postgres_processes(tmp_path / "silt" / "postgres" / "data") == []
+
+
+def test_an_agent_alone_prints_where_it_is_and_drains_on_sigterm(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "siltstone", "agent", "--listen", "127.0.0.1:0", "--metadata", "memory://"]
+    with subprocess.Popen(
+        [*command, "--object-store", "memory://", "--set", "log.format=json"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRON,
+    ) as process:
+        assert process.stdout is not None
+        bootstrap = process.stdout.readline().removeprefix("bootstrap: ").strip()
+        assert write(bootstrap, b"x") == 0
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert [json.loads(line)["event"] for line in errors.splitlines()] == ["agent ready", "agent stops"]
 
 
 async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:

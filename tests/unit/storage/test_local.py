@@ -53,6 +53,34 @@ async def test_a_put_leaves_nothing_in_the_temporary_directory(store: LocalStore
     assert files_in(tmp_path / "deep/store") == [".tmp", "k"]
 
 
+async def test_a_put_is_on_disk_before_it_has_its_name_and_its_name_is_before_it_is_answered(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given: the real calls, written down
+    root = tmp_path / "deep/store"
+    events: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recording_fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(root)
+        events.append("body" if path.parts[:1] == (".tmp",) else str(path))
+        fsync(descriptor)
+
+    def recording_link(source: Path, target: Path) -> None:
+        events.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", recording_fsync)
+    monkeypatch.setattr(os, "link", recording_link)
+    # when: the first object of two new directories, then a second one there
+    await put(store, "l0/aa/1")
+    first, events[:] = list(events), []
+    await put(store, "l0/aa/2")
+    # then: the new directories' names are made durable once, the object's every time
+    assert first == ["body", "link", "l0/aa", ".", "l0"]
+    assert events == ["body", "link", "l0/aa"]
+
+
 async def test_directories_that_a_delete_empties_are_removed(store: LocalStore, tmp_path: Path) -> None:
     await put(store, "l0/aa/h/1")
     await put(store, "l0/bb/h/1")
