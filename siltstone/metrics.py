@@ -36,8 +36,18 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
         self._declared: list[DeclaredMetric] = []
+        self._declare_clients()
+        self._declare_files()
+        self._declare_reads_and_health()
 
-        # clients
+    def render(self) -> bytes:
+        """All metrics in the Prometheus text format (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)
+
+    def declared(self) -> Iterator[DeclaredMetric]:
+        yield from self._declared
+
+    def _declare_clients(self) -> None:
         self.requests_total = self._counter("requests_total", "Kafka requests answered.", "api")
         self.request_seconds = self._histogram(
             "request_seconds", "From a request read to its answer written, waiting included.", SECONDS, "api"
@@ -49,8 +59,6 @@ class Metrics:
         self.protocol_errors_total = self._counter(
             "protocol_errors_total", "Connections closed because of what they sent.", "reason"
         )
-
-        # produce
         self.produce_bytes_total = self._counter("produce_bytes_total", "Bytes of record batches acknowledged.")
         self.produce_batches_total = self._counter(
             "produce_batches_total", "Record batches answered: `stored`, `duplicate` or `refused`.", "outcome"
@@ -60,9 +68,9 @@ class Metrics:
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Record bytes buffered or in flight.")
 
-        # L0 files
+    def _declare_files(self) -> None:
         self.l0_files_total = self._counter(
-            "l0_files_total", "L0 files sealed, by what sealed them: `linger`, `full`, `early` or `drain`.", "reason"
+            "l0_files_total", "L0 files sealed, by what sealed them: `size`, `linger`, `early` or `drain`.", "reason"
         )
         self.l0_bytes_total = self._counter("l0_bytes_total", "Bytes of the L0 files sealed.")
         self.l0_file_bytes = self._histogram("l0_file_bytes", "Size of L0 files.", BYTES)
@@ -70,11 +78,9 @@ class Metrics:
         self.l0_commit_seconds = self._histogram("l0_commit_seconds", "Committing one L0 file in Postgres.", SECONDS)
         self.commits_total = self._counter(
             "commits_total",
-            "Calls of the commit: `committed`, `in_doubt`, `refused`, `fenced` or `unavailable`.",
+            "L0 commits: `committed`, `in_doubt` (asked again) or `given_up`.",
             "outcome",
         )
-
-        # object store
         self.object_requests_total = self._counter(
             "object_requests_total", "Requests to the object store: `ok` or the kind of error.", "op", "outcome"
         )
@@ -85,35 +91,26 @@ class Metrics:
             "object_request_seconds", "One request to the object store.", SECONDS, "op"
         )
 
-        # fetch
+    def _declare_reads_and_health(self) -> None:
         self.fetch_bytes_total = self._counter(
-            "fetch_bytes_total", "Record bytes answered to fetches, by where they came from.", "source"
+            "fetch_bytes_total",
+            "Record bytes answered to fetches, by where they came from: `memory` or `store`.",
+            "source",
         )
         self.cache_bytes = self._gauge("cache_bytes", "Bytes in the block cache: `hot` or `cold`.", "pool")
         self.cache_requests_total = self._counter(
-            "cache_requests_total", "Look-ups in the block cache: `hit`, `miss` or `joined`.", "pool", "outcome"
+            "cache_requests_total", "Look-ups in the block cache: `hit` or `miss`.", "pool", "outcome"
         )
-
-        # the tail
         self.index_bytes = self._gauge("index_bytes", "Memory of the index of live L0 files.")
         self.index_extents = self._gauge("index_extents", "Extents in the index of live L0 files.")
         self.live_l0_files = self._gauge("live_l0_files", "Live L0 files known; many mean that merging lags.")
         self.tail_files_total = self._counter("tail_files_total", "L0 files heard of from Postgres.")
         self.tail_gaps = self._gauge("tail_gaps", "Partitions with an extent that waits for an earlier one.")
         self.tail_errors_total = self._counter("tail_errors_total", "Polls of the tail that failed.")
-
-        # health
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
         self.invariant_violations_total = self._counter(
             "invariant_violations_total", "Broken invariants seen. Anything but 0 is a bug: please report it.", "id"
         )
-
-    def render(self) -> bytes:
-        """All metrics in the Prometheus text format (`CONTENT_TYPE`)."""
-        return generate_latest(self.registry)
-
-    def declared(self) -> Iterator[DeclaredMetric]:
-        yield from self._declared
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))

@@ -1,8 +1,8 @@
 """`siltstone dev`: a whole stack as one process tree.
 
 Up, in this order: the lock of the directory, the ports (a killed predecessor's agents may have to give them back
-first), Postgres (unless a metadata URL is given), the schema, the agents, `run.json`, `on_ready`. Down in reverse:
-`run.json` goes first, then the agents drain, then Postgres stops.
+first), Postgres (unless a metadata URL is given), the schema, the agents, `run.json`, `on_ready`. Down: the agents
+drain, `run.json` goes, Postgres stops.
 
 Agents are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed, they see the
 end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://` lives in one
@@ -73,7 +73,8 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ca
             data = _take_directory(data, stack)
             each = agent_settings(settings, agents)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
-            settings = await _places(settings, data, stack)
+            if not stopping.is_set():
+                settings = await _places(settings, data, stack)
             if stopping.is_set():
                 return
             each = agent_settings(settings, agents)
