@@ -108,9 +108,6 @@ class Metrics:
         self.tail_gaps = self._gauge("tail_gaps", "Partitions with an extent that waits for an earlier one.")
         self.tail_errors_total = self._counter("tail_errors_total", "Polls of the tail that failed.")
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
-        self.invariant_violations_total = self._counter(
-            "invariant_violations_total", "Broken invariants seen. Anything but 0 is a bug: please report it.", "id"
-        )
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))

@@ -48,6 +48,8 @@ class Declared:
     choices: tuple[str, ...] = ()
     secret: bool = False
     """May hold a password: never shown."""
+    acts: bool = True
+    """False: known and checked, so that files written today stay good, but nothing reads it in this version."""
 
 
 def _setting(default: T, section: str, doc: str, **declared: Any) -> T:
@@ -56,16 +58,16 @@ def _setting(default: T, section: str, doc: str, **declared: Any) -> T:
     return field(default=default, metadata={"declared": about}, repr=not about.secret)
 
 
-def _count(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT31) -> int:
-    return _setting(default, section, doc, minimum=minimum, maximum=maximum)
+def _count(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT31, acts: bool = True) -> int:
+    return _setting(default, section, doc, minimum=minimum, maximum=maximum, acts=acts)
 
 
-def _bytes(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT63) -> int:
-    return _setting(default, section, doc, unit="bytes", minimum=minimum, maximum=maximum)
+def _bytes(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT63, acts: bool = True) -> int:
+    return _setting(default, section, doc, unit="bytes", minimum=minimum, maximum=maximum, acts=acts)
 
 
-def _ms(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT63) -> int:
-    return _setting(default, section, doc, unit="ms", minimum=minimum, maximum=maximum)
+def _ms(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT63, acts: bool = True) -> int:
+    return _setting(default, section, doc, unit="ms", minimum=minimum, maximum=maximum, acts=acts)
 
 
 _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network"
@@ -116,9 +118,15 @@ class Settings:
         67_108_864, _WRITE, "Bytes buffered and in flight in an agent; above it, connections that produce are not read."
     )
     produce_uploads_max: int = _count(8, _WRITE, "Files on their way to the object store at once.")
-    l0_stall_files: int = _count(20_000, _WRITE, "Live L0 files above which answers are delayed. 0: never.", minimum=0)
+    l0_stall_files: int = _count(
+        20_000, _WRITE, "Live L0 files above which answers are delayed. 0: never.", minimum=0, acts=False
+    )
     l0_refuse_files: int = _count(
-        100_000, _WRITE, "Live L0 files above which produce is refused with a retriable error. 0: never.", minimum=0
+        100_000,
+        _WRITE,
+        "Live L0 files above which produce is refused with a retriable error. 0: never.",
+        minimum=0,
+        acts=False,
     )
 
     # ---- read path
@@ -128,13 +136,12 @@ class Settings:
     )
     cache_hot_bytes: int = _bytes(134_217_728, _READ, "Memory for blocks of the tail.", minimum=0)
     cache_cold_bytes: int = _bytes(67_108_864, _READ, "Memory for blocks of history.", minimum=0)
-    cache_ttl_ms: int = _ms(
-        300_000,
-        _READ,
-        "How long a plan or a cached block is used; at most half of `gc.grace.ms`, after which files go.",
-    )
     read_concurrency: int = _count(16, _READ, "Reads from the object store at once.")
-    index_bytes_max: int = _bytes(536_870_912, _READ, "Memory for the index of all live L0 files.")
+    index_bytes_max: int = _bytes(
+        536_870_912,
+        _READ,
+        "Memory for the index of all live L0 files; above it produce is refused with a retriable error.",
+    )
     tail_poll_ms: int = _ms(100, _READ, "How often an agent asks for files that other agents wrote.", maximum=60_000)
 
     # ---- network
@@ -163,12 +170,20 @@ class Settings:
     )
 
     # ---- compaction and deletion
-    gc_grace_ms: int = _ms(900_000, _COMPACTION, "Time between unreferenced and deleted.")
-    purge_deadline_ms: int = _ms(_WEEK_MS, _COMPACTION, "Bytes of deleted topics and dead extents are gone after this.")
-    job_limit_base_ms: int = _ms(60_000, _COMPACTION, "Time limit of a merge, before its size is counted.")
-    job_limit_ms_per_mib: int = _ms(250, _COMPACTION, "Time limit of a merge, for each MiB of its inputs.", minimum=0)
-    forced_interval_ms: int = _ms(900_000, _COMPACTION, "A partition is merged out of turn at most this often.")
-    spark_merge_min_bytes: int = _bytes(8_589_934_592, _COMPACTION, "Merges of at least this size run on Spark.")
+    gc_grace_ms: int = _ms(900_000, _COMPACTION, "Time between unreferenced and deleted.", acts=False)
+    purge_deadline_ms: int = _ms(
+        _WEEK_MS, _COMPACTION, "Bytes of deleted topics and dead extents are gone after this.", acts=False
+    )
+    job_limit_base_ms: int = _ms(60_000, _COMPACTION, "Time limit of a merge, before its size is counted.", acts=False)
+    job_limit_ms_per_mib: int = _ms(
+        250, _COMPACTION, "Time limit of a merge, for each MiB of its inputs.", minimum=0, acts=False
+    )
+    forced_interval_ms: int = _ms(
+        900_000, _COMPACTION, "A partition is merged out of turn at most this often.", acts=False
+    )
+    spark_merge_min_bytes: int = _bytes(
+        8_589_934_592, _COMPACTION, "Merges of at least this size run on Spark.", acts=False
+    )
 
     # ---- watching
     metrics_listen: str = _setting(
@@ -315,11 +330,6 @@ def _check_together(settings: Settings) -> None:
             f"l0.stall.files ({settings.l0_stall_files}) may not exceed l0.refuse.files ({settings.l0_refuse_files})",
             remedy="0 disables either",
         )
-    if settings.cache_ttl_ms > settings.gc_grace_ms // 2:
-        raise SettingsError(
-            f"cache.ttl.ms ({settings.cache_ttl_ms}) may not exceed half of gc.grace.ms ({settings.gc_grace_ms}):"
-            " plans would name files that are deleted"
-        )
     if _ZONE.fullmatch(settings.agent_zone) is None:
         raise SettingsError(f"agent.zone may not hold any of `,;&`: {settings.agent_zone!r}")
     _check_addresses(settings)
@@ -421,7 +431,7 @@ def render_settings_markdown() -> str:
             ]
         lines.append(
             f"| `{name}` | `{environment_name(name)}` | {_default_text(default)} | {_allowed_text(declared, default)} |"
-            f" {declared.doc} |"
+            f" {declared.doc}{'' if declared.acts else ' *(without effect in this version)*'} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -46,7 +46,7 @@ def handle(
     broker: Broker, header: RequestHeader, request: ProduceRequest
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """None = no answer (acks 0)."""
-    refused = _refusal_of_all(request)
+    refused = _refusal_of_all(broker, request)
     accepted = _Accepted()
     response = ProduceResponse(
         responses=[
@@ -73,12 +73,18 @@ def handle(
     return _wait(broker, request.timeout_ms, response, accepted, promise)
 
 
-def _refusal_of_all(request: ProduceRequest) -> Refusal | None:
+def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
     if request.acks not in (-1, 0, 1):
         return Refusal(error=ErrorCode.INVALID_REQUIRED_ACKS, message=f"acks must be -1, 0 or 1, not {request.acks}")
     if request.transactional_id is not None:
         return Refusal(
             error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, message="transactions are not supported yet"
+        )
+    index_bytes_max = broker.settings.index_bytes_max
+    if broker.index.bytes_used >= index_bytes_max:
+        return Refusal(
+            error=ErrorCode.KAFKA_STORAGE_ERROR,
+            message=f"the index of live files has reached index.bytes.max ({index_bytes_max}): merging lags behind",
         )
     return None
 
@@ -131,6 +137,7 @@ async def _wait(
     accepted: _Accepted,
     promise: asyncio.Future[Sequence[BatchResult]],
 ) -> ProduceResponse:
+    started_ms = broker.clock.monotonic_ms()
     try:
         async with asyncio.timeout(max(timeout_ms, TIMEOUT_MS_MIN) / 1000):
             results = await asyncio.shield(promise)
@@ -140,6 +147,8 @@ async def _wait(
             answer.error_code = ErrorCode.REQUEST_TIMED_OUT
             answer.error_message = "the records were not committed in time; they may still be"
         return response
+    finally:
+        broker.metrics.produce_latency_seconds.observe((broker.clock.monotonic_ms() - started_ms) / 1000)
     for answer, result in zip(accepted.answers, results, strict=True):
         answer.error_code = result.error
         answer.base_offset = result.base_offset

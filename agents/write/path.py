@@ -55,7 +55,6 @@ class FileOnItsWay:
     seq: int
     key: str
     sealed: SealedL0
-    sealed_at_ms: float
     uploaded: asyncio.Task[None]
 
 
@@ -181,7 +180,7 @@ class WritePath:
         uploaded = asyncio.create_task(self._upload(key, sealed), name=f"put {key}")
         self._uploads.add(uploaded)
         uploaded.add_done_callback(self._uploaded)
-        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, now_ms, uploaded))
+        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
         self._metrics.l0_file_bytes.observe(len(sealed.file.body))
         self._metrics.l0_bytes_total.inc(len(sealed.file.body))
@@ -257,8 +256,6 @@ class WritePath:
     # ---- out
 
     def _answer(self, file: FileOnItsWay, results: Sequence[BatchResult]) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._metrics.produce_latency_seconds.observe((now_ms - file.sealed_at_ms) / 1000)
         for submission, answer in zip(file.sealed.submissions, file.sealed.results_by_submission(results), strict=True):
             self._keep(submission, answer)
         self._metrics.buffered_bytes.set(self.bytes)
@@ -272,8 +269,10 @@ class WritePath:
 
     def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
         self.bytes -= submission.bytes
-        for result in answer:
+        for batch, result in zip(submission.batches, answer, strict=True):
             outcome = "duplicate" if result.duplicate else "stored" if result.error == 0 else "refused"
             self._metrics.produce_batches_total.labels(outcome=outcome).inc()
+            if outcome == "stored":
+                self._metrics.produce_bytes_total.inc(len(batch.records))
         if not submission.promise.done():
             submission.promise.set_result(answer)

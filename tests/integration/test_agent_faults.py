@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agents.log_index import EXTENT_BYTES
 from metadata.memory import MemoryMetadata
 from metadata.service import (
     AgentAddress,
@@ -353,3 +354,14 @@ async def test_a_second_agent_follows_the_first(dial: Dial, start_agent: StartAg
 def _end(running: RunningAgent) -> int:
     log = running.agent._index.partition(1)
     return log.end if log is not None else -1
+
+
+async def test_a_full_index_refuses_produce_and_nothing_else(dial: Dial, start_agent: StartAgent) -> None:
+    running = await start_agent(index_bytes_max=3 * EXTENT_BYTES)
+    client, _ = await with_topic(dial, running)
+    for offset in range(3):
+        assert await client.produce("t", 0, batch()) == offset
+    with pytest.raises(KafkaError, match=r"index\.bytes\.max") as refused:
+        await client.produce("t", 0, batch())
+    assert ErrorCode(refused.value.code).retriable
+    assert len(await read_all(client, "t")) == 3

@@ -143,7 +143,6 @@ def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
         ({"message_max_bytes": 200_000_000}, r"message\.max\.bytes .* socket\.request\.max\.bytes"),
         ({"request_bytes_max": 1_000_000}, r"socket\.request\.max\.bytes .* request\.bytes\.max"),
         ({"l0_stall_files": 10, "l0_refuse_files": 5}, r"l0\.stall\.files .* l0\.refuse\.files"),
-        ({"cache_ttl_ms": 450_001}, r"cache\.ttl\.ms .* half of gc\.grace\.ms"),
     ],
 )
 def test_two_values_that_cannot_be_together_are_refused(values: dict[str, int], said: str) -> None:
