@@ -39,8 +39,8 @@ test: $(STAMP_ALL)  ## all tests but the long proofs
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
 
 lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/lint-imports
 
 types: $(STAMP_ALL)  ## pyright, strict

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import asyncio
 
-from siltstone.logging import get_logger
-
 from agents.arrivals import Arrivals
 from agents.broker import Broker
 from agents.catalog import Catalog
@@ -27,9 +25,11 @@ from agents.read.reader import Reader
 from agents.server import Server, bind
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
+from agents.write.submission import BATCHES_MAX
 from metadata.service import AgentAddress, Committed, MetadataService, MetadataUnavailableError
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
+from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
 from storage.objects import ObjectStore
@@ -162,6 +162,7 @@ class Agent:
             options=SealOptions(
                 linger_ms=settings.produce_linger_ms,
                 file_bytes=settings.produce_file_bytes,
+                file_batches=BATCHES_MAX,
                 early_bytes=settings.produce_early_bytes,
                 early_idle_ms=settings.produce_early_idle_ms,
                 early_per_second=settings.produce_early_per_second,

@@ -13,8 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from siltstone.logging import get_logger
-
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.log_index import FileRef, LogIndex
@@ -31,6 +29,7 @@ from metadata.service import (
     WriterLease,
 )
 from siltstone.clock import Clock
+from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 
 _log = get_logger(__name__)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from siltstone.logging import get_logger
-
 from metadata.service import (
     BEAT_MS,
     AgentAddress,
@@ -22,6 +20,7 @@ from metadata.service import (
     WriterLease,
 )
 from siltstone.clock import Clock
+from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 
 _log = get_logger(__name__)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from siltstone.logging import get_logger
-
 from agents.broker import Broker
 from agents.read.reader import TIMESTAMP_ERRORS, TimestampedOffset
 from metadata.service import MetadataUnavailableError, Watermarks
+from siltstone.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_offsets import (

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from agents.broker import Broker
-from agents.write.submission import PendingBatch, Submission
+from agents.write.submission import BATCHES_MAX, PendingBatch, Submission
 from agents.write.validation import Refusal, check_produced
 from metadata.service import BatchResult
 from wire.api import RequestHeader
@@ -26,6 +27,8 @@ from wire.messages.produce import (
     ProduceResponse,
     TopicProduceResponse,
 )
+
+_Promise: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
 
 TIMEOUT_MS_MIN = 1_000
 """A client's `request.timeout.ms` is about replicas; a file that lingers for part of a second is no reason to fail."""
@@ -62,15 +65,22 @@ def handle(
             for topic in request.topic_data
         ]
     )
-    promise: asyncio.Future[Sequence[BatchResult]] | None = None
-    if accepted.batches:
-        promise = asyncio.get_running_loop().create_future()
-        broker.write_path.submit(Submission(accepted.batches, promise))
+    promises = _submit(broker, accepted.batches)
     if request.acks == 0:
-        return _unanswered(response, promise)
-    if promise is None:
+        return _unanswered(response, promises)
+    if not promises:
         return response
-    return _wait(broker, request.timeout_ms, response, accepted, promise)
+    return _wait(broker, request.timeout_ms, response, accepted, promises)
+
+
+def _submit(broker: Broker, batches: Sequence[PendingBatch]) -> list[_Promise]:
+    """Hand over the batches in order, as many at a time as one file may hold."""
+    promises: list[_Promise] = []
+    for start in range(0, len(batches), BATCHES_MAX):
+        promise: _Promise = asyncio.get_running_loop().create_future()
+        broker.write_path.submit(Submission(batches[start : start + BATCHES_MAX], promise))
+        promises.append(promise)
+    return promises
 
 
 def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
@@ -135,12 +145,12 @@ async def _wait(
     timeout_ms: int,
     response: ProduceResponse,
     accepted: _Accepted,
-    promise: asyncio.Future[Sequence[BatchResult]],
+    promises: Sequence[_Promise],
 ) -> ProduceResponse:
     started_ms = broker.clock.monotonic_ms()
     try:
         async with asyncio.timeout(max(timeout_ms, TIMEOUT_MS_MIN) / 1000):
-            results = await asyncio.shield(promise)
+            results = [result for promise in promises for result in await asyncio.shield(promise)]
     except TimeoutError:
         # The batches may yet be committed; an idempotent producer's retry will then be a duplicate.
         for answer in accepted.answers:
@@ -156,9 +166,10 @@ async def _wait(
     return response
 
 
-async def _unanswered(response: ProduceResponse, promise: asyncio.Future[Sequence[BatchResult]] | None) -> None:
+async def _unanswered(response: ProduceResponse, promises: Sequence[_Promise]) -> None:
     refused = any(part.error_code for topic in response.responses for part in topic.partition_responses)
-    if not refused and promise is not None:
-        refused = any(result.error for result in await promise)
+    if not refused:
+        results = [result for promise in promises for result in await promise]
+        refused = any(result.error for result in results)
     if refused:
         raise DropConnectionError

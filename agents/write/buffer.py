@@ -1,7 +1,8 @@
 """When is a file full? Pure: submissions and times in, a decision out.
 
 A file is sealed, whichever comes first:
-- *size*: `file_bytes` are buffered;
+- *size*: `file_bytes` are buffered, or `file_batches` batches: a commit costs time by the batch, and one that outlasts
+  the store's statement timeout could never succeed;
 - *linger*: the oldest submission has waited `linger_ms`;
 - *early*: at least `early_bytes` are buffered and nothing has arrived for `early_idle_ms`. Then every writer is likely
   waiting for us (a client whose window is full sends nothing until it is answered), so more waiting buys no bytes.
@@ -30,6 +31,7 @@ class SealReason(StrEnum):
 class SealOptions:
     linger_ms: float
     file_bytes: int
+    file_batches: int
     early_bytes: int
     early_idle_ms: float
     early_per_second: int
@@ -42,6 +44,7 @@ class WriteBuffer:
         self._last_arrival_ms = 0.0
         self._early_seals_ms: deque[float] = deque(maxlen=max(options.early_per_second, 1))
         self.bytes = 0
+        self.batches = 0
 
     def __len__(self) -> int:
         return len(self._submissions)
@@ -50,12 +53,13 @@ class WriteBuffer:
         self._submissions.append((now_ms, submission))
         self._last_arrival_ms = now_ms
         self.bytes += submission.bytes
+        self.batches += len(submission.batches)
 
     def due(self, now_ms: float) -> SealReason | None:
         """Why the buffer should be sealed now; None = not yet."""
         if not self._submissions:
             return None
-        if self.bytes >= self._options.file_bytes:
+        if self.bytes >= self._options.file_bytes or self.batches >= self._options.file_batches:
             return SealReason.SIZE
         if now_ms >= self._linger_due_ms():
             return SealReason.LINGER
@@ -71,16 +75,19 @@ class WriteBuffer:
         return linger_due_ms if early_due_ms is None else min(early_due_ms, linger_due_ms)
 
     def take(self, reason: SealReason, now_ms: float) -> list[Submission]:
-        """Remove the oldest submissions, up to `file_bytes` and at least one."""
+        """Remove the oldest submissions, up to `file_bytes` and `file_batches`, and at least one."""
         taken: list[Submission] = []
-        taken_bytes = 0
-        while self._submissions and (
-            not taken or taken_bytes + self._submissions[0][1].bytes <= self._options.file_bytes
-        ):
-            _, submission = self._submissions.popleft()
-            taken.append(submission)
+        taken_bytes = taken_batches = 0
+        while self._submissions:
+            _, submission = self._submissions[0]
             taken_bytes += submission.bytes
-        self.bytes -= taken_bytes
+            taken_batches += len(submission.batches)
+            if taken and (taken_bytes > self._options.file_bytes or taken_batches > self._options.file_batches):
+                break
+            taken.append(submission)
+            self._submissions.popleft()
+            self.bytes -= submission.bytes
+            self.batches -= len(submission.batches)
         if reason is SealReason.EARLY:
             self._early_seals_ms.append(now_ms)
         return taken

@@ -31,6 +31,11 @@ class Promise(Protocol):
     def set_result(self, result: Sequence[BatchResult], /) -> None: ...
 
 
+BATCHES_MAX = 5_000
+"""Of one submission, and so of one file: a commit takes about 20 microseconds a batch, and must end well within the
+store's statement timeout however slow the machine is."""
+
+
 @dataclass(slots=True)
 class Submission:
     batches: Sequence[PendingBatch]

@@ -230,6 +230,15 @@ def test_an_unknown_topic_is_an_error_a_client_understands(dev: Dev) -> None:
     assert refused.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
+def test_a_transactional_producer_is_refused_at_once(dev: Dev) -> None:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+
+    producer = Producer({"bootstrap.servers": dev.bootstrap, "transactional.id": "tx"})
+    with pytest.raises(KafkaException) as refused:
+        producer.init_transactions(TIMEOUT_S)
+    assert refused.value.args[0].code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
 def _kcat(*arguments: str, stdin: str = "") -> str:
     return subprocess.run(
         ["kcat", *arguments], input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S, check=True

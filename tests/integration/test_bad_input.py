@@ -222,8 +222,10 @@ async def test_a_transactional_id_is_refused(topic: RawConnection) -> None:
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_REQUIRED_ACKS
     begun = await topic.call(InitProducerIdRequest(transactional_id="tx"), InitProducerIdResponse, 4)
     assert begun.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    found = await topic.call(FindCoordinatorRequest(key_type=1, coordinator_keys=["tx"]), FindCoordinatorResponse, 4)
-    assert found.coordinators[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    for kind, error in ((1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), (0, ErrorCode.COORDINATOR_NOT_AVAILABLE)):
+        asked = FindCoordinatorRequest(key_type=kind, coordinator_keys=["tx"])
+        found = await topic.call(asked, FindCoordinatorResponse, 4)
+        assert found.coordinators[0].error_code == error
 
 
 async def test_a_null_key_on_a_compacted_topic_is_named_record_by_record(dial: Dial, agent: RunningAgent) -> None:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from agents.write.submission import BATCHES_MAX
 from siltstone.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
@@ -319,3 +320,16 @@ async def test_small_fetches_in_a_large_extent_resume_where_they_ended(client: K
         values += [bytes(record.value or b"")[0] for _, record in records_of(data)]
         offset = headers[-1].next_offset
     assert values == list(range(40))
+
+
+async def test_a_request_of_more_batches_than_a_file_may_hold_goes_into_several(
+    agent: RunningAgent, client: KafkaClient, raw: RawConnection
+) -> None:
+    await client.create_topic("t", partitions=1)
+    records = batch(b"v")
+    await raw.begin(produce("t", *[(0, records)] * (BATCHES_MAX + 10), timeout_ms=60_000), VERSION)
+    response = await raw.answer(ProduceResponse, VERSION)
+    [answers] = [topic.partition_responses for topic in response.responses]
+    assert [answer.base_offset for answer in answers] == list(range(BATCHES_MAX + 10))
+    files = await agent.metadata.files()
+    assert len(files) == 2

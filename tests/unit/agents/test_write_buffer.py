@@ -11,7 +11,9 @@ from agents.write.submission import PendingBatch, Submission
 from wire.batch import read_header
 from wire.records import NewRecord, build_batch
 
-OPTIONS = SealOptions(linger_ms=250, file_bytes=8000, early_bytes=1000, early_idle_ms=3, early_per_second=2)
+OPTIONS = SealOptions(
+    linger_ms=250, file_bytes=8000, file_batches=100, early_bytes=1000, early_idle_ms=3, early_per_second=2
+)
 TOPIC = UUID(int=7)
 
 
@@ -76,7 +78,9 @@ def test_early_seals_are_bounded_per_second(buffer: WriteBuffer) -> None:
 
 
 def test_no_early_seal_where_the_rate_is_zero() -> None:
-    buffer = WriteBuffer(SealOptions(linger_ms=50, file_bytes=8000, early_bytes=1, early_idle_ms=0, early_per_second=0))
+    buffer = WriteBuffer(
+        SealOptions(linger_ms=50, file_bytes=8000, file_batches=9, early_bytes=1, early_idle_ms=0, early_per_second=0)
+    )
     buffer.add(submission(500), 0.0)
     assert buffer.due(49.0) is None
     assert buffer.due(50.0) is SealReason.LINGER
@@ -92,3 +96,17 @@ def test_take_gives_the_oldest_up_to_a_file_and_at_least_one(buffer: WriteBuffer
     assert buffer.take(SealReason.SIZE, 0.0) == sent[3:]
     assert buffer.bytes == 0
     assert len(buffer) == 0
+
+
+def test_many_small_batches_fill_a_file_by_their_number() -> None:
+    buffer = WriteBuffer(
+        SealOptions(
+            linger_ms=250, file_bytes=1 << 20, file_batches=3, early_bytes=1 << 20, early_idle_ms=3, early_per_second=2
+        )
+    )
+    sent = [submission(80) for _ in range(7)]
+    for each in sent:
+        buffer.add(each, 0.0)
+    assert buffer.due(0.0) is SealReason.SIZE
+    assert [len(buffer.take(SealReason.SIZE, 0.0)) for _ in range(3)] == [3, 3, 1]
+    assert (buffer.batches, buffer.bytes) == (0, 0)
