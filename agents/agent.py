@@ -20,6 +20,7 @@ from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.blocks import BlockReader
+from agents.read.budget import ByteBudget
 from agents.read.cache import BlockCache
 from agents.read.reader import Reader
 from agents.server import Server, bind
@@ -184,7 +185,13 @@ class Agent:
             cluster_id=cluster_id,
             catalog=self._catalog,
             index=self._index,
-            reader=Reader(index=self._index, hot=self._hot, cold=self._cold, metrics=self._metrics),
+            reader=Reader(
+                index=self._index,
+                hot=self._hot,
+                cold=self._cold,
+                budget=ByteBudget(self._settings.fetch_buffer_bytes_max),
+                metrics=self._metrics,
+            ),
             write_path=write_path,
             arrivals=self._arrivals,
             follower=self._follower,

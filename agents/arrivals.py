@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class Arrivals:
@@ -18,9 +18,10 @@ class Arrivals:
     def wake_all(self) -> None:
         self.wake(list(self._waiting))
 
-    async def wait(self, partition_ids: Sequence[int], timeout_ms: float) -> bool:
+    async def wait(self, partition_ids: Iterable[int], timeout_ms: float) -> bool:
         """True when one of the partitions moved, False after `timeout_ms`."""
         event = asyncio.Event()
+        partition_ids = set(partition_ids)  # a request may name one twice
         for partition_id in partition_ids:
             self._waiting.setdefault(partition_id, set()).add(event)
         try:

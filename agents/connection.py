@@ -17,9 +17,11 @@ from collections import deque
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from agents.answers import HeldAnswer
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
+from agents.read.budget import Release
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
 from wire.api import APIS, RequestHeader, decode_request, encode_response, read_request_header
@@ -47,6 +49,9 @@ _REASONS = (
 )
 
 
+WRITE_BYTES = 256 << 10
+"""What is given to the socket at a time; the transport copies it, and nothing beyond it."""
+STALLED_MS_MAX = 30_000
 LARGE_FRAME_BYTES = 16 << 10
 """A partial frame above this may be told to wait."""
 READ_BYTES_WHEN_FULL = 64 << 10
@@ -56,10 +61,11 @@ READ_BYTES_WHEN_FULL = 64 << 10
 class _Slot:
     """A place in the line of answers."""
 
-    __slots__ = ("parts", "started_ms")
+    __slots__ = ("parts", "release", "started_ms")
 
     def __init__(self, started_ms: float) -> None:
         self.started_ms = started_ms
+        self.release: Release | None = None
         self.parts: Sequence[Octets] | None = None
         """None until answered; empty when there is no answer to send."""
 
@@ -72,11 +78,13 @@ class Connection(asyncio.BufferedProtocol):
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
         self._slots: deque[_Slot] = deque()
+        self._unsent: deque[Octets | Release] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
         self._peer = "?"
         self._exclusive = False
         self._write_paused = False
+        self._write_paused_ms = 0.0
         self._read_paused = False
         self._ended = False
         self.sends_produce = False
@@ -91,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         if not self._server.admit(self):
             self._end("too many connections")
 
@@ -119,10 +128,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        self._write_paused_ms = self._broker.clock.monotonic_ms()
         self.update_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._send()
         self.pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -130,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         for task in self._tasks:
             task.cancel()
         self._frames.clear()
-        self._slots.clear()
+        self._drop_answers()
         self._server.lost(self)
 
     # ---- for the server
@@ -146,7 +157,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def produces_waiting(self) -> bool:
-        return self.sends_produce and bool(self._slots) and not self._ended
+        return self.sends_produce and bool(self._slots or self._unsent) and not self._ended
+
+    def has_stalled(self, now_ms: float) -> bool:
+        """Whether the client has taken next to nothing of its answers for STALLED_MS_MAX."""
+        return self._write_paused and now_ms - self._write_paused_ms > STALLED_MS_MAX
 
     def pump(self) -> None:
         """Begin what may be begun, write what is answered, and read on if there is room."""
@@ -191,6 +206,7 @@ class Connection(asyncio.BufferedProtocol):
             self._ended
             or self._exclusive
             or self._write_paused
+            or bool(self._unsent)
             or self._server.draining
             or len(self._slots) >= self._broker.settings.connection_requests_max
             or (self.sends_produce and self._server.produce_is_full)
@@ -213,7 +229,7 @@ class Connection(asyncio.BufferedProtocol):
         handler = HANDLERS[header.api_key]
         try:
             answer = handler.handle(self._broker, header, request)
-            if isinstance(answer, Message) or answer is None:
+            if isinstance(answer, Message | HeldAnswer) or answer is None:
                 return self._answer(slot, header, answer)
         except Exception:
             _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
@@ -238,19 +254,55 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _answer(self, slot: _Slot, header: RequestHeader, answer: Answer) -> None:
+        if isinstance(answer, HeldAnswer):
+            slot.release = answer.release
+            answer = answer.message
         slot.parts = () if answer is None else encode_response(header, answer)
+        if self._ended and slot.release is not None:
+            slot.release()
         seconds = (self._broker.clock.monotonic_ms() - slot.started_ms) / 1000
         self._server.count(header.api_key, seconds)
 
     # ---- answers
 
     def _flush(self) -> None:
-        parts: list[Octets] = []
+        """Line up what is complete at the head of the line, and send."""
         while self._slots and (ready := self._slots[0].parts) is not None:
-            self._slots.popleft()
-            parts += ready
-        if parts and self._transport is not None and not self._transport.is_closing():
+            slot = self._slots.popleft()
+            self._unsent += ready
+            if slot.release is not None:
+                self._unsent.append(slot.release)
+        self._send()
+
+    def _send(self) -> None:
+        """Write in slices, only as fast as the client reads: what waits here is views, not copies."""
+        if self._transport is None:
+            return
+        while self._unsent and not self._write_paused and not self._transport.is_closing():
+            parts: list[Octets] = []
+            sent: list[Release] = []
+            room = WRITE_BYTES
+            while self._unsent and room > 0:
+                item = self._unsent.popleft()
+                if callable(item):
+                    sent.append(item)
+                    continue
+                if len(item) > room:
+                    self._unsent.appendleft(memoryview(item)[room:])
+                    item = memoryview(item)[:room]
+                parts.append(item)
+                room -= len(item)
             self._transport.writelines(parts)
+            for release in sent:
+                release()
+
+    def _drop_answers(self) -> None:
+        """Nobody will take them: give back what they hold."""
+        for item in (*self._unsent, *(slot.release for slot in self._slots)):
+            if callable(item):
+                item()
+        self._unsent.clear()
+        self._slots.clear()
 
     # ---- ends
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
+from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.handlers import (
     api_versions,
@@ -31,7 +32,7 @@ from agents.handlers import (
 from wire.api import RequestHeader
 from wire.schema import Message
 
-Answer: TypeAlias = Message | None
+Answer: TypeAlias = Message | HeldAnswer | None
 Handle: TypeAlias = Callable[[Broker, RequestHeader, Any], Answer | Awaitable[Answer]]
 
 PRODUCE: Final = 0

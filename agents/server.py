@@ -187,3 +187,11 @@ class Server:
             if self.requests_are_full and first is not None and first.last_bytes_ms < silent_since_ms:
                 _log.warning("connection closed, it holds up others and sends nothing")
                 first.close("silent in the middle of a large request")
+            self._cut_stalled()
+
+    def _cut_stalled(self) -> None:
+        """A client that does not read keeps bytes from all others."""
+        now_ms = self.broker.clock.monotonic_ms()
+        for connection in [each for each in self._connections if each.has_stalled(now_ms)]:
+            _log.warning("connection cut, its client does not read its answers")
+            connection.abort()

@@ -131,6 +131,9 @@ class Settings:
 
     # ---- read path
     fetch_max_bytes: int = _bytes(57_671_680, _READ, "Bytes in one fetch answer at most.", minimum=1024, maximum=_INT31)
+    fetch_buffer_bytes_max: int = _bytes(
+        268_435_456, _READ, "Bytes of all fetch answers being read or not taken yet; more wait their turn."
+    )
     fetch_max_wait_ms: int = _ms(
         60_000, _READ, "How long a fetch may wait for data, whatever the client asks.", minimum=0
     )
@@ -264,10 +267,12 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _known(name: str, known: Mapping[str, object], *, source: str) -> str:
     if name in known:
         return name
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    # without the prefix, which all variables share and which would make strangers look alike
+    bare = {each.removeprefix(ENVIRONMENT_PREFIX): each for each in known}
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), bare, n=1, cutoff=0.8)
     raise SettingsError(
         f"there is no setting {name!r} (in {source})",
-        remedy=f"did you mean {near[0]!r}?" if near else "docs/settings.md lists them all",
+        remedy=f"did you mean {bare[near[0]]!r}?" if near else "docs/settings.md lists them all",
     )
 
 
@@ -289,25 +294,44 @@ def _typed(name: str, declared: Declared, default: Value, value: object, *, sour
     else:
         typed, expected = (value if isinstance(value, str) else None), "text"
     if typed is None:
-        raise SettingsError(f"{name} must be {expected}, not {_shown(declared, value)} (in {source})")
+        raise SettingsError(
+            f"{name} must be {expected}, not {_shown(declared, value)} (in {source})",
+            remedy=_range_remedy(name, declared, default),
+        )
     _check(name, declared, typed, source=f" (in {source})")
     return typed
 
 
 def _check(name: str, declared: Declared, value: Value, *, source: str) -> None:
     if declared.choices and value not in declared.choices:
-        near = difflib.get_close_matches(str(value), declared.choices, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(value), declared.choices, n=1, cutoff=0.6)
         raise SettingsError(
             f"{name} must be one of {', '.join(declared.choices)}, not {_shown(declared, value)}{source}",
-            remedy=f"did you mean {near[0]!r}?" if near else "",
+            remedy=f"did you mean {near[0]!r}?" if near else _range_remedy(name, declared, value),
         )
     if isinstance(value, bool) or not isinstance(value, int):
         return
     unit = f" {declared.unit}" if declared.unit else ""
+    limit = ""
     if declared.minimum is not None and value < declared.minimum:
-        raise SettingsError(f"{name} must be at least {declared.minimum}{unit}, not {value}{source}")
-    if declared.maximum is not None and value > declared.maximum:
-        raise SettingsError(f"{name} must be at most {declared.maximum}{unit}, not {value}{source}")
+        limit = f"at least {declared.minimum}"
+    elif declared.maximum is not None and value > declared.maximum:
+        limit = f"at most {declared.maximum}"
+    if limit:
+        raise SettingsError(
+            f"{name} must be {limit}{unit}, not {value}{source}", remedy=_range_remedy(name, declared, value)
+        )
+
+
+def _range_remedy(name: str, declared: Declared, default: Value) -> str:
+    """What may be written instead; `default` tells the type."""
+    if declared.choices or isinstance(default, bool):
+        return f"write {name} as one of {', '.join(declared.choices or ('true', 'false'))}"
+    if not isinstance(default, int):
+        return f"write {name} as text, in TOML within quotes"
+    most = "" if declared.maximum in (None, _INT63) else f" to {declared.maximum}"
+    unit = f" (in {declared.unit}, without a unit behind it)" if declared.unit else ""
+    return f"write {name} as a whole number from {declared.minimum}{most}{unit}"
 
 
 def _shown(declared: Declared, value: object) -> str:
@@ -321,6 +345,7 @@ def _check_together(settings: Settings) -> None:
         ("message.max.bytes", "socket.request.max.bytes"),
         ("message.max.bytes", "produce.buffer.bytes.max"),
         ("socket.request.max.bytes", "request.bytes.max"),
+        ("fetch.max.bytes", "fetch.buffer.bytes.max"),
     )
     for low, high in not_above:
         if _value(settings, low) > _value(settings, high):
@@ -330,9 +355,23 @@ def _check_together(settings: Settings) -> None:
             f"l0.stall.files ({settings.l0_stall_files}) may not exceed l0.refuse.files ({settings.l0_refuse_files})",
             remedy="0 disables either",
         )
+    if settings.object_store_url and settings.metadata_url and len(set(map(is_memory, _urls(settings)))) == 2:
+        raise SettingsError(
+            "memory:// is named beside a place that lasts: what lasts would refer to what was forgotten",
+            remedy="set both object.store.url and metadata.url to memory://, or neither",
+        )
     if _ZONE.fullmatch(settings.agent_zone) is None:
         raise SettingsError(f"agent.zone may not hold any of `,;&`: {settings.agent_zone!r}")
     _check_addresses(settings)
+
+
+def is_memory(url: str) -> bool:
+    """Whether what lies there ends with its process, however `memory://` is spelt."""
+    return url.partition(":")[0].lower() == "memory"
+
+
+def _urls(settings: Settings) -> tuple[str, str]:
+    return settings.object_store_url, settings.metadata_url
 
 
 def _value(settings: Settings, name: str) -> int:
@@ -413,10 +452,12 @@ def render_settings_markdown() -> str:
         "",
         "Generated from `siltstone/settings.py`; do not edit by hand.",
         "",
-        "The command line (`--set gc.grace.ms=60000`) wins over the environment (`SILTSTONE_GC_GRACE_MS=60000`), the",
-        "environment over the TOML file given by `--config`, the file over the default. In the file a dotted name may",
-        "be written as it is or as tables: `gc.grace.ms = 60000` is the same as `grace.ms = 60000` under `[gc]`.",
-        "Unknown names, `SILTSTONE_*` variables among them, and impossible values are refused.",
+        "The command line (`--set produce.linger.ms=100`) wins over the environment",
+        "(`SILTSTONE_PRODUCE_LINGER_MS=100`), the environment over the TOML file given by `--config`, the file over the",
+        "default. In the file a dotted name may be written as it is or as tables: `produce.linger.ms = 100` is the same",
+        "as `linger.ms = 100` under `[produce]`. Unknown names, `SILTSTONE_*` variables among them, and impossible",
+        "values are refused.",
+        "`memory://` holds for both `object.store.url` and `metadata.url` or for neither.",
     ]
     section = ""
     for name, declared, default in declarations():

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agents.answers import HeldAnswer
 from agents.broker import Broker
 from agents.log_index import PartitionLog
+from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from metadata.service import MetadataUnavailableError
 from wire.api import RequestHeader
@@ -40,7 +42,7 @@ class _Part:
         self.log = None
 
 
-async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -> FetchResponse:
+async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -> FetchResponse | HeldAnswer:
     if request.session_id != 0:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     deadline_ms = broker.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), broker.settings.fetch_max_wait_ms)
@@ -48,8 +50,8 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms)
-    await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
-    return response
+    release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
+    return HeldAnswer(response, release)
 
 
 def _resolve(broker: Broker, request: FetchRequest) -> tuple[FetchResponse, list[_Part]]:
@@ -116,7 +118,7 @@ def _bytes_at_hand(parts: Sequence[_Part], enough: int) -> int:
     return total
 
 
-async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, committed_only: bool) -> None:
+async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[_Part] = []
     for part in parts:
         if part.log is None:
@@ -133,8 +135,10 @@ async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, commi
         if part.asked.fetch_offset < log.end:
             readable.append(part)
     wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part in readable]
-    for part, taken in zip(readable, await broker.reader.read(wants, bytes_max=bytes_max), strict=True):
+    reading = await broker.reader.read(wants, bytes_max=bytes_max)
+    for part, taken in zip(readable, reading.taken, strict=True):
         _fill_records(part, taken)
+    return reading.release
 
 
 def _fill_records(part: _Part, taken: Taken) -> None:

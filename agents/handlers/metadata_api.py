@@ -28,6 +28,8 @@ from wire.messages.metadata import (
 )
 from wire.schema import ZERO_UUID
 
+CREATED_PER_REQUEST_MAX = 100
+"""Topics made on the way by one request; the client asks again for the rest. Nobody types so many by intent."""
 NOT_ASKED = -0x80000000
 TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 """READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: everything, as without an
@@ -45,7 +47,7 @@ async def handle(broker: Broker, header: RequestHeader, request: MetadataRequest
     else:
         if any(_find(broker, each) is None for each in wanted):
             await _look_again(broker, wanted, request.allow_auto_topic_creation)
-        topics = [_answer(broker, each, named, operations) for each in wanted]
+        topics = [_answer(broker, header.api_version, each, named, operations) for each in wanted]
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(
@@ -77,11 +79,9 @@ async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], al
         await broker.follower.catch_up()
         if not (allow_creation and broker.settings.auto_create_topics_enable):
             return
-        created = False
-        for each in wanted:
-            if each.name is not None and broker.catalog.topic(each.name) is None:
-                created |= await _create(broker, each.name)
-        if created:
+        missing = {each.name for each in wanted if each.name is not None and broker.catalog.topic(each.name) is None}
+        created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
+        if any(created):
             await broker.follower.catch_up()
     except SiltstoneError:
         return
@@ -99,15 +99,15 @@ async def _create(broker: Broker, name: str) -> bool:
 
 
 def _answer(
-    broker: Broker, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
+    broker: Broker, version: int, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
 ) -> MetadataResponseTopic:
     topic = _find(broker, wanted)
     if topic is not None:
         return _describe(topic, named, operations)
     if wanted.name is None:
-        return MetadataResponseTopic(
-            error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id or ZERO_UUID
-        )
+        # The answer may leave the name out from v12 only; until then nobody can ask by id alone.
+        name = None if version >= 12 else ""
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
         check_name(wanted.name)

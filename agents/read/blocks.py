@@ -43,7 +43,9 @@ class BlockReader:
         if len(present) != len(found):
             return None
         self._hits.inc()
-        return _cut(present, start - blocks[0] * BLOCK_BYTES, length)
+        view = _cut(present, start - blocks[0] * BLOCK_BYTES, length)
+        # Shorter only where the object ends before its recorded size: `read` will say so.
+        return view if len(view) == length else None
 
     async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
         """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agents.log_index import Extent, LogIndex
-from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header, stamp_offset
+from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, read_header, stamp_offset
 
 RESUME_POINTS_MAX = 10_000
 READ_BYTES_MIN = 64 << 10
@@ -114,7 +114,7 @@ def batches_of(data: memoryview, base_offset: int) -> Iterator[FoundBatch | CutB
             return
         header = read_header(data, start)
         size = header.size_bytes
-        if size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
+        if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
             raise CorruptBatchError(f"no record batch at byte {start} of the range for offset {base_offset}")
         if start + size > len(data):
             yield CutBatch(base_offset, start, size)

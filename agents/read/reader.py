@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from agents.log_index import Extent, FileRef, LogIndex
 from agents.read.blocks import BlockReader
+from agents.read.budget import ByteBudget, Release
 from agents.read.plan import (
     READ_BYTES_MIN,
     CutBatch,
@@ -67,26 +68,46 @@ class _Planned:
     ref: FileRef
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    taken: list[Taken]
+    """One per want, in order."""
+    release: Release
+    """Frees the bytes in the budget; to be called when the answer has left."""
+
+
 class Reader:
-    def __init__(self, *, index: LogIndex, hot: BlockReader, cold: BlockReader, metrics: Metrics) -> None:
+    def __init__(
+        self, *, index: LogIndex, hot: BlockReader, cold: BlockReader, budget: ByteBudget, metrics: Metrics
+    ) -> None:
         self._index = index
         self._hot = hot
         self._cold = cold
+        self._budget = budget
         self._metrics = metrics
         self._resume = ResumePoints()
 
-    async def read(self, wants: Sequence[Want], *, bytes_max: int) -> list[Taken]:
-        """Whole batches for each want, in order, `bytes_max` in all; at least one batch if there is any (KIP-74)."""
+    async def read(self, wants: Sequence[Want], *, bytes_max: int) -> Reading:
+        """Whole batches for each want, in order, `bytes_max` in all; at least one batch if there is any (KIP-74).
+
+        Waits until the bytes planned fit the budget of all answers.
+        """
         plans = self._plan(wants, bytes_max)
-        data = await self._fetch([planned for plan in plans for planned in plan])
-        answers: list[Taken] = []
-        total = place = 0
-        for want, plan in zip(wants, plans, strict=True):
-            taken = await self._take(want, plan, data[place : place + len(plan)], bytes_max, total)
-            answers.append(taken)
-            place += len(plan)
-            total += taken.size_bytes
-        return answers
+        planned = [each for plan in plans for each in plan]
+        release = await self._budget.take(sum(each.range.length for each in planned))
+        try:
+            data = await self._fetch(planned)
+            answers: list[Taken] = []
+            total = place = 0
+            for want, plan in zip(wants, plans, strict=True):
+                taken = await self._take(want, plan, data[place : place + len(plan)], bytes_max, total)
+                answers.append(taken)
+                place += len(plan)
+                total += taken.size_bytes
+        except BaseException:
+            release()
+            raise
+        return Reading(answers, release)
 
     async def offset_of_timestamp(self, partition_id: int, timestamp_ms: int) -> TimestampedOffset | None:
         """The first record in offset order whose timestamp is at or above `timestamp_ms` (Kafka's rule: by record).
@@ -128,7 +149,8 @@ class Reader:
                 limit = max(0, min(want.bytes_max, left))
                 ranges = plan_partition(self._index, want.partition_id, want.offset, limit, resume)
             plans.append([_Planned(each, self._index.file(each.file_id)) for each in ranges])
-            left -= min(sum(each.length for each in ranges), max(want.bytes_max, 0))
+            # All that is planned counts, though less may be taken: it is what the request makes us hold.
+            left -= sum(each.length for each in ranges)
         return plans
 
     async def _fetch(self, planned: Sequence[_Planned]) -> list[memoryview | SiltstoneError]:

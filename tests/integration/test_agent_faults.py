@@ -21,6 +21,7 @@ from metadata.service import (
     WriterLease,
 )
 from siltstone.client import KafkaClient, KafkaError
+from storage.keys import parse_file_key
 from storage.memory import MemoryStore
 from storage.objects import Body, PutInDoubtError, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
@@ -204,6 +205,28 @@ async def test_a_fenced_agent_stores_nothing_more_until_it_has_a_new_lease(dial:
     assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"before", b"after"]
     [agent] = await metadata.live_agents()
     assert agent.epoch > usurper.epoch
+
+
+async def test_a_file_is_committed_under_the_lease_it_was_sealed_under(dial: Dial, start_agent: StartAgent) -> None:
+    store, metadata = GatedStore(), DoubtfulMetadata()
+    await metadata.open()
+    running = await start_agent(store=store, metadata=metadata)
+    _, raw = await with_topic(dial, running)
+    # given: three files on their way when the lease is lost
+    store.gate.clear()
+    for number in range(3):
+        await raw.begin(produce(batch(bytes([number]))), 9)
+        await until(lambda number=number: store.puts == number + 1)
+    host, _, port = running.address.rpartition(":")
+    await metadata.register_agent(AgentAddress(host=host, port=int(port)))
+    store.gate.set()
+    # then: none of them slips into the numbering of the new epoch
+    assert [(await answer_of(raw))[0] for _ in range(3)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    await raw.begin(produce(batch(b"new")), 9)
+    assert await answer_of(raw) == (0, 0)
+    for call in metadata.calls:
+        assert parse_file_key(call.key).epoch == call.lease.epoch
+    assert len({call.lease.epoch for call in metadata.calls}) == 2
 
 
 async def test_stopping_answers_everything_that_was_sent(dial: Dial, start_agent: StartAgent) -> None:

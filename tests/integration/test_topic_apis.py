@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -236,6 +237,23 @@ async def test_topics_are_created_on_the_way_as_kafkas_two_flags_say(dial: Dial,
     assert (await opened.call(asked(False), MetadataResponse, 8)).topics[0].error_code == unknown
     [made] = (await opened.call(asked(True), MetadataResponse, 8)).topics
     assert (made.error_code, len(made.partitions)) == (0, 4)
+
+
+async def test_one_request_makes_no_more_than_a_hundred_topics(dial: Dial, start_agent: StartAgent) -> None:
+    raw = await dial.raw((await start_agent()).address)
+    wanted = [MetadataRequestTopic(name=f"t-{number:04}") for number in range(300)]
+    answer = await raw.call(MetadataRequest(topics=wanted), MetadataResponse, 8)
+    codes = [topic.error_code for topic in answer.topics]
+    assert codes == [0] * 100 + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 200
+    again = await raw.call(MetadataRequest(topics=wanted), MetadataResponse, 8)
+    assert [topic.error_code for topic in again.topics].count(0) == 200, "asking again goes on"
+
+
+@pytest.mark.parametrize("version", [10, 11, 12])
+async def test_a_topic_without_a_name_is_answered_in_every_version(raw: RawConnection, version: int) -> None:
+    request = MetadataRequest(topics=[MetadataRequestTopic(name=None, topic_id=UUID(int=5))])
+    [answer] = (await raw.call(request, MetadataResponse, version)).topics
+    assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
 async def test_metadata_names_one_live_agent_for_everything(raw: RawConnection, agent: RunningAgent) -> None:
