@@ -103,15 +103,16 @@ async def opened_stores(
                 f"{name} is not set", remedy="see docs/settings.md; `siltstone dev` brings everything along"
             )
     async with AsyncExitStack() as stack:
+        # both URLs are read before either place is touched
         store = Retrying(Metered(open_store(settings.object_store_url), metrics, clock), clock, ids)
-        stack.push_async_callback(store.close)
-        await store.open()
         metadata = open_metadata(
             settings.metadata_url,
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
             clock=clock,
             ids=ids,
         )
+        stack.push_async_callback(store.close)
+        await store.open()
         stack.push_async_callback(metadata.close)
         await metadata.open()
         identity = await metadata.cluster_identity()

@@ -15,6 +15,7 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 from siltstone.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
@@ -52,9 +53,12 @@ _REMEDIES: Mapping[str, str] = {
     "UNKNOWN_TOPIC_OR_PARTITION": "`siltstone topics list` shows the topics there are",
     "TOPIC_ALREADY_EXISTS": "choose another name, or change the topic with `siltstone topics alter`",
     "INVALID_TOPIC_EXCEPTION": "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
-    "INVALID_PARTITIONS": "partitions can be added, never removed, and there is at least one",
-    "INVALID_CONFIG": "`siltstone topics describe NAME` lists the names and values in force",
+    "INVALID_PARTITIONS": "ask for a number of partitions within the range",
+    "INVALID_CONFIG": "correct the name or the value; `siltstone topics describe` of any topic lists all configs",
     "OFFSET_OUT_OF_RANGE": "ask for the first and last offset with ListOffsets and start from there",
+}
+_REMEDIES_WHEN_ADDING_PARTITIONS: Mapping[str, str] = {
+    "INVALID_PARTITIONS": "partitions can be added, never removed: ask for more than there are, within the range",
 }
 
 
@@ -64,16 +68,24 @@ class KafkaError(SiltstoneError):
     Attributes:
         code: the number on the wire.
         name: Kafka's name for it (`UNKNOWN_TOPIC_OR_PARTITION`).
+
+    `remedies`, by name, go before the general ones: the same code means another thing to another request.
     """
 
-    def __init__(self, code: int, what: str, detail: str | None = None) -> None:
+    def __init__(
+        self, code: int, what: str, detail: str | None = None, *, remedies: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         try:
             known: ErrorCode | None = ErrorCode(code)
         except ValueError:  # newer than our table
             known = None
         self.code = code
         self.name = known.name if known else f"error {code}"
-        remedy = _REMEDIES.get(self.name) or ("try again: this passes" if known and known.retriable else "")
+        remedy = (
+            remedies.get(self.name)
+            or _REMEDIES.get(self.name)
+            or ("try again: this passes" if known and known.retriable else "")
+        )
         explained = detail or (known.message if known else "an error that this version does not know")
         super().__init__(f"{what}: {self.name}: {explained}", remedy=remedy)
 
@@ -251,7 +263,8 @@ class KafkaClient:
         request = create_partitions.CreatePartitionsRequest(topics=[topic], timeout_ms=int(self._timeout_ms))
         answer = await self.call(request, create_partitions.CreatePartitionsResponse)
         for result in answer.results:
-            _check(result.error_code, f"add partitions to topic {name!r}", result.error_message)
+            what = f"add partitions to topic {name!r}"
+            _check(result.error_code, what, result.error_message, remedies=_REMEDIES_WHEN_ADDING_PARTITIONS)
 
     async def topic_configs(self, name: str) -> Sequence[ConfigEntry]:
         """Every config of a topic, by name, with where its value comes from."""
@@ -379,6 +392,8 @@ def _reason(error: OSError | TimeoutError) -> str:
     return error.strerror or str(error)  # names that do not resolve have numbers of their own
 
 
-def _check(code: int, what: str, detail: str | None = None) -> None:
+def _check(
+    code: int, what: str, detail: str | None = None, *, remedies: Mapping[str, str] = MappingProxyType({})
+) -> None:
     if code:
-        raise KafkaError(code, what, detail)
+        raise KafkaError(code, what, detail, remedies=remedies)

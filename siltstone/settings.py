@@ -453,11 +453,10 @@ def render_settings_markdown() -> str:
         "Generated from `siltstone/settings.py`; do not edit by hand.",
         "",
         "The command line (`--set produce.linger.ms=100`) wins over the environment",
-        "(`SILTSTONE_PRODUCE_LINGER_MS=100`), the environment over the TOML file given by `--config`, the file over the",
-        "default. In the file a dotted name may be written as it is or as tables: `produce.linger.ms = 100` is the same",
-        "as `linger.ms = 100` under `[produce]`. Unknown names, `SILTSTONE_*` variables among them, and impossible",
-        "values are refused.",
-        "`memory://` holds for both `object.store.url` and `metadata.url` or for neither.",
+        "(`SILTSTONE_PRODUCE_LINGER_MS=100`), the environment over the TOML file given by `--config`, the file over",
+        "the default. In the file a dotted name may be written as it is or as tables: `produce.linger.ms = 100` is",
+        "the same as `linger.ms = 100` under `[produce]`. Unknown names, `SILTSTONE_*` variables among them, and",
+        "impossible values are refused. `object.store.url` and `metadata.url` are both `memory://` or neither is.",
     ]
     section = ""
     for name, declared, default in declarations():

@@ -73,7 +73,9 @@ class LazyGroup(click.Group):
 def fail(error: Exception) -> NoReturn:
     """Print an error and its remedy to stderr and leave with exit code 1."""
     if isinstance(error, SiltstoneError):
-        message, remedy = error.message, error.remedy
+        from siltstone.cli.postgres_remedies import remedy_of
+
+        message, remedy = error.message, error.remedy or remedy_of(error)
     elif isinstance(error, OSError):
         message, remedy = str(error), ""
     else:

@@ -33,7 +33,7 @@ def agent(
 
     \b
     Examples:
-      siltstone agent --metadata postgresql://me@db:5432/silt --object-store s3://bucket/prefix?region=eu-central-1
+      siltstone agent --metadata postgresql://me@db/silt --object-store 's3://bucket/prefix?region=eu-central-1'
       siltstone agent --config agent.toml --set agent.zone=eu-central-1a
       SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// siltstone agent
     """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.embedded.running import RunningAgent
 
 DEFAULT_DATA = Path("./siltstone-data")
 
@@ -46,16 +48,17 @@ def dev(
 ) -> None:
     """Run a whole stack on this machine: Postgres, an object store in a directory, agents.
 
-    Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect. Ctrl-C (or SIGTERM) stops everything in
-    order; a second Ctrl-C does not wait for the agents. The schema of the metadata, given or its own, is brought up to
-    date first.
+    Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect, then `metrics: URL[,URL...]`. Ctrl-C (or
+    SIGTERM) stops everything in order; a second Ctrl-C does not wait for the agents. The schema of the metadata, given
+    or its own, is brought up to date first. What memory:// keeps ends with the process, so object store and metadata
+    are both there or both not: where one is given as memory://, the other is memory:// too.
 
     \b
     Examples:
       siltstone dev
       siltstone dev --data /tmp/silt --listen 127.0.0.1:0 --agents 3
       siltstone dev --object-store 's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
-      siltstone dev --object-store memory:// --metadata memory://    # forgets everything at the end
+      siltstone dev --object-store memory://    # metadata too; forgets everything at the end
     """
     from siltstone.embedded.stack import run_stack
 
@@ -66,6 +69,11 @@ def dev(
         "insecure": "true" if insecure else None,
     }
     settings = read_settings(config, assignments, options)
-    asyncio.run(
-        run_stack(settings, data=data, agents=agents, on_ready=lambda bootstrap: click.echo(f"bootstrap: {bootstrap}"))
-    )
+    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell))
+
+
+def _tell(running: Sequence[RunningAgent]) -> None:
+    click.echo(f"bootstrap: {','.join(agent.bootstrap for agent in running)}")
+    metrics_urls = [agent.metrics_url for agent in running if agent.metrics_url]
+    if metrics_urls:
+        click.echo(f"metrics: {','.join(metrics_urls)}")

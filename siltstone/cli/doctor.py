@@ -10,8 +10,10 @@ import click
 from rich.text import Text
 
 from metadata.probe import probe_postgres
+from siltstone.cli.dev import DEFAULT_DATA
 from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.places import Places, Urls, opened, opened_store, place_options, resolved, same_cluster
+from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.clock import SystemClock
 from siltstone.doctor import (
     Check,
@@ -24,6 +26,7 @@ from siltstone.doctor import (
     passed,
     warning,
 )
+from siltstone.embedded.run_file import run_file_exists
 from siltstone.errors import SiltstoneError
 from siltstone.ids import SystemIds
 from storage.cluster import Action
@@ -53,8 +56,17 @@ def doctor(places: Places, as_json: bool) -> None:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
     else:
+        if places.data is None and not (places.metadata_url and places.object_store_url):
+            click.echo(_not_looked_at(places))
         _print(checks)
     sys.exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
+
+
+def _not_looked_at(places: Places) -> str:
+    urls = {"Postgres": places.metadata_url, "an object store": places.object_store_url}
+    missing = " nor at ".join(name for name, url in urls.items() if not url)
+    here = f"--data {DEFAULT_DATA}" if run_file_exists(DEFAULT_DATA) else "--data DIR of `siltstone dev`"
+    return f"not looked at {missing}: give {here}, or --metadata URL and --object-store URL, or their settings"
 
 
 async def _examine(urls: Urls) -> Sequence[Check]:
@@ -73,7 +85,7 @@ async def _postgres_checks(url: str) -> Sequence[Check]:
     try:
         facts = await probe_postgres(url)
     except SiltstoneError as error:
-        return [failure("postgres", error.message, error.remedy or "start it, or correct metadata.url")]
+        return [failure("postgres", error.message, error.remedy or remedy_of(error) or "correct metadata.url")]
     return judge_postgres(facts, SystemClock().wall_ms())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
 
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.errors import BadInputError
+from siltstone.settings import is_memory
 
 
 @click.command()
@@ -17,16 +19,29 @@ def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | N
     """Bring the metadata schema of a Postgres up to date.
 
     Agents never do this by themselves; they refuse to start on another schema than theirs. Doing it twice changes
-    nothing.
+    nothing. Prints the revision of the schema, and whether it was created, brought up or there already.
 
     \b
     Examples:
       siltstone migrate --metadata postgresql://me@db:5432/silt
       siltstone migrate --config agent.toml
     """
-    from metadata.migrate import migrate as bring_up_to_date
-
     settings = read_settings(config, assignments, {"metadata.url": metadata})
-    if not settings.metadata_url or settings.metadata_url == "memory://":
+    if not settings.metadata_url or is_memory(settings.metadata_url):
         raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
-    click.echo(f"schema: {bring_up_to_date(settings.metadata_url)}")
+    click.echo(f"schema: {asyncio.run(_migrate(settings.metadata_url))}")
+
+
+async def _migrate(url: str) -> str:
+    """The revision there is now, and what was done."""
+    from metadata.migrate import migrate_async, schema_revision  # loads SQLAlchemy, which `--help` need not
+    from metadata.postgres_connection import CONNECTION_ERRORS, unavailable
+
+    try:
+        before = await schema_revision(url)
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    now = await migrate_async(url)
+    if before == now:
+        return f"{now} (nothing to do)"
+    return f"{now} ({'created' if before is None else f'brought up from {before}'})"

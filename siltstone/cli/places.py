@@ -20,10 +20,11 @@ from metadata.service import MetadataService
 from metadata.urls import open_metadata
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.clock import SystemClock
-from siltstone.embedded.attach import OBJECTS, attach
+from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import BadInputError
 from siltstone.ids import SystemIds
+from siltstone.settings import is_memory
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore
@@ -114,7 +115,7 @@ def resolved_store(places: Places) -> str:
     if places.data is None:
         return places.object_store_url
     running = read_run_file(places.data)
-    return running.object_store_url if running is not None else (places.data.absolute() / OBJECTS).as_uri()
+    return running.object_store_url if running is not None else objects_url(places.data)
 
 
 @asynccontextmanager
@@ -168,6 +169,6 @@ def _named(url: str, what: str, option: str) -> str:
             f"nothing says where {what} is",
             remedy=f"give --data DIR of `siltstone dev`, or {option} URL (or its setting)",
         )
-    if url == "memory://":
+    if is_memory(url):
         raise BadInputError(f"{option} memory:// is empty and ends with this command", remedy="name one that lasts")
     return url

@@ -29,7 +29,7 @@ def setting_options(command: Command) -> Command:
         "assignments",
         multiple=True,
         metavar="NAME=VALUE",
-        help="A setting, for example gc.grace.ms=60000; may be repeated. Wins over environment and file.",
+        help="A setting, for example produce.linger.ms=100; may be repeated. Wins over environment and file.",
     )
     return config(assignments(command))
 

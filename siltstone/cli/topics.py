@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import click
 
+from metadata.topic_configs import TOPIC_CONFIGS
 from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.client import EARLIEST, LATEST, ConfigEntry, KafkaClient, connected
 from wire.messages.metadata import MetadataResponseTopic
@@ -61,6 +63,7 @@ def create(name: str, partitions: int | None, configs: Sequence[str], bootstrap:
         return len((await client.topic(name)).partitions)
 
     count = _run(bootstrap, work)
+    _note_without_effect(overrides)
     click.echo(f"created {name} with {count} partition{'' if count == 1 else 's'}")
 
 
@@ -123,13 +126,17 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         for each in sorted(topic.partitions, key=lambda each: each.partition_index)
     ]
     if as_json:
-        shown = [{"name": each.name, "value": each.value, "source": each.source} for each in configs]
+        shown = [
+            {"name": each.name, "value": each.value, "source": each.source, "acts": _acts(each.name)}
+            for each in configs
+        ]
         print_json({"name": name, "topic_id": str(topic.topic_id), "partitions": partitions, "configs": shown})
         return
     print_pairs({"topic": name, "id": str(topic.topic_id), "partitions": str(len(partitions))})
     columns = ["partition", "agent", "log start offset", "high watermark"]
     print_table(columns, [[str(cell) for cell in row.values()] for row in partitions], right=columns)
-    print_table(["config", "value", "from"], [[each.name, each.value or "", each.source] for each in configs])
+    rows = [[each.name, each.value or "", each.source, "acts" if _acts(each.name) else "no effect"] for each in configs]
+    print_table(["config", "value", "from", "here"], rows)
 
 
 @topics.command()
@@ -160,6 +167,7 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
             await client.create_partitions(name, partitions)
 
     _run(bootstrap, work)
+    _note_without_effect(name for name, value in changes.items() if value is not None)
     click.echo(f"altered {name}")
 
 
@@ -175,9 +183,24 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
       siltstone topics delete orders --yes
     """
     if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: --yes is needed to delete a topic and all its records")
         click.confirm(f"delete topic {name!r} and all its records?", abort=True)
     _run(bootstrap, lambda client: client.delete_topic(name))
     click.echo(f"deleted {name}")
+
+
+def _acts(config: str) -> bool:
+    """False for what is kept and shown for Kafka's tools alone. A newer agent's config is its own affair."""
+    known = TOPIC_CONFIGS.get(config)
+    return known is None or known.effective
+
+
+def _note_without_effect(configs: Iterable[str]) -> None:
+    """Say on stderr which of the configs just set change nothing."""
+    for config in configs:
+        if not _acts(config):
+            click.echo(f"note: {config} is kept but has no effect here: {TOPIC_CONFIGS[config].doc}", err=True)
 
 
 def parse_configs(pairs: Sequence[str]) -> dict[str, str]:

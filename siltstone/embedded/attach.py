@@ -14,9 +14,20 @@ from pathlib import Path
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import BadInputError
+from siltstone.settings import is_memory
 
 POSTGRES = "postgres"
 OBJECTS = "objects"
+
+
+def data_directory(data: Path) -> Path:
+    """The one name of a data directory, in URLs, files and messages: absolute, without `..` and symbolic links."""
+    return data.resolve()
+
+
+def objects_url(data: Path) -> str:
+    """Where the objects of a data directory lie, unless an object store was given."""
+    return (data_directory(data) / OBJECTS).as_uri()
 
 
 class NothingHereError(BadInputError):
@@ -38,13 +49,13 @@ def attach(data: Path) -> Generator[Attached]:
     Raises NothingHereError, RunFileError, DataDirectoryInUseError (a `siltstone dev` that is just starting), and what
     `EmbeddedPostgres.start` raises.
     """
-    data = data.absolute()
+    data = data_directory(data)
     run = read_run_file(data)
     if run is not None:
-        if "memory://" in (run.metadata_url, run.object_store_url):
+        if is_memory(run.metadata_url) or is_memory(run.object_store_url):
             raise NothingHereError(
                 f"the `siltstone dev` on {data} (process {run.pid}) keeps everything in its own memory",
-                remedy="start it without memory:// to look at it from outside",
+                remedy="nobody else can look into it; start it without memory:// to keep things in a directory",
             )
         yield Attached(metadata_url=run.metadata_url, object_store_url=run.object_store_url, bootstrap=run.bootstrap)
         return
@@ -54,4 +65,4 @@ def attach(data: Path) -> Generator[Attached]:
             remedy="name its directory with --data, or give --metadata and --object-store",
         )
     with EmbeddedPostgres(data / POSTGRES) as postgres:
-        yield Attached(metadata_url=postgres.url, object_store_url=(data / OBJECTS).as_uri(), bootstrap="")
+        yield Attached(metadata_url=postgres.url, object_store_url=objects_url(data), bootstrap="")

@@ -103,7 +103,14 @@ def _installed() -> list[PostgresBinaries]:
 
 def _major(postgres: Path) -> int:
     try:
-        answer = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout  # noqa: S603
+        answer = subprocess.run(  # noqa: S603
+            [postgres, "--version"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+            start_new_session=True,  # one that Ctrl-C ended would be taken for one that does not run
+        ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise PostgresBinariesError(
             f"{postgres} does not run on this machine: {error}", remedy="pass --metadata to use another Postgres"

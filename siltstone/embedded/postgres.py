@@ -46,12 +46,16 @@ LOG_LINES_SHOWN = 12
 PORT_TRIES = 5
 _POLL_S = 0.01
 
+DYNAMIC_SHARED_MEMORY = "mmap"
+
 SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "listen_addresses": HOST,
         "unix_socket_directories": "",  # a socket's path may not exceed 107 bytes; data directories may
         "max_connections": "100",
         "shared_buffers": "64MB",
+        # files in the data directory, which the next start removes; segments in /dev/shm outlive a SIGKILL for ever
+        "dynamic_shared_memory_type": DYNAMIC_SHARED_MEMORY,
         "fsync": "on",
         "synchronous_commit": "on",
         "min_wal_size": "64MB",
@@ -75,6 +79,7 @@ INITDB_OPTIONS = (
     "--data-checksums",
     "--auth=scram-sha-256",
     f"--username={USER}",
+    f"--set=dynamic_shared_memory_type={DYNAMIC_SHARED_MEMORY}",
 )
 
 
@@ -274,6 +279,7 @@ class EmbeddedPostgres:
             env=self._child_environ(),
             cwd="/",
             check=False,
+            start_new_session=True,  # Ctrl-C must not leave half of a database, and a message that blames initdb
             **run_as.popen(),
         )
         output = done.stdout.decode(errors="replace")

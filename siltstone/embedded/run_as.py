@@ -92,7 +92,13 @@ def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
         return None
     prefix = (unshare, "--user", f"--map-user={NOBODY_IN_NAMESPACE}", f"--map-group={NOBODY_IN_NAMESPACE}", "--")
     try:
-        probe = subprocess.run([*prefix, "/proc/self/exe", "--version"], capture_output=True, timeout=30, check=False)  # noqa: S603
+        probe = subprocess.run(  # noqa: S603
+            [*prefix, "/proc/self/exe", "--version"],
+            capture_output=True,
+            timeout=30,
+            check=False,
+            start_new_session=True,  # a probe that Ctrl-C ended would be taken for a refusal
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return prefix if probe.returncode == 0 else None

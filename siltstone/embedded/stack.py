@@ -1,8 +1,8 @@
 """`siltstone dev`: a whole stack as one process tree.
 
-Up, in this order: the lock of the directory, the ports (a killed predecessor's agents may have to give them back
-first), Postgres (unless a metadata URL is given), the schema, the agents, `run.json`, `on_ready`. Down: the agents
-drain, `run.json` goes, Postgres stops.
+Up, in this order: the URLs are read, which touches nothing; the lock of the directory, the ports (a killed
+predecessor's agents may have to give them back first), Postgres (unless a metadata URL is given), the schema, the
+agents, `run.json`, `on_ready`. Down: the agents drain, `run.json` goes, Postgres stops.
 
 Agents are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed, they see the
 end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://` lives in one
@@ -21,10 +21,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import siltstone
 from siltstone.clock import SystemClock
-from siltstone.embedded.attach import OBJECTS, POSTGRES
+from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
@@ -36,7 +37,9 @@ from siltstone.settings import (
     VARIABLES_THAT_ARE_NO_SETTINGS,
     AddressInUseError,
     Settings,
+    SettingsError,
     format_address,
+    is_memory,
     parse_address,
     settings_environment,
 )
@@ -56,13 +59,24 @@ class AgentDiedError(SiltstoneError):
     """A child agent ended by itself."""
 
 
-async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Callable[[str], None]) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP. `on_ready` gets HOST:PORT[,HOST:PORT...].
+Ready = Callable[[Sequence[RunningAgent]], None]
+"""Told all agents, once, when clients can connect."""
 
-    Raises DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting Postgres, migrating and the
-    agent raise; everything that was started is stopped before.
+
+async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ready) -> None:
+    """Run until SIGTERM, SIGINT or SIGHUP.
+
+    Raises what a bad URL raises, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting
+    Postgres, migrating and the agent raise; everything that was started is stopped before.
     """
-    memory = MEMORY in (settings.metadata_url, settings.object_store_url)
+    memory = is_memory(settings.metadata_url) or is_memory(settings.object_store_url)
+    if memory:  # what forgets and what lasts cannot refer to each other; that both were named is refused by Settings
+        settings = replace(
+            settings,
+            metadata_url=settings.metadata_url or MEMORY,
+            object_store_url=settings.object_store_url or MEMORY,
+        )
+    _check_urls(settings)
     if memory and agents > 1:
         raise BadInputError(
             f"memory:// lives in one process, {agents} agents cannot share it", remedy="pass --agents 1, or other URLs"
@@ -74,7 +88,7 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ca
             each = agent_settings(settings, agents)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
-                settings = await _places(settings, data, stack)
+                settings = await _places(settings, data, stack, stopping)
             if stopping.is_set():
                 return
             each = agent_settings(settings, agents)
@@ -108,9 +122,27 @@ def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
 # ---- places --------------------------------------------------------------------------------------------------------
 
 
+def _check_urls(settings: Settings) -> None:
+    """Read the URLs that were given, so that a mistyped one is told before anything is started or written."""
+    from metadata.urls import open_metadata  # not for `--help`
+    from storage.urls import parse_store_url
+
+    if settings.object_store_url:
+        parse_store_url(settings.object_store_url)
+    if settings.metadata_url:
+        try:
+            _ = urlsplit(settings.metadata_url).port
+        except ValueError:  # whose message may hold a piece of the password
+            raise SettingsError(
+                "metadata.url cannot be read: what stands after the host's ':' is no port",
+                remedy="write postgresql://USER:PASSWORD@HOST:PORT/DB, with / : @ in a password as %2F %3A %40",
+            ) from None
+        open_metadata(settings.metadata_url)  # nothing is connected or loaded from there before its own `open`
+
+
 def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
     """Make and lock it. Returns its absolute path."""
-    data = data.absolute()
+    data = data_directory(data)
     try:
         # others may pass through: where Postgres must run as `nobody`, he has to reach his folder; none may look
         data.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -153,26 +185,24 @@ def _check_ports_free(each: Sequence[Settings]) -> None:
                 raise AddressInUseError(name, address, error) from error
 
 
-async def _places(settings: Settings, data: Path, stack: AsyncExitStack) -> Settings:
-    """Fill in the URLs that were not given, and bring the schema up to date."""
+async def _places(settings: Settings, data: Path, stack: AsyncExitStack, stopping: asyncio.Event) -> Settings:
+    """Fill in the URLs that were not given, and bring the schema up to date (unless told to stop meanwhile)."""
     if not settings.object_store_url:
-        settings = replace(settings, object_store_url=(data / OBJECTS).as_uri())
+        settings = replace(settings, object_store_url=objects_url(data))
         (data / OBJECTS).mkdir(mode=0o700, exist_ok=True)
     if not settings.metadata_url:
         postgres = EmbeddedPostgres(data / POSTGRES)
         stack.push_async_callback(asyncio.to_thread, postgres.stop)
         settings = replace(settings, metadata_url=await asyncio.to_thread(postgres.start))
         _log.info("postgres ready", pid=postgres.pid, data=str(data / POSTGRES))
-    if settings.metadata_url != MEMORY:
+    if not is_memory(settings.metadata_url) and not stopping.is_set():
         from metadata.migrate import migrate_async  # half a second of imports, which memory:// need not pay
 
         await migrate_async(settings.metadata_url)
     return settings
 
 
-def _ready(
-    settings: Settings, data: Path, on_ready: Callable[[str], None], stack: AsyncExitStack
-) -> Callable[[Sequence[RunningAgent]], None]:
+def _ready(settings: Settings, data: Path, on_ready: Ready, stack: AsyncExitStack) -> Ready:
     def ready(running: Sequence[RunningAgent]) -> None:
         bootstrap = ",".join(agent.bootstrap for agent in running)
         metrics_urls = tuple(agent.metrics_url for agent in running if agent.metrics_url)
@@ -189,7 +219,7 @@ def _ready(
                 metrics_urls=metrics_urls,
             ),
         )
-        on_ready(bootstrap)
+        on_ready(running)
 
     return ready
 
@@ -197,20 +227,21 @@ def _ready(
 # ---- agents as children --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Child:
     number: int
-    listen: str
+    address: str
+    """As it was asked for, and once it has said so, as it is."""
     process: asyncio.subprocess.Process
 
     @property
     def name(self) -> str:
-        return f"agent {self.number} (process {self.process.pid}, {self.listen})"
+        return f"agent {self.number} (process {self.process.pid}, {self.address})"
 
 
 async def _run_children(
     each: Sequence[Settings],
-    ready: Callable[[Sequence[RunningAgent]], None],
+    ready: Ready,
     stopping: asyncio.Event,
     impatient: asyncio.Event,
 ) -> None:
@@ -252,7 +283,7 @@ async def _spawn(number: int, settings: Settings, lifeline: int) -> _Child:
         pass_fds=(lifeline,),
         start_new_session=True,
     )
-    return _Child(number=number, listen=settings.listen, process=process)
+    return _Child(number=number, address=settings.listen, process=process)
 
 
 async def _await_ready(child: _Child) -> RunningAgent:
@@ -267,6 +298,7 @@ async def _await_ready(child: _Child) -> RunningAgent:
             raise AgentDiedError(f"{child.name} ended with {_status(code)} before it was ready; its error stands above")
         name, _, value = line.strip().partition(": ")
         said[name.rstrip(":")] = value
+    child.address = said["bootstrap"]
     return RunningAgent(bootstrap=said["bootstrap"], metrics_url=said["metrics"])
 
 
@@ -301,7 +333,8 @@ async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *
         _log.error("agents did not end in time", waited_ms=grace_ms)
     for child in children:
         if child.process.returncode is None:
-            _log.error("agent killed", agent=child.name)
+            why = "told twice to stop" if impatient.is_set() else "did not end in time"
+            _log.warning("agent killed", agent=child.name, why=why)
             child.process.kill()
             await child.process.wait()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def test_a_topic_is_created_listed_described_altered_and_deleted(topics: Topics)
     assert "orders" in topics.names()
     described = json.loads(topics("describe", "orders", "--json").stdout)
     assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
-    assert {"name": "retention.ms", "value": "1000", "source": "topic"} in described["configs"]
+    assert {"name": "retention.ms", "value": "1000", "source": "topic", "acts": True} in described["configs"]
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--config", "a", "--partitions", "5")
     assert altered.exit_code == 2  # "a" is not NAME=VALUE, so nothing was asked of the agent
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--partitions", "5")
@@ -114,6 +115,32 @@ def test_what_the_agent_refuses_is_an_error_and_a_remedy(topics: Topics) -> None
     assert topics("describe", "nothing").stderr.startswith("error: topic 'nothing': UNKNOWN_TOPIC_OR_PARTITION")
     assert "INVALID_CONFIG" in topics("create", "bad", "--config", "retention.ms=soon").stderr
     assert "bad" not in topics.names()
+
+
+def test_a_remedy_fits_what_was_asked_for(topics: Topics) -> None:
+    many = topics("create", "many", "--partitions", "200000")
+    assert "allowed are 1 to 100000" in many.stderr and "removed" not in many.stderr
+    assert "within the range" in many.stderr
+    shrink = topics("alter", "written", "--partitions", "1")
+    assert "added, never removed" in shrink.stderr
+    bad = topics("create", "bad", "--config", "retention.mss=1")
+    assert "remedy: correct the name or the value" in bad.stderr and "describe NAME" not in bad.stderr
+
+
+def test_a_config_without_effect_is_told_when_it_is_set_and_when_it_is_shown(topics: Topics) -> None:
+    configs = ("--config", "compression.type=gzip", "--config", "retention.ms=1000")
+    created = topics("create", "zipped", *configs)
+    assert created.exit_code == 0
+    assert created.stderr.startswith("note: compression.type is kept but has no effect here: Codec a broker would")
+    assert "retention.ms" not in created.stderr
+    altered = topics("alter", "zipped", "--config", "remote.storage.enable=true", "--delete-config", "compression.type")
+    assert altered.stderr.startswith("note: remote.storage.enable is kept") and altered.stderr.count("note:") == 1
+    assert topics("create", "refused", "--config", "compression.type=none").stderr.count("note:") == 0
+    rows = {line.split()[0]: line for line in topics("describe", "zipped").stdout.splitlines() if line.strip()}
+    assert rows["remote.storage.enable"].rstrip().endswith("no effect")
+    assert rows["retention.ms"].rstrip().endswith("acts")
+    described = json.loads(topics("describe", "zipped", "--json").stdout)
+    assert {each["name"]: each["acts"] for each in described["configs"]}["compression.type"] is False
 
 
 def test_tables_name_what_they_show(topics: Topics) -> None:
@@ -157,7 +184,13 @@ def test_fsck_of_a_running_stack_is_clean(stack: Stack) -> None:
 def test_fsck_starts_postgres_for_itself_where_nothing_runs_and_finds_what_is_broken(
     stopped: Path, tmp_path: Path
 ) -> None:
-    assert run_ok("fsck", "--data", str(stopped)).endswith("clean\n")
+    (tmp_path / "aside").mkdir()
+    roundabout = tmp_path / "aside" / os.path.relpath(stopped, tmp_path / "aside")
+    assert ".." in roundabout.parts
+    assert run_ok("fsck", "--data", str(roundabout)).endswith("clean\n")
+    assert run_ok("doctor", "--data", str(roundabout)).strip().endswith("0 fail")
+    key = run_json("files", "list", "--data", str(roundabout))[0]["key"]
+    assert run_ok("file", "inspect", key, "--data", str(roundabout)).endswith("sound\n")
     # given a copy in which one object lost its last byte
     broken = tmp_path / "data"
     shutil.copytree(stopped, broken)

@@ -26,7 +26,7 @@ from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
 from siltstone.embedded.stack import agent_settings, run_stack
-from siltstone.errors import BadInputError
+from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.settings import AddressInUseError, Settings
 from wire.records import NewRecord, build_batch
 
@@ -71,6 +71,13 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if state(pid) not in "XZ"}
 
 
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 class Dev:
     """A running `siltstone dev`."""
 
@@ -86,6 +93,7 @@ class Dev:
             stderr=self._errors,
             text=True,
             env={**ENVIRON, **(environ or {})},
+            start_new_session=True,  # so that a test can signal its process group, as a terminal does
         )
 
     @property
@@ -97,6 +105,8 @@ class Dev:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("bootstrap: "), self.errors
+        metrics = self.process.stdout.readline()
+        assert metrics == f"metrics: {','.join(self.run_file()['metrics_urls'])}\n"
         self._started = descendants(self.process.pid)
         return line.removeprefix("bootstrap: ").strip()
 
@@ -179,7 +189,8 @@ def agent_of(pids: set[int]) -> int:
 
 def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tmp_path: Path) -> None:
     data = tmp_path / "silt"
-    with dev(data) as running:
+    (tmp_path / "aside").mkdir()
+    with dev(tmp_path / "aside" / ".." / "silt") as running:
         bootstrap = running.bootstrap()
         # what run.json says
         run = running.run_file()
@@ -255,9 +266,11 @@ def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(tmp_pa
         assert not (tmp_path / "silt" / "postgres").exists()
         below = descendants(running.process.pid)
         victim = agent_of(below)
+        addresses = (first, second)
         os.kill(victim, signal.SIGKILL)
         assert running.process.wait(60) == 1
-        assert f"(process {victim}, 127.0.0.1:0) ended by itself with signal SIGKILL" in running.errors
+        said = [f"(process {victim}, {each}) ended by itself with signal SIGKILL" for each in addresses]
+        assert any(line in running.errors for line in said), running.errors
         assert alive(below) == set()
         assert not (tmp_path / "silt" / "run.json").exists()
 
@@ -270,12 +283,68 @@ def test_a_signal_during_the_start_ends_the_start(tmp_path: Path) -> None:
         assert not (tmp_path / "silt" / "run.json").exists()
 
 
-def test_memory_urls_run_one_agent_inside(tmp_path: Path) -> None:
-    with dev(tmp_path / "silt", "--metadata", "memory://", "--object-store", "memory://") as running:
+def test_ctrl_c_while_the_database_is_made_lets_it_be_made_and_ends_quietly(tmp_path: Path) -> None:
+    def initdb_runs() -> bool:
+        return any(name_of(pid) == "initdb" for pid in descendants(running.process.pid))
+
+    with dev(tmp_path / "silt") as running:
+        until(initdb_runs)
+        os.killpg(running.process.pid, signal.SIGINT)  # the terminal signals the whole group
+        assert running.process.wait(60) == 0, running.errors
+        assert "error" not in running.errors.lower(), running.errors
+        assert "initdb" not in running.errors, running.errors
+        assert postgres_processes(tmp_path / "silt" / "postgres" / "data") == []
+        assert list((tmp_path / "silt" / "postgres").glob("data.new-*")) == []
+
+
+def test_a_second_signal_kills_the_agent_and_says_why_and_which(tmp_path: Path, postgres_url: str) -> None:
+    with dev(tmp_path / "silt", environ={"SILTSTONE_METADATA_URL": postgres_url}) as running:
+        bootstrap = running.bootstrap()
+        agent = agent_of(descendants(running.process.pid))
+        os.kill(agent, signal.SIGSTOP)  # it will not drain
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.process.send_signal(number)
+        assert running.process.wait(60) == 0, running.errors
+        [line] = [line for line in running.errors.splitlines() if "agent killed" in line]
+        assert f"agent 1 (process {agent}, {bootstrap})" in line and "why='told twice to stop'" in line
+        assert "[error" not in line
+        assert alive({agent}) == set()
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ({"object_store_url": "foo://x"}, "object.store.url has the scheme 'foo'"),
+        ({"object_store_url": "file://relative"}, "object.store.url names the host"),
+        ({"metadata_url": "foo://x"}, "scheme 'foo'"),
+        ({"metadata_url": "postgresql://u:pa/ss@h/db"}, "metadata.url cannot be read"),
+    ],
+)
+async def test_a_bad_url_is_told_before_anything_is_made(tmp_path: Path, places: dict[str, str], said: str) -> None:
+    settings = Settings(listen="127.0.0.1:0", **places)  # type: ignore[arg-type]
+    with pytest.raises(SiltstoneError, match=said) as refused:
+        await run_stack(settings, data=tmp_path / "silt", agents=1, on_ready=print)
+    assert refused.value.remedy and "u:pa" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_agent_with_memory_beside_a_store_that_lasts_writes_nothing_there(tmp_path: Path) -> None:
+    places = ["--metadata", "memory://", "--object-store", (tmp_path / "objects").as_uri()]
+    command = [sys.executable, "-m", "siltstone", "agent", "--listen", "127.0.0.1:0", *places]
+    outcome = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60)
+    assert outcome.returncode == 1
+    assert "error: memory:// is named beside a place that lasts" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--metadata", "--object-store"])
+def test_one_memory_url_makes_both_and_one_agent_inside(tmp_path: Path, option: str) -> None:
+    with dev(tmp_path / "silt", option, "memory://") as running:
         bootstrap = running.bootstrap()
         write(bootstrap, b"soon forgotten")
         assert b"soon forgotten" in read(bootstrap)
         assert descendants(running.process.pid) == set()
+        assert {path.name for path in running.data.iterdir()} == {"lock", "run.json"}
         with pytest.raises(NothingHereError, match="own memory"), attach(running.data):
             pass
         assert running.stop() == 0, running.errors

@@ -126,6 +126,23 @@ def run_and_kill(folder: Path, *, data: str = "") -> int:
     return pid
 
 
+async def test_no_shared_memory_is_left_behind_after_a_kill_9(folder: Path) -> None:
+    """Seen by what its processes map: other servers of this machine come and go in /dev/shm meanwhile."""
+    with EmbeddedPostgres(folder, settings=FAST) as postgres:
+        assert await ask(postgres.url, "SHOW dynamic_shared_memory_type") == "mmap"
+        pids = postgres_processes(folder / "data")
+        mapped = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        assert any("/pg_dynshmem/mmap." in line for line in mapped)
+        assert [line for line in mapped if "/dev/shm/" in line] == []
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not postgres_processes(folder / "data"))
+    left = set((folder / "data" / "pg_dynshmem").iterdir())
+    assert left
+    with EmbeddedPostgres(folder, settings=FAST):
+        assert left & set((folder / "data" / "pg_dynshmem").iterdir()) == set()
+
+
 def test_the_next_start_stops_the_orphan_of_a_killed_process(made: Path) -> None:
     orphan = run_and_kill(made)
     assert orphan in postgres_processes(made / "data")

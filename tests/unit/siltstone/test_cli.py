@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from metadata.service import MetadataUnavailableError
 from siltstone import cli
 from siltstone.cli import topics
+from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.errors import BadInputError
 
 
@@ -129,7 +135,82 @@ def test_a_bad_bootstrap_address_is_refused_by_name(bootstrap: str) -> None:
     assert "is not HOST:PORT" in errors
 
 
-def test_delete_asks_first_and_does_nothing_without_a_yes() -> None:
-    result = CliRunner().invoke(cli.main, ["topics", "delete", "orders", "--bootstrap", "127.0.0.1:1"], input="n\n")
-    assert result.exit_code == 1
-    assert "no agent answers" not in result.stderr
+def delete_orders(stdin: int) -> subprocess.CompletedProcess[str]:
+    """`siltstone topics delete orders` with this standard input, where no agent is."""
+    command = [sys.executable, "-m", "siltstone", "topics", "delete", "orders", "--bootstrap", "127.0.0.1:1"]
+    return subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+
+
+def test_delete_asks_first_on_a_terminal_and_does_nothing_without_a_yes() -> None:
+    ours, terminal = os.openpty()
+    try:
+        for answer, asked_agent in ((b"n\n", False), (b"y\n", True)):
+            os.write(ours, answer)
+            outcome = delete_orders(terminal)
+            assert outcome.returncode == 1
+            assert ("no agent answers" in outcome.stderr) == asked_agent
+    finally:
+        os.close(ours)
+        os.close(terminal)
+
+
+def test_delete_says_that_yes_is_needed_where_nobody_can_be_asked() -> None:
+    outcome = delete_orders(subprocess.DEVNULL)
+    assert outcome.returncode == 2
+    assert "--yes is needed" in outcome.stderr
+    assert "Aborted" not in outcome.stderr + outcome.stdout
+
+
+def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_point_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = run("doctor")[1].splitlines()[0]
+    assert first.startswith("not looked at Postgres nor at an object store: give --data DIR of `siltstone dev`")
+    # when a `siltstone dev` runs on its usual directory
+    (tmp_path / "siltstone-data").mkdir()
+    (tmp_path / "siltstone-data" / "run.json").write_text("{}")
+    assert "give --data siltstone-data, or" in run("doctor")[1].splitlines()[0]
+
+
+def test_a_url_with_a_question_mark_in_an_example_is_quoted_for_the_shell() -> None:
+    for path in commands(cli.main):  # type: ignore[arg-type]
+        for line in run(*path, "--help")[1].splitlines():
+            if line.strip().startswith("siltstone "):
+                assert "?" not in re.sub("'[^']*'", "", line), line
+
+
+class PostgresSaid(Exception):
+    """As the driver raises it."""
+
+    def __init__(self, sqlstate: str) -> None:
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        (PostgresSaid("28P01"), "password"),
+        (PostgresSaid("3D000"), "createdb"),
+        (PostgresSaid("XX000"), "log of that Postgres"),
+        (ConnectionRefusedError(111, "refused"), "start Postgres there"),
+        (socket.gaierror(-2, "unknown"), "host name"),
+        (TimeoutError(), "can be reached"),
+        (None, "check that Postgres runs there"),
+    ],
+)
+def test_a_postgres_that_cannot_be_had_comes_with_a_remedy_for_its_cause(cause: Exception | None, remedy: str) -> None:
+    error = MetadataUnavailableError("cannot connect")
+    error.__cause__ = cause
+    assert remedy in remedy_of(error)
+
+
+def test_a_remedy_that_an_error_has_of_its_own_is_kept() -> None:
+    assert remedy_of(MetadataUnavailableError("cannot connect", remedy="pray")) == ""
+    assert remedy_of(BadInputError("something else")) == ""
+
+
+def test_migrate_names_the_remedy_when_nobody_answers(unused_tcp_port: int) -> None:
+    code, _, errors = run("migrate", "--metadata", f"postgresql://u@127.0.0.1:{unused_tcp_port}/db")
+    assert code == 1
+    assert "remedy: start Postgres there" in errors

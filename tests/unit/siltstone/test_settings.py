@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,14 @@ def test_an_unknown_name_is_refused_wherever_it_stands_and_the_nearest_one_named
         load_settings(None, {}, {"zzz": "1"})
 
 
+@pytest.mark.parametrize("name", ["produce.foo", "retention.ms", "gc.ms", "produce.acks"])
+def test_a_name_that_is_like_no_other_is_not_taken_for_one(name: str) -> None:
+    for environ, overrides in (({}, {name: "1"}), ({environment_name(name): "1"}, {})):
+        with pytest.raises(SettingsError) as refused:
+            load_settings(None, environ, overrides)
+        assert refused.value.remedy == "docs/settings.md lists them all"
+
+
 def test_variables_of_others_and_of_the_command_line_are_left_alone() -> None:
     assert (
         load_settings(None, {"PATH": "/bin", "SILTSTONE_TRACEBACK": "1", "SILTSTONE_BOOTSTRAP": "x"}, {}) == Settings()
@@ -113,6 +122,41 @@ def test_variables_of_others_and_of_the_command_line_are_left_alone() -> None:
 def test_an_impossible_value_is_refused_by_name(name: str, value: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said.replace("(", r"\(")):
         load_settings(None, {}, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("produce.linger.ms", "250ms", "from 0 to 60000 (in ms, without a unit behind it)"),
+        ("produce.linger.ms", "60001", "from 0 to 60000 (in ms, without a unit behind it)"),
+        ("num.partitions", "0", "from 1 to 100000"),
+        ("gc.grace.ms", "0", "from 1 (in ms, without a unit behind it)"),
+        ("insecure", "yes", "as one of true, false"),
+        ("log.format", "xml", "as one of text, json"),
+    ],
+)
+def test_the_remedy_for_an_impossible_value_names_what_is_allowed(name: str, value: str, remedy: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(None, {}, {name: value})
+    assert refused.value.remedy.startswith(f"write {name} as ") and refused.value.remedy.endswith(remedy)
+
+
+@pytest.mark.parametrize("memory", ["memory://", "memory:///", "MEMORY://"])
+def test_memory_beside_a_place_that_lasts_is_refused(memory: str) -> None:
+    for metadata_url, object_store_url in ((memory, "file:///s"), ("postgresql://u@h/db", memory)):
+        with pytest.raises(SettingsError, match="memory:// is named beside a place that lasts") as refused:
+            Settings(metadata_url=metadata_url, object_store_url=object_store_url)
+        assert "both object.store.url and metadata.url" in refused.value.remedy
+    Settings(metadata_url="memory://", object_store_url=memory)
+    Settings(object_store_url=memory)  # the other is not named yet
+
+
+def test_the_example_of_how_to_set_something_is_a_setting_that_acts() -> None:
+    acting = {name for name, declared, _ in declarations() if declared.acts}
+    intro = render_settings_markdown().partition("## ")[0]
+    examples = set(re.findall(r"--set ([a-z.]+)=", intro + (ROOT / "siltstone/cli/setting_options.py").read_text()))
+    examples |= set(re.findall(r"for example ([a-z.]+)=", (ROOT / "siltstone/cli/setting_options.py").read_text()))
+    assert examples and examples <= acting
 
 
 def test_a_refused_value_says_where_it_stands(tmp_path: Path) -> None:
