@@ -7,8 +7,18 @@ from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] - it has none
 
-DRIVER_ERRORS: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
-"""What a call may raise: the server's errors (they carry `sqlstate`), the driver's own, the network's."""
+DRIVER_ERRORS: tuple[type[Exception], ...] = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+"""What a call may raise: the server's errors (they carry `sqlstate`), the driver's own, the network's.
+
+InternalClientError is what a call meets on a connection that the server ended while it was idle, when the server's last
+words have been read and the end of the stream has not.
+"""
 
 
 class Connection(Protocol):

@@ -45,7 +45,8 @@ class _File:
 
 @dataclass(slots=True)
 class _Partition:
-    created_ms: int
+    predecessor_deleted_ms: int | None = None
+    """When the last topic of this name was deleted; None: none was."""
     next_offset: int = 0
     log_start_offset: int = 0
 
@@ -65,6 +66,8 @@ class MemoryDatabase:
     forgotten_change_id: int = 0
     writers: dict[int, _Writer] = field(default_factory=dict[int, _Writer])
     topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
+    deleted_topics: dict[str, int] = field(default_factory=dict[str, int])
+    """The time of the last deletion, by name."""
     partitions: dict[int, _Partition] = field(default_factory=dict[int, _Partition])
     files: dict[int, _File] = field(default_factory=dict[int, _File])
     file_ids: dict[str, int] = field(default_factory=dict[str, int])
@@ -155,7 +158,7 @@ class MemoryMetadata:
         topic = s.Topic(
             topic_id=self._ids.uuid4(),
             name=name,
-            partition_ids=self._new_partitions(partitions),
+            partition_ids=self._new_partitions(name, partitions),
             configs=dict(configs),
             created_ms=self._clock.wall_ms(),
         )
@@ -169,6 +172,7 @@ class MemoryMetadata:
         gone = set(topic.partition_ids)
         db = self.database
         del db.topics[topic_id]
+        db.deleted_topics[topic.name] = self._clock.wall_ms()
         db.partitions = {id_: partition for id_, partition in db.partitions.items() if id_ not in gone}
         db.producers = {where: state for where, state in db.producers.items() if where[0] not in gone}
         self._changed(s.ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
@@ -185,7 +189,7 @@ class MemoryMetadata:
         present = len(topic.partition_ids)
         if count <= present:
             raise s.InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
-        partition_ids = topic.partition_ids + self._new_partitions(count - present)
+        partition_ids = topic.partition_ids + self._new_partitions(topic.name, count - present)
         topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
         self._changed(s.ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))
         return topic
@@ -239,7 +243,7 @@ class MemoryMetadata:
             producers=db.producers,
             state_may_be_absent=lambda partition_id, producer_id: may_lack_state(
                 allocated_ms=self._allocated_ms(producer_id),
-                partition_created_ms=db.partitions[partition_id].created_ms,
+                predecessor_deleted_ms=db.partitions[partition_id].predecessor_deleted_ms,
                 now_ms=now_ms,
                 producer_id_expiration_ms=self._expiration_ms,
             ),
@@ -338,9 +342,10 @@ class MemoryMetadata:
         return [self.database.files[file_id].info for file_id in ids[:limit]]
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        """Drop changes and the rows of deleted and aborted files made before `before_ms`. Returns how many.
+        """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
 
         Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on.
+        The time a topic was deleted is kept at least until all producer ids that are older have expired.
         """
         db = self.database
         old = [change.change_id for change, made_ms in db.changes if made_ms < before_ms]
@@ -358,7 +363,11 @@ class MemoryMetadata:
                 writer = db.writers[info.writer_id]
                 writer.files.remove(info.file_id)
                 writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
-        return len(old) + len(gone)
+        expired_ms = min(before_ms, self._clock.wall_ms() - self._expiration_ms)
+        old_names = [name for name, deleted_ms in db.deleted_topics.items() if deleted_ms < expired_ms]
+        for name in old_names:
+            del db.deleted_topics[name]
+        return len(old) + len(gone) + len(old_names)
 
     # -- inside
 
@@ -368,11 +377,11 @@ class MemoryMetadata:
             raise s.UnknownTopicError(f"there is no topic with id {topic_id}")
         return topic
 
-    def _new_partitions(self, count: int) -> tuple[int, ...]:
+    def _new_partitions(self, name: str, count: int) -> tuple[int, ...]:
         db = self.database
         new = range(db.next_partition_id, db.next_partition_id + count)
         db.next_partition_id += count
-        db.partitions.update({id_: _Partition(created_ms=self._clock.wall_ms()) for id_ in new})
+        db.partitions.update({id_: _Partition(db.deleted_topics.get(name)) for id_ in new})
         return tuple(new)
 
     def _changed(self, kind: s.ChangeKind, topic: s.Topic, **detail: Any) -> None:

@@ -31,7 +31,7 @@ class PostgresMetadata(PostgresAgents, PostgresTopics, PostgresLog):
         database = Database(url, clock=clock or SystemClock(), ids=ids or SystemIds())
         PostgresAgents.__init__(self, database)
         PostgresTopics.__init__(self, database)
-        PostgresLog.__init__(self, database)
+        PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._committer = Committer(database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._postgres_news = PostgresNews(database)
 

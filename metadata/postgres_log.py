@@ -69,8 +69,9 @@ FROM watermarks w JOIN log_starts l ON l.partition_id = w.partition_id
 class PostgresLog:
     """Part of `PostgresMetadata`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, producer_id_expiration_ms: int) -> None:
         self._database = database
+        self._producer_id_expiration_ms = producer_id_expiration_ms
         self._reader = DedicatedConnection(database, "siltstone-tail")
 
     async def close(self) -> None:
@@ -171,14 +172,17 @@ class PostgresLog:
         return await self._database.read(work)
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        """Drop changes and the rows of deleted and aborted files made before `before_ms`. Returns how many.
+        """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
 
         Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on. The
         newest file row always stays: it is how we notice that the database went back.
+
+        The time a topic was deleted is kept at least until all producer ids that are older have expired.
         """
 
         async def work(connection: AsyncConnection) -> int:
-            done = await connection.execute(sa.text(_FORGET), {"before_ms": before_ms})
+            bounds = {"before_ms": before_ms, "expiration_ms": self._producer_id_expiration_ms}
+            done = await connection.execute(sa.text(_FORGET), bounds)
             return done.scalar_one()
 
         return await self._database.write(work)
@@ -190,6 +194,8 @@ WITH old_files AS (
     RETURNING file_id, key, writer_id, epoch, seq
 ), old_changes AS (
     DELETE FROM changes WHERE created_ms < :before_ms RETURNING change_id
+), old_names AS (
+    DELETE FROM deleted_topics WHERE deleted_ms < least(:before_ms, clock_ms() - :expiration_ms) RETURNING name
 ), per_writer AS (
     SELECT DISTINCT ON (writer_id) writer_id, epoch, seq FROM old_files WHERE writer_id IS NOT NULL
     ORDER BY writer_id, epoch DESC, seq DESC
@@ -204,7 +210,7 @@ WITH old_files AS (
         forgotten_file_id = greatest(forgotten_file_id, (SELECT max(file_id) FROM old_files)),
         forgotten_change_id = greatest(forgotten_change_id, (SELECT max(change_id) FROM old_changes))
 )
-SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes)
+SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (SELECT count(*) FROM old_names)
 """
 
 

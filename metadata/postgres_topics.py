@@ -1,8 +1,11 @@
 """Topics in Postgres: one transaction a change, with a row in `changes` as its last step.
 
-Order of locks: the topic's row, then watermark rows in id order, then the lock of `changes`. The commit function takes
-watermark rows in id order and nothing of the rest, so the two cannot deadlock: a deletion waits for commits in flight,
-and a commit that comes after it finds no watermark row and refuses those batches.
+Order of locks: the topic's row, then watermark rows in id order, then the name's row in `deleted_topics`, then the lock
+of `changes`. The commit function takes watermark rows in id order and nothing of the rest, so the two cannot deadlock:
+a deletion waits for commits in flight, and a commit that comes after it finds no watermark row and refuses the batches.
+
+A deletion is timed after the watermarks are locked: whoever had state on the topic has an older producer id. A topic of
+the same name made meanwhile waits at the name's unique index, so its partitions see the time of that deletion.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, aggregate_order_by
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, aggregate_order_by, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.postgres_connection import Database
 from metadata.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
-from metadata.tables import LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
+from metadata.tables import DELETED_TOPICS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
 
 _APPEND_CHANGE = sa.text("SELECT append_change_v1(:kind, :topic_id, :detail)").bindparams(
     sa.bindparam("kind", type_=sa.Text),
@@ -26,8 +29,10 @@ _APPEND_CHANGE = sa.text("SELECT append_change_v1(:kind, :topic_id, :detail)").b
     sa.bindparam("detail", type_=JSONB),
 )
 _INSERT_PARTITIONS = sa.text(
-    """INSERT INTO partitions (topic_id, partition, created_ms)
-    SELECT :topic_id, n, clock_ms() FROM generate_series(:first ::integer, :last ::integer) AS n ORDER BY n
+    """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
+    SELECT t.topic_id, n, clock_ms(), d.deleted_ms
+    FROM topics t LEFT JOIN deleted_topics d ON d.name = t.name, generate_series(:first ::integer, :last ::integer) AS n
+    WHERE t.topic_id = :topic_id ORDER BY n
     RETURNING partition_id, partition"""
 ).bindparams(sa.bindparam("topic_id", type_=sa.Uuid))
 _IDS = sa.bindparam("partition_ids", type_=ARRAY(sa.Integer))
@@ -72,6 +77,9 @@ class PostgresTopics:
             gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
             rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
             await connection.execute(rows.order_by(WATERMARKS.c.partition_id).with_for_update(of=WATERMARKS))
+            deleted = insert(DELETED_TOPICS).values(name=topic.name, deleted_ms=sa.text("clock_ms()"))
+            again = {"deleted_ms": deleted.excluded.deleted_ms}
+            await connection.execute(deleted.on_conflict_do_update(index_elements=["name"], set_=again))
             for table in (WATERMARKS, LOG_STARTS, PRODUCERS):
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):

@@ -9,8 +9,9 @@ partition and producer id (Kafka: ProducerStateManager, ProducerAppendInfo):
 4. an older epoch: INVALID_PRODUCER_EPOCH; a newer epoch must start at sequence 0;
 5. the same epoch must go on at the next sequence (2147483647 is followed by 0), else OUT_OF_ORDER_SEQUENCE_NUMBER;
 6. no state: sequence 0, or any sequence when our state may rightly be absent: the producer id was allocated longer ago
-   than `producer.id.expiration.ms` (the state may have expired) or before the partition was created (the topic was
-   deleted and made again). Else an earlier batch was overtaken, and storing this one would lose it.
+   than `producer.id.expiration.ms` (the state may have expired), or before a topic of the same name was deleted (the
+   state may have gone with it). Else an earlier batch was overtaken, and storing this one would lose it. That the
+   partition is younger than the producer id says nothing: so it is wherever a topic is made after InitProducerId.
    A producer id that this cluster never allocated has no age, so it must start at 0 as well.
 
 Batches of one producer inside one file are chained in arrival order: a retry and its original may share a file.
@@ -80,15 +81,18 @@ def is_possible(batch: L0Batch) -> bool:
 
 
 def may_lack_state(
-    *, allocated_ms: int | None, partition_created_ms: int, now_ms: int, producer_id_expiration_ms: int
+    *, allocated_ms: int | None, predecessor_deleted_ms: int | None, now_ms: int, producer_id_expiration_ms: int
 ) -> bool:
     """Whether a producer without state may rightly start at a sequence above 0 (rule 6).
 
-    `allocated_ms` None: this cluster never allocated the producer id.
+    `allocated_ms` None: this cluster never allocated the producer id. `predecessor_deleted_ms` None: no topic of this
+    name was deleted before. In the same millisecond the deletion counts as the later one, since the other error would
+    refuse a running producer for ever.
     """
     if allocated_ms is None:
         return False
-    return now_ms - allocated_ms > producer_id_expiration_ms or allocated_ms < partition_created_ms
+    expired = now_ms - allocated_ms > producer_id_expiration_ms
+    return expired or (predecessor_deleted_ms is not None and allocated_ms <= predecessor_deleted_ms)
 
 
 def judge(

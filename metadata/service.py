@@ -331,7 +331,10 @@ class MetadataService(Protocol):
         ...
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        """Raises UnknownTopicError. Its name may be used again at once, under a new id."""
+        """Raises UnknownTopicError. Its name may be used again at once, under a new id.
+
+        The time is remembered by name: on the next topic of that name, producers with an older id go on as they were.
+        """
         ...
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> Topic:
@@ -348,8 +351,9 @@ class MetadataService(Protocol):
     async def allocate_producer_ids(self, count: int) -> range:
         """A block of producer ids never given before.
 
-        An id is as old as its block, and an id that looks older than its partition may begin in the middle of its
-        sequence. So a block must be handed out at once: ask for one id for each InitProducerId.
+        An id is as old as its block, and an id that looks older than the deletion of a topic may begin in the middle
+        of its sequence on the next topic of that name. So a block must be handed out soon, and what is left over
+        thrown away.
         """
         ...
 

@@ -59,6 +59,13 @@ TOPICS = sa.Table(
     sa.UniqueConstraint("name", name="topics_name"),
 )
 
+DELETED_TOPICS = sa.Table(
+    "deleted_topics",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("deleted_ms", sa.BigInteger, nullable=False),
+)
+
 PARTITIONS = sa.Table(
     "partitions",
     METADATA,
@@ -66,6 +73,7 @@ PARTITIONS = sa.Table(
     sa.Column("topic_id", sa.Uuid, nullable=False),
     sa.Column("partition", sa.Integer, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("predecessor_deleted_ms", sa.BigInteger),
     sa.UniqueConstraint("topic_id", "partition", name="partitions_topic_partition"),
 )
 

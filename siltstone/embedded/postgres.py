@@ -130,6 +130,10 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError(f"Postgres on {self.data_dir} is not running")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
         return self

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -55,6 +55,13 @@ PREDECESSOR_MS = 10_000
 PORT_POLL_MS = 50
 
 
+POSTGRES_POLL_MS = 250
+
+
+class PostgresDiedError(SiltstoneError):
+    """The embedded Postgres ended by itself."""
+
+
 class AgentDiedError(SiltstoneError):
     """A child agent ended by itself."""
 
@@ -88,7 +95,7 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Re
             each = agent_settings(settings, agents)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
-                settings = await _places(settings, data, stack, stopping)
+                settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
             each = agent_settings(settings, agents)
@@ -185,7 +192,9 @@ def _check_ports_free(each: Sequence[Settings]) -> None:
                 raise AddressInUseError(name, address, error) from error
 
 
-async def _places(settings: Settings, data: Path, stack: AsyncExitStack, stopping: asyncio.Event) -> Settings:
+async def _places(
+    settings: Settings, data: Path, stack: AsyncExitStack, stopping: asyncio.Event, impatient: asyncio.Event
+) -> Settings:
     """Fill in the URLs that were not given, and bring the schema up to date (unless told to stop meanwhile)."""
     if not settings.object_store_url:
         settings = replace(settings, object_store_url=objects_url(data))
@@ -195,11 +204,34 @@ async def _places(settings: Settings, data: Path, stack: AsyncExitStack, stoppin
         stack.push_async_callback(asyncio.to_thread, postgres.stop)
         settings = replace(settings, metadata_url=await asyncio.to_thread(postgres.start))
         _log.info("postgres ready", pid=postgres.pid, data=str(data / POSTGRES))
+        death = asyncio.create_task(_death_of(postgres, data, stopping, impatient))
+        stack.push_async_callback(_stop_watching, death)
     if not is_memory(settings.metadata_url) and not stopping.is_set():
         from metadata.migrate import migrate_async  # half a second of imports, which memory:// need not pay
 
         await migrate_async(settings.metadata_url)
     return settings
+
+
+async def _death_of(postgres: EmbeddedPostgres, data: Path, stopping: asyncio.Event, impatient: asyncio.Event) -> None:
+    """Ends only by raising PostgresDiedError, after telling all to go: without Postgres no agent can drain."""
+    clock = SystemClock()
+    while postgres.is_running:
+        await clock.sleep_ms(POSTGRES_POLL_MS)
+    _log.error("postgres died", data=str(data / POSTGRES))
+    stopping.set()
+    impatient.set()
+    raise PostgresDiedError(
+        "Postgres ended by itself; everything was stopped",
+        remedy=f"{data / POSTGRES / 'postgres.log'} may say why; all acknowledged records are safe, start again",
+    )
+
+
+async def _stop_watching(death: asyncio.Task[None]) -> None:
+    if not death.done():
+        death.cancel()
+    with suppress(asyncio.CancelledError):
+        await death
 
 
 def _ready(settings: Settings, data: Path, on_ready: Ready, stack: AsyncExitStack) -> Ready:
@@ -333,7 +365,7 @@ async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *
         _log.error("agents did not end in time", waited_ms=grace_ms)
     for child in children:
         if child.process.returncode is None:
-            why = "told twice to stop" if impatient.is_set() else "did not end in time"
+            why = "told not to wait" if impatient.is_set() else "did not end in time"
             _log.warning("agent killed", agent=child.name, why=why)
             child.process.kill()
             await child.process.wait()

@@ -41,7 +41,7 @@ class World(Protocol):
 
     async def set_state(self, file_id: int, state: FileState) -> None: ...
 
-    async def forget_rows(self) -> None:
+    async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
         """Forget all that may be forgotten."""
         ...
 
@@ -69,8 +69,9 @@ class MemoryWorld:
         file = self._database.files[file_id]
         file.info = replace(file.info, state=state)
 
-    async def forget_rows(self) -> None:
-        await self._services[0].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+    async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
+        await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
+        await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
     async def close(self) -> None:
         for service in self._services:
@@ -95,8 +96,9 @@ class PostgresWorld:
     async def set_state(self, file_id: int, state: FileState) -> None:
         await run_sql(self.url, f"UPDATE files SET state = '{state.value}' WHERE file_id = {file_id}")
 
-    async def forget_rows(self) -> None:
-        await self._services[0].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+    async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
+        await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
+        await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
     async def close(self) -> None:
         for service in self._services:

@@ -6,7 +6,18 @@ import asyncio
 import itertools
 
 from metadata.invariants import check_prod_1
-from tests.contract.metadata_worlds import World, Writer, batch, duplicate, new_topic, offsets, refused, sent, stored
+from tests.contract.metadata_worlds import (
+    DAY_MS,
+    World,
+    Writer,
+    batch,
+    duplicate,
+    new_topic,
+    offsets,
+    refused,
+    sent,
+    stored,
+)
 
 OUT_OF_ORDER = 45
 OLD_EPOCH = 47
@@ -119,7 +130,6 @@ async def test_an_older_epoch_is_refused_and_a_newer_one_starts_at_zero(world: W
 async def test_a_batch_that_overtook_the_first_one_is_refused(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
-    await asyncio.sleep(0.003)  # ids allocated in the partition's own millisecond count as older
     young = (await world.service.allocate_producer_ids(1))[0]
 
     overtaking = await writer.commit(sent(one, young, 5))
@@ -129,13 +139,80 @@ async def test_a_batch_that_overtook_the_first_one_is_refused(world: World) -> N
     assert list(in_order.results) == [stored(0), stored(5)]
 
 
-async def test_a_producer_older_than_the_partition_may_start_anywhere(world: World) -> None:
+async def test_a_producer_older_than_a_new_topic_starts_at_zero(world: World) -> None:
+    """InitProducerId, create the topic, pipeline two files, lose the first: the retry must find its place free."""
     writer = await Writer.register(world.service)
+    elsewhere = await new_topic(world.service, "elsewhere")
     old = (await world.service.allocate_producer_ids(5))[3]
-    await asyncio.sleep(0.003)
+    await world.service.delete_topic(elsewhere.topic_id)
     (one,) = (await new_topic(world.service)).partition_ids
 
-    assert list((await writer.commit(sent(one, old, 5))).results) == [stored(0)]
+    overtaking = await writer.commit(sent(one, old, 1))
+    retried = await writer.commit(sent(one, old, 0))
+    following = await writer.commit(sent(one, old, 1))
+
+    assert list(overtaking.results) == [refused(OUT_OF_ORDER)]
+    assert (list(retried.results), list(following.results)) == ([stored(0)], [stored(1)])
+
+
+async def test_a_producer_goes_on_when_its_topic_is_deleted_and_made_again(world: World) -> None:
+    service = world.service
+    writer = await Writer.register(service)
+    first = await new_topic(service)
+    running = (await service.allocate_producer_ids(5))[3]
+    await service.delete_topic(first.topic_id)
+    second = await new_topic(service)
+    (one,) = second.partition_ids
+    added = (await service.create_partitions(second.topic_id, 3)).partition_ids[2]
+
+    committed = await writer.commit(sent(one, running, 7), sent(one, running, 8), sent(added, running, 7))
+
+    assert list(committed.results) == [stored(0), stored(1), stored(0)]
+
+
+async def test_of_several_deletions_of_one_name_the_last_counts(world: World) -> None:
+    service = world.service
+    writer = await Writer.register(service)
+    await service.delete_topic((await new_topic(service)).topic_id)
+    await asyncio.sleep(0.003)  # ids allocated in the millisecond of the deletion count as older
+    running = (await service.allocate_producer_ids(1))[0]
+    second = await new_topic(service)
+    before = await writer.commit(sent(second.partition_ids[0], running, 7))
+    await service.delete_topic(second.topic_id)
+    (one,) = (await new_topic(service)).partition_ids
+
+    after = await writer.commit(sent(one, running, 7))
+
+    assert (list(before.results), list(after.results)) == ([refused(OUT_OF_ORDER)], [stored(0)])
+
+
+async def test_a_producer_younger_than_the_deletion_starts_at_zero_on_the_topic_made_again(world: World) -> None:
+    service = world.service
+    writer = await Writer.register(service)
+    await service.delete_topic((await new_topic(service)).topic_id)
+    await asyncio.sleep(0.003)  # ids allocated in the millisecond of the deletion count as older
+    young = (await service.allocate_producer_ids(1))[0]
+    (one,) = (await new_topic(service)).partition_ids
+
+    committed = await writer.commit(sent(one, young, 7), sent(one, young, 0))
+
+    assert list(committed.results) == [refused(OUT_OF_ORDER), stored(0)]
+
+
+async def test_a_deletion_is_remembered_until_all_older_producer_ids_have_expired(world: World) -> None:
+    service = world.service
+    writer = await Writer.register(service)
+    old = (await service.allocate_producer_ids(1))[0]
+    for name in ("kept", "forgotten"):
+        await service.delete_topic((await new_topic(service, name)).topic_id)
+
+    await world.forget_rows()
+    (kept,) = (await new_topic(service, "kept")).partition_ids
+    await world.forget_rows(producer_id_expiration_ms=-DAY_MS)
+    (forgotten,) = (await new_topic(service, "forgotten")).partition_ids
+
+    committed = await writer.commit(sent(kept, old, 7), sent(forgotten, old, 7), key="l0/a7/2999010100/x.silt")
+    assert list(committed.results) == [stored(0), refused(OUT_OF_ORDER)]
 
 
 async def test_a_producer_older_than_the_expiration_may_start_anywhere(world: World) -> None:

@@ -6,7 +6,6 @@ is the PL/pgSQL function, in which the rules are written a second time.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,13 +18,19 @@ from metadata.memory import MemoryMetadata
 from metadata.packed_index import decode_index
 from metadata.postgres import PostgresMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
-from tests.contract.metadata_worlds import BATCH_BYTES, batch, new_key, sent
+from siltstone.clock import SystemClock
+from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, sent
+from tests.fixtures.postgres import run_sql
 
 COMMITS, BATCHES_MAX = 40, 24
 SEQUENCES = 2**31
 UNKNOWN_PRODUCER = 10**12
-TOLD_APART_MS = 3
-"""Ages are compared in whole milliseconds."""
+DAY_MS = 86_400_000
+DELETED_MS = SystemClock().wall_ms() - DAY_MS // 2
+ALLOCATED_MS = [DELETED_MS - 2 * DAY_MS, DELETED_MS - 1, DELETED_MS, DELETED_MS, DELETED_MS + 1]
+"""Of producer ids 0 ..: expired, older than the deletion, of the same millisecond, younger."""
+PREDECESSOR_DELETED_MS = [None, DELETED_MS, DELETED_MS, DELETED_MS - 1]
+"""Of the partitions."""
 
 
 class Clients:
@@ -89,23 +94,38 @@ def requests(chance: random.Random, lease: WriterLease, clients: Clients) -> Ite
 
 
 async def prepare(service: MetadataService) -> tuple[WriterLease, list[int], list[int]]:
-    """The same writer, partitions and producer ids in each store, some ids older than the partitions."""
+    """The same writer, partitions and producer ids in each store."""
     lease = await service.register_agent(AgentAddress(host="a", port=1))
-    old = await service.allocate_producer_ids(2)
-    await asyncio.sleep(TOLD_APART_MS / 1000)
-    topic = await service.create_topic("t", partitions=4, configs={})
-    await asyncio.sleep(TOLD_APART_MS / 1000)
-    young = await service.allocate_producer_ids(3)
-    return lease, list(topic.partition_ids), [*old, *young, UNKNOWN_PRODUCER]
+    topic = await service.create_topic("t", partitions=len(PREDECESSOR_DELETED_MS), configs={})
+    producer_ids = [(await service.allocate_producer_ids(1))[0] for _ in ALLOCATED_MS]
+    return lease, list(topic.partition_ids), [*producer_ids, UNKNOWN_PRODUCER]
+
+
+async def prepare_both(
+    model: MemoryMetadata, function: PostgresMetadata, url: str
+) -> tuple[WriterLease, list[int], list[int]]:
+    """The same in both, to the millisecond: the two stores have clocks of their own."""
+    prepared = await prepare(model)
+    assert await prepare(function) == prepared
+    _, partition_ids, producer_ids = prepared
+    statements: list[str] = []
+    for partition_id, deleted_ms in zip(partition_ids, PREDECESSOR_DELETED_MS, strict=True):
+        model.database.partitions[partition_id].predecessor_deleted_ms = deleted_ms
+        value = "NULL" if deleted_ms is None else deleted_ms
+        statements.append(f"UPDATE partitions SET predecessor_deleted_ms = {value} WHERE partition_id = {partition_id}")
+    model.database.producer_id_blocks.clear()
+    for producer_id, at_ms in zip(producer_ids, ALLOCATED_MS, strict=False):
+        model.database.producer_id_blocks.append((range(producer_id, producer_id + 1), at_ms))
+        statements.append(f"UPDATE producer_id_blocks SET allocated_ms = {at_ms} WHERE first_id = {producer_id}")
+    await run_sql(url, *statements)
+    return prepared
 
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres_url: str) -> None:
     model, function = MemoryMetadata(), PostgresMetadata(postgres_url)
     await function.open()
-    prepared = await prepare(model)
-    assert await prepare(function) == prepared
-    lease, partition_ids, producer_ids = prepared
+    lease, partition_ids, producer_ids = await prepare_both(model, function, postgres_url)
     chance = random.Random(seed)
     codes: set[int] = set()
 
@@ -129,4 +149,26 @@ async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres
     assert check_log_1(await function.files(), marks) == []
     assert check_prod_1(its, marks) == []
     assert {0, -100, -1, 3, 45, 47, 87} <= codes, "the histories are too tame to tell the two apart"
+    await function.close()
+
+
+async def test_both_let_a_producer_without_state_begin_in_the_middle_for_the_same_ages(postgres_url: str) -> None:
+    model, function = MemoryMetadata(), PostgresMetadata(postgres_url)
+    await function.open()
+    lease, partition_ids, producer_ids = await prepare_both(model, function, postgres_url)
+    batches = [sent(partition_id, producer_id, 7) for partition_id in partition_ids for producer_id in producer_ids]
+    request = Writer(service=function, lease=lease).request(batches)
+
+    modelled, answered = await model.commit_l0(request), await function.commit_l0(request)
+
+    assert list(answered.results) == list(modelled.results)
+    codes = iter(result.error for result in answered.results)
+    table = [[next(codes) for _ in producer_ids] for _ in partition_ids]
+    # expired, a ms before the deletion, at it, at it, a ms after, never allocated
+    assert table == [
+        [0, 45, 45, 45, 45, 45],  # nothing was deleted
+        [0, 0, 0, 0, 45, 45],
+        [0, 0, 0, 0, 45, 45],
+        [0, 0, 45, 45, 45, 45],  # deleted a millisecond earlier
+    ]
     await function.close()

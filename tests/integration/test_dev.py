@@ -306,9 +306,23 @@ def test_a_second_signal_kills_the_agent_and_says_why_and_which(tmp_path: Path, 
             running.process.send_signal(number)
         assert running.process.wait(60) == 0, running.errors
         [line] = [line for line in running.errors.splitlines() if "agent killed" in line]
-        assert f"agent 1 (process {agent}, {bootstrap})" in line and "why='told twice to stop'" in line
+        assert f"agent 1 (process {agent}, {bootstrap})" in line and "why='told not to wait'" in line
         assert "[error" not in line
         assert alive({agent}) == set()
+
+
+def test_a_postgres_that_dies_ends_all_at_once_and_the_next_start_has_everything(tmp_path: Path) -> None:
+    data = tmp_path / "silt"
+    with dev(data) as running:
+        assert write(running.bootstrap(), b"before") == 0
+        below = descendants(running.process.pid)
+        for pid in postgres_processes(data / "postgres" / "data"):
+            os.kill(pid, signal.SIGKILL)
+        assert running.process.wait(20) == 1
+        assert "Postgres ended by itself" in running.errors
+        assert alive(below) == set()
+    with dev(data) as running:
+        assert b"before" in read(running.bootstrap())
 
 
 @pytest.mark.parametrize(

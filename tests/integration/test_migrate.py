@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from metadata import migrate as module
@@ -20,6 +21,7 @@ from metadata.postgres import PostgresMetadata
 from metadata.postgres_connection import connect
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import METADATA, SCHEMA_REVISION
+from siltstone.cli import main
 from tests.fixtures.postgres import database_url, run_sql
 
 
@@ -48,6 +50,12 @@ async def test_migrating_again_changes_nothing_and_keeps_the_cluster_id(bare_url
     assert await migrate_async(bare_url) == SCHEMA_REVISION
 
     assert (await identity(bare_url), await schema_revision(bare_url)) == (before, SCHEMA_REVISION)
+
+
+def test_the_command_says_whether_it_did_anything(bare_url: str) -> None:
+    said = [CliRunner().invoke(main, ["migrate", "--metadata", bare_url]).stdout for _ in range(2)]
+
+    assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION} (nothing to do)\n"]
 
 
 async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_url: str) -> None:

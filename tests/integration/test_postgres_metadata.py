@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,6 +32,7 @@ from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, se
 from tests.fixtures.postgres import database_url, run_sql
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -47,15 +51,15 @@ async def session(postgres_url: str) -> AsyncIterator[Connection]:
     await made.close()
 
 
-async def seen_waiting(session: Connection, application: str) -> int:
-    """The pid of a backend of that application that waits for a lock."""
+async def seen_waiting(session: Connection, application: str, *, count: int = 1) -> int:
+    """The pid of a backend of that application that waits for a lock, once `count` of them do."""
     query = """SELECT pid FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
     async with asyncio.timeout(30):
-        while (pid := await session.fetchval(query, application)) is None:
+        while len(rows := await session.fetch(query, application)) < count:
             await session.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees one state of the backends
             await asyncio.sleep(0.01)
-    return pid
+    return rows[0]["pid"]
 
 
 @pytest.mark.parametrize("signal", ["pg_cancel_backend", "pg_terminate_backend"])
@@ -136,6 +140,63 @@ async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
 
     assert list((await commit).results) == [stored(1)]
     assert not await abort
+
+
+async def test_a_deletion_locks_partitions_in_id_order_as_commits_do(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    topic = await new_topic(service, partitions=3)
+    low, middle, high = topic.partition_ids
+    for id_ in (middle, low):  # an update moves the row behind the others: rows now lie in falling order of id
+        await session.execute(f"UPDATE watermarks SET next_offset = next_offset WHERE partition_id = {id_}")
+        await session.execute(f"UPDATE partitions SET partition = partition WHERE partition_id = {id_}")
+    await session.execute(f"BEGIN; SELECT FROM watermarks WHERE partition_id = {middle} FOR UPDATE")
+    deletion = asyncio.ensure_future(service.delete_topic(topic.topic_id))
+    await seen_waiting(session, POOL)
+
+    free = await session.fetch("SELECT partition_id FROM watermarks FOR UPDATE SKIP LOCKED")
+    await session.execute("ROLLBACK")
+    await deletion
+
+    assert {row["partition_id"] for row in free} == {middle, high}
+
+
+async def test_a_topic_made_while_its_name_is_being_deleted_knows_of_the_deletion(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    writer = await Writer.register(service)
+    first = await new_topic(service)
+    running = (await service.allocate_producer_ids(1))[0]
+    await session.execute("BEGIN")
+    await session.fetchval("SELECT append_change_v1('merged', NULL, '{}')")
+    deletion = asyncio.ensure_future(service.delete_topic(first.topic_id))
+    await seen_waiting(session, POOL)  # all is done but its last step
+    creation = asyncio.ensure_future(new_topic(service))
+    await seen_waiting(session, POOL, count=2)
+
+    await session.execute("COMMIT")
+    await deletion
+    (one,) = (await creation).partition_ids
+
+    assert list((await writer.commit(sent(one, running, 7))).results) == [stored(0)]
+
+
+async def test_a_deletion_is_timed_after_the_commits_it_waited_for(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    """A producer that began while the deletion waited has state on the old topic, and goes on with the new one."""
+    writer = await Writer.register(service)
+    topic = await new_topic(service)
+    await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
+    deletion = asyncio.ensure_future(service.delete_topic(topic.topic_id))
+    await seen_waiting(session, POOL)
+    await asyncio.sleep(0.003)  # a later millisecond than the one in which the deletion began to wait
+    running = (await service.allocate_producer_ids(1))[0]
+    await session.execute("ROLLBACK")
+    await deletion
+    (one,) = (await new_topic(service)).partition_ids
+
+    assert list((await writer.commit(sent(one, running, 7))).results) == [stored(0)]
 
 
 async def test_a_change_waits_for_an_earlier_one_so_that_no_follower_passes_it_by(
@@ -264,9 +325,34 @@ async def test_reads_go_on_after_the_server_dropped_every_connection(
 
     await drop_connections(session)
 
-    await eventually_answers(service, one)
-    assert len(await service.topics()) == 1
-    assert list((await writer.commit(batch(one))).results) == [stored(1)]
+    await eventually(lambda: service.watermarks([one]))
+    assert len(await eventually(service.topics)) == 1
+    request = writer.request([batch(one)])
+    assert list((await eventually(lambda: service.commit_l0(request))).results) == [stored(1)]
+
+
+async def test_a_commit_on_a_connection_that_has_not_ended_yet_is_in_doubt(
+    postgres_url: str, session: Connection
+) -> None:
+    """The server's last words have arrived, the end of the stream has not."""
+    async with relay_to(postgres_url) as relay:
+        service = PostgresMetadata(relay.url)
+        await service.open()
+        writer = await Writer.register(service)
+        (one,) = (await new_topic(service)).partition_ids
+        await writer.commit(batch(one))
+        relay.ends_pass.clear()
+        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
+        assert await session.fetchval(f"{end} AND datname = current_database()", COMMIT)
+        await asyncio.wait_for(relay.end_held.wait(), timeout=30)
+        request = writer.request([batch(one)])
+
+        with pytest.raises(CommitInDoubtError):
+            await service.commit_l0(request)
+
+        relay.ends_pass.set()
+        assert list((await service.commit_l0(request)).results) == [stored(1)]
+        await service.close()
 
 
 async def test_a_database_that_lost_a_committed_file_stops_the_service(
@@ -280,8 +366,9 @@ async def test_a_database_that_lost_a_committed_file_stops_the_service(
     await session.execute("DELETE FROM files WHERE file_id = (SELECT max(file_id) FROM files)")
     await drop_connections(session)
 
+    request = writer.request([batch(one)])
     with pytest.raises(WentBackError, match="went back"):
-        await writer.commit(batch(one))
+        await eventually(lambda: service.commit_l0(request))
     with pytest.raises(WentBackError):
         await service.topics()
 
@@ -296,8 +383,9 @@ async def test_another_cluster_behind_the_same_address_stops_the_service(
     await session.execute("UPDATE cluster SET cluster_id = 'another'")
     await drop_connections(session)
 
+    request = writer.request([batch(one)])
     with pytest.raises(WentBackError, match="another"):
-        await writer.commit(batch(one))
+        await eventually(lambda: service.commit_l0(request))
 
 
 async def test_forgetting_the_newest_rows_is_no_going_back(service: PostgresMetadata, session: Connection) -> None:
@@ -309,7 +397,8 @@ async def test_forgetting_the_newest_rows_is_no_going_back(service: PostgresMeta
 
     await drop_connections(session)
 
-    assert list((await writer.commit(batch(one), key="l0/a7/2999010100/x.silt")).results) == [stored(1)]
+    request = writer.request([batch(one)], key="l0/a7/2999010100/x.silt")
+    assert list((await eventually(lambda: service.commit_l0(request))).results) == [stored(1)]
 
 
 async def test_commits_are_durable_and_read_committed_whatever_the_databases_defaults(
@@ -353,14 +442,57 @@ async def drop_connections(session: Connection) -> None:
     )
 
 
-async def eventually_answers(service: PostgresMetadata, partition_id: int) -> None:
-    """The first calls may meet connections that died; a few later all is well."""
+async def eventually(call: Callable[[], Awaitable[T]]) -> T:
+    """The answer; the first calls may meet connections that died and are not known to have, a few later all is well."""
     async with asyncio.timeout(30):
         while True:
             try:
-                await service.watermarks([partition_id])
-                await service.topics()
-            except MetadataUnavailableError:
+                return await call()
+            except (MetadataUnavailableError, CommitInDoubtError):
                 await asyncio.sleep(0.01)
-            else:
-                return
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    url: str
+    ends_pass: asyncio.Event
+    """While it is not set, the relay keeps to itself that the server closed a connection."""
+    end_held: asyncio.Event
+    """Set when there was one to keep."""
+
+
+@asynccontextmanager
+async def relay_to(url: str) -> AsyncIterator[Relay]:
+    """A relay between clients and the server at `url`."""
+    server = urlsplit(url)
+    ends_pass, end_held = asyncio.Event(), asyncio.Event()
+    ends_pass.set()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+
+    async def answer(from_server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        await copy(from_server, to_client)
+        if not ends_pass.is_set():
+            for _ in range(3):  # rounds of the loop in which the client reads what was passed on
+                await asyncio.sleep(0)
+            end_held.set()
+            await ends_pass.wait()
+        to_client.close()
+
+    async def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(server.hostname, server.port)
+        tasks.add(asyncio.create_task(answer(from_server, to_client)))
+        await copy(client, to_server)  # until the client leaves
+        to_server.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = listening.sockets[0].getsockname()[1]
+    place = server.netloc.replace(f":{server.port}", f":{port}")
+    yield Relay(server._replace(netloc=place).geturl(), ends_pass, end_held)
+    listening.close()
+    await asyncio.gather(*tasks)

@@ -49,6 +49,12 @@ CREATE TABLE topics (
     created_ms bigint NOT NULL
 );
 
+-- The last deletion of each name. A topic made under it again tells by this which producers may be older than itself.
+CREATE TABLE deleted_topics (
+    name text PRIMARY KEY,
+    deleted_ms bigint NOT NULL
+);
+
 CREATE SEQUENCE partition_ids AS integer;
 
 CREATE TABLE partitions (
@@ -56,6 +62,7 @@ CREATE TABLE partitions (
     topic_id uuid NOT NULL,
     partition integer NOT NULL CHECK (partition >= 0),
     created_ms bigint NOT NULL,
+    predecessor_deleted_ms bigint,  -- when the last topic of this name was deleted; NULL: none was
     CONSTRAINT partitions_topic_partition UNIQUE (topic_id, partition)
 );
 

@@ -130,7 +130,7 @@ BEGIN
         v_verdict := 0;
         IF v_state_epoch IS NULL THEN
             -- Our state is never cut short, so its absence means that an earlier batch was overtaken, unless it
-            -- expired with its producer id or went with the partition that had this one's name before.
+            -- expired with its producer id, or went with a topic of this name that was deleted after the id was given.
             IF r.first_sequence <> 0 AND NOT EXISTS (
                 SELECT FROM (
                     SELECT k.first_id, k.count, k.allocated_ms FROM producer_id_blocks k
@@ -138,7 +138,8 @@ BEGIN
                 ) AS block
                 JOIN partitions t ON t.partition_id = r.partition_id
                 WHERE r.producer_id < block.first_id + block.count AND (
-                    v_now - block.allocated_ms > p_producer_id_expiration_ms OR block.allocated_ms < t.created_ms
+                    v_now - block.allocated_ms > p_producer_id_expiration_ms
+                    OR block.allocated_ms <= t.predecessor_deleted_ms
                 )
             ) THEN
                 v_verdict := 45;

@@ -86,14 +86,24 @@ def test_absence_of_state_is_believed_only_where_it_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocated_ms", "created_ms", "allowed"),
-    [(None, 0, False), (50, 40, False), (50, 50, False), (50, 51, True), (0, 0, False), (-1, -2, True)],
+    ("allocated_ms", "deleted_ms", "allowed"),
+    [
+        (None, None, False),
+        (None, 50, False),
+        (50, None, False),
+        (50, 49, False),
+        (50, 50, True),
+        (50, 51, True),
+        (0, None, False),
+        (-1, None, True),
+        (-1, -2, True),
+    ],
 )
-def test_state_may_be_absent_for_producers_older_than_the_partition_or_the_expiration(
-    allocated_ms: int | None, created_ms: int, allowed: bool
+def test_state_may_be_absent_for_producers_older_than_the_deletion_of_the_name_or_the_expiration(
+    allocated_ms: int | None, deleted_ms: int | None, allowed: bool
 ) -> None:
     said = may_lack_state(
-        allocated_ms=allocated_ms, partition_created_ms=created_ms, now_ms=100, producer_id_expiration_ms=100
+        allocated_ms=allocated_ms, predecessor_deleted_ms=deleted_ms, now_ms=100, producer_id_expiration_ms=100
     )
 
     assert said is allowed
