@@ -255,14 +255,16 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
             assert b"before the interrupt" in read(address)
 
 
-def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(tmp_path: Path, postgres_server: str) -> None:
-    with dev(tmp_path / "silt", "--agents", "2", environ={"SILTSTONE_METADATA_URL": postgres_server}) as running:
+def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(
+    tmp_path: Path, bare_postgres_url: str
+) -> None:
+    with dev(tmp_path / "silt", "--agents", "2", environ={"SILTSTONE_METADATA_URL": bare_postgres_url}) as running:
         first, second = running.bootstrap().split(",")
         assert first != second
         assert len(running.run_file()["metrics_urls"]) == 2
         write(first, b"through the first")
         assert b"through the first" in read(second)
-        assert running.run_file()["metadata_url"] == postgres_server
+        assert running.run_file()["metadata_url"] == bare_postgres_url
         assert not (tmp_path / "silt" / "postgres").exists()
         below = descendants(running.process.pid)
         victim = agent_of(below)

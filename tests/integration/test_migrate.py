@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,7 @@ from metadata.postgres_connection import connect
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import METADATA, SCHEMA_REVISION
 from siltstone.cli import main
-from tests.fixtures.postgres import database_url, run_sql
-
-
-@pytest.fixture
-async def bare_url(postgres_server: str, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """A database without a schema."""
-    name = f"bare_{zlib.crc32(request.node.name.encode())}"
-    await run_sql(postgres_server, f"CREATE DATABASE {name}")
-    yield database_url(postgres_server, name)
-    await run_sql(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+from tests.fixtures.postgres import run_sql
 
 
 async def identity(url: str) -> str:
@@ -42,39 +31,41 @@ async def identity(url: str) -> str:
     return found.cluster_id
 
 
-async def test_migrating_again_changes_nothing_and_keeps_the_cluster_id(bare_url: str) -> None:
-    assert await schema_revision(bare_url) is None
-    assert await migrate_async(bare_url) == SCHEMA_REVISION
-    before = await identity(bare_url)
+async def test_migrating_again_changes_nothing_and_keeps_the_cluster_id(bare_postgres_url: str) -> None:
+    assert await schema_revision(bare_postgres_url) is None
+    assert await migrate_async(bare_postgres_url) == SCHEMA_REVISION
+    before = await identity(bare_postgres_url)
 
-    assert await migrate_async(bare_url) == SCHEMA_REVISION
+    assert await migrate_async(bare_postgres_url) == SCHEMA_REVISION
 
-    assert (await identity(bare_url), await schema_revision(bare_url)) == (before, SCHEMA_REVISION)
+    assert (await identity(bare_postgres_url), await schema_revision(bare_postgres_url)) == (before, SCHEMA_REVISION)
 
 
-def test_the_command_says_whether_it_did_anything(bare_url: str) -> None:
-    said = [CliRunner().invoke(main, ["migrate", "--metadata", bare_url]).stdout for _ in range(2)]
+def test_the_command_says_whether_it_did_anything(bare_postgres_url: str) -> None:
+    said = [CliRunner().invoke(main, ["migrate", "--metadata", bare_postgres_url]).stdout for _ in range(2)]
 
     assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION} (nothing to do)\n"]
 
 
-async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_url: str) -> None:
-    revisions = await asyncio.gather(migrate_async(bare_url), migrate_async(bare_url))
+async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_postgres_url: str) -> None:
+    revisions = await asyncio.gather(migrate_async(bare_postgres_url), migrate_async(bare_postgres_url))
 
     assert revisions == [SCHEMA_REVISION] * 2
-    assert await identity(bare_url)
+    assert await identity(bare_postgres_url)
 
 
-async def test_a_migration_gives_up_on_a_lock_that_is_not_free(bare_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_migration_gives_up_on_a_lock_that_is_not_free(
+    bare_postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LOCK_TIMEOUT_MS", 50)
-    holder = await connect(bare_url)
+    holder = await connect(bare_postgres_url)
     await holder.execute(f"SELECT pg_advisory_lock({module.MIGRATION_LOCK})")
 
     with pytest.raises(MetadataUnavailableError, match="not free within 50 ms"):
-        await migrate_async(bare_url)
+        await migrate_async(bare_postgres_url)
 
     await holder.close()
-    assert await schema_revision(bare_url) is None
+    assert await schema_revision(bare_postgres_url) is None
 
 
 async def test_a_schema_from_the_future_is_left_alone(postgres_url: str) -> None:

@@ -29,7 +29,6 @@ from siltstone.clock import SystemClock
 from siltstone.errors import Outcome
 from siltstone.ids import SystemIds
 from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
-from tests.fixtures.postgres import database_url, run_sql
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"
 T = TypeVar("T")
@@ -422,13 +421,10 @@ async def test_commits_are_durable_and_read_committed_whatever_the_databases_def
 
 
 async def test_a_database_without_schema_or_with_another_one_is_refused(
-    postgres_server: str, postgres_url: str, session: Connection
+    bare_postgres_url: str, postgres_url: str, session: Connection
 ) -> None:
-    bare = f"bare_{await session.fetchval('SELECT current_database()')}"
-    await run_sql(postgres_server, f"CREATE DATABASE {bare}")
     with pytest.raises(SchemaMismatchError, match="siltstone migrate"):
-        await PostgresMetadata(database_url(postgres_server, bare)).open()
-    await run_sql(postgres_server, f"DROP DATABASE {bare}")
+        await PostgresMetadata(bare_postgres_url).open()
 
     await session.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(SchemaMismatchError, match="9999"):

@@ -18,8 +18,8 @@ async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(pos
     assert facts.tables_lacking_rights == ()
 
 
-async def test_a_database_without_a_schema_is_looked_at_all_the_same(postgres_server: str) -> None:
-    facts = await probe_postgres(postgres_server)
+async def test_a_database_without_a_schema_is_looked_at_all_the_same(bare_postgres_url: str) -> None:
+    facts = await probe_postgres(bare_postgres_url)
     assert facts.revision is None
     assert facts.version_number >= 150_000
 
