@@ -2,7 +2,8 @@
 
 Requests are begun in order. Produce may be waiting many at a time; any other request holds the connection until it is
 answered (see `dispatch.py`). Answers leave in request order: whatever is complete at the head of the line is written
-in one coalesced write per read callback.
+in one go, and answers that become complete in the same turn of the event loop share it. On a plain socket the kernel
+gathers them from where they lie (writev); only what it does not take at once is copied, a little at a time.
 
 Reading stops when there is more than we may hold: an unanswered line that is full, a client that does not read its
 answers, or (for connections that have sent Produce only) a write path above its bound, so that a slow object store
@@ -12,9 +13,11 @@ never holds up fetches and heartbeats. What a peer sends wrong closes its connec
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agents.answers import HeldAnswer
@@ -50,7 +53,11 @@ _REASONS = (
 
 
 WRITE_BYTES = 256 << 10
-"""What is given to the socket at a time; the transport copies it, and nothing beyond it."""
+"""What is given to the socket at a time."""
+WRITE_PARTS = 512
+"""Pieces of it; the kernel takes 1,024."""
+COPIED_BYTES = 64 << 10
+"""What the transport is given, and copies, when the socket is full; it then says when there is room again."""
 STALLED_MS_MAX = 30_000
 LARGE_FRAME_BYTES = 16 << 10
 """A partial frame above this may be told to wait."""
@@ -74,18 +81,21 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._broker = server.broker
-        self._reader = FrameReader(server.broker.settings.socket_request_max_bytes)
+        self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)
         self._frames: deque[memoryview] = deque()
         self._frames_bytes = 0
         self._slots: deque[_Slot] = deque()
         self._unsent: deque[Octets | Release] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: set[asyncio.Future[Answer]] = set()
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
+        """Of a plain socket; -1 where bytes must go through the transport."""
         self._peer = "?"
         self._exclusive = False
         self._write_paused = False
         self._write_paused_ms = 0.0
         self._read_paused = False
+        self._pump_due = False
         self._ended = False
         self.sends_produce = False
         self.last_bytes_ms = 0.0
@@ -99,7 +109,10 @@ class Connection(asyncio.BufferedProtocol):
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+            if transport.get_extra_info("sslcontext") is None:
+                self._descriptor = sock.fileno()
+        # Not paused then means that nothing of ours waits in the transport, so that writing past it keeps the order.
+        self._transport.set_write_buffer_limits(high=0)
         if not self._server.admit(self):
             self._end("too many connections")
 
@@ -116,11 +129,14 @@ class Connection(asyncio.BufferedProtocol):
             frames = self._reader.buffer_updated(nbytes)
         except MalformedFrameError as error:
             return self._protocol_error(error)
-        for frame in frames:
-            self._frames.append(frame)
-            self._frames_bytes += len(frame)
+        if frames:
+            self._frames += frames
+            self._frames_bytes += sum(map(len, frames))
+            self.pump()
+            return None
         self._server.holds(self, self.held_bytes)
-        self.pump()
+        if self._server.requests_are_full:
+            self.update_reading()
         return None
 
     def eof_received(self) -> bool:
@@ -138,8 +154,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
-        for task in self._tasks:
-            task.cancel()
+        for waiting in list(self._waiting):
+            waiting.cancel()
         self._frames.clear()
         self._drop_answers()
         self._server.lost(self)
@@ -235,14 +251,18 @@ class Connection(asyncio.BufferedProtocol):
             _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
             return self._end("internal error")
         self._exclusive = not handler.pipelined
-        task = asyncio.create_task(self._finish(slot, header, answer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        waiting = asyncio.ensure_future(answer)
+        self._waiting.add(waiting)
+        waiting.add_done_callback(partial(self._settled, slot, header))
         return None
 
-    async def _finish(self, slot: _Slot, header: RequestHeader, waiting: Awaitable[Answer]) -> None:
+    def _settled(self, slot: _Slot, header: RequestHeader, answer: asyncio.Future[Answer]) -> None:
+        """A request that had to wait has its answer."""
+        self._waiting.discard(answer)
+        if answer.cancelled():
+            return None
         try:
-            self._answer(slot, header, await waiting)
+            self._answer(slot, header, answer.result())
         except DropConnectionError:
             return self._end("a produce request without acks was refused")
         except Exception:
@@ -250,8 +270,15 @@ class Connection(asyncio.BufferedProtocol):
             return self._end("internal error")
         if not HANDLERS[header.api_key].pipelined:
             self._exclusive = False
-        self.pump()
+        if not self._pump_due:
+            # Not at once: one commit answers many requests, and their answers leave together.
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump_when_due)
         return None
+
+    def _pump_when_due(self) -> None:
+        self._pump_due = False
+        self.pump()
 
     def _answer(self, slot: _Slot, header: RequestHeader, answer: Answer) -> None:
         if isinstance(answer, HeldAnswer):
@@ -276,25 +303,45 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send(self) -> None:
         """Write in slices, only as fast as the client reads: what waits here is views, not copies."""
-        if self._transport is None:
+        transport, unsent = self._transport, self._unsent
+        if transport is None:
             return
-        while self._unsent and not self._write_paused and not self._transport.is_closing():
-            parts: list[Octets] = []
-            sent: list[Release] = []
-            room = WRITE_BYTES
-            while self._unsent and room > 0:
-                item = self._unsent.popleft()
-                if callable(item):
-                    sent.append(item)
-                    continue
-                if len(item) > room:
-                    self._unsent.appendleft(memoryview(item)[room:])
-                    item = memoryview(item)[:room]
-                parts.append(item)
-                room -= len(item)
-            self._transport.writelines(parts)
-            for release in sent:
-                release()
+        while unsent and not self._write_paused and not transport.is_closing():
+            if callable(unsent[0]):
+                cast(Release, unsent.popleft())()
+            else:
+                self._write(transport, self._next_parts())
+
+    def _next_parts(self) -> list[Octets]:
+        """Take the next slice off the line: at most WRITE_BYTES in WRITE_PARTS pieces, up to the next release."""
+        parts: list[Octets] = []
+        room = WRITE_BYTES
+        while self._unsent and room > 0 and len(parts) < WRITE_PARTS:
+            item = self._unsent[0]
+            if callable(item):
+                break
+            if len(item) > room:
+                self._unsent[0] = memoryview(item)[room:]
+                item = memoryview(item)[:room]
+            else:
+                self._unsent.popleft()
+            parts.append(item)
+            room -= len(item)
+        return parts
+
+    def _write(self, transport: asyncio.Transport, parts: list[Octets]) -> None:
+        """Give a slice to the socket; what it does not take is back at the head of the line, or with the transport."""
+        if self._descriptor < 0:
+            transport.writelines(parts)
+            return
+        try:
+            taken = os.writev(self._descriptor, parts)
+        except OSError:
+            taken = 0  # full; or broken, of which the transport hears when it writes
+        left = _after(parts, taken)
+        if left:
+            transport.write(left[0][:COPIED_BYTES])
+            self._unsent.extendleft(reversed(_after(left, COPIED_BYTES) if len(left[0]) > COPIED_BYTES else left[1:]))
 
     def _drop_answers(self) -> None:
         """Nobody will take them: give back what they hold."""
@@ -321,3 +368,12 @@ class Connection(asyncio.BufferedProtocol):
         _log.debug("connection closed", peer=self._peer, reason=reason)
         if self._transport is not None:
             self._transport.close()
+
+
+def _after(parts: Sequence[Octets], taken: int) -> list[Octets]:
+    """What is left of `parts` when the first `taken` bytes are gone."""
+    for number, part in enumerate(parts):
+        if taken < len(part):
+            return [memoryview(part)[taken:] if taken else part, *parts[number + 1 :]]
+        taken -= len(part)
+    return []

@@ -18,6 +18,7 @@ from agents.connection import Connection
 from siltstone.errors import BadInputError
 from siltstone.logging import get_logger
 from wire.api import APIS
+from wire.framing import LANDING_BYTES
 
 _log = get_logger(__name__)
 
@@ -60,7 +61,9 @@ class Server:
         self.broker = broker
         self.draining = False
         self.produce_is_full = False
-        self._connections: set[Connection] = set()
+        self.landing = memoryview(bytearray(LANDING_BYTES))
+        """Where the bytes of all connections arrive; each takes its own away before the next one reads."""
+        self._connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
         self._nobody_left.set()
         self._held: dict[Connection, int] = {}
@@ -113,7 +116,7 @@ class Server:
     # ---- called by connections
 
     def admit(self, connection: Connection) -> bool:
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._nobody_left.clear()
         self.broker.metrics.connections.set(len(self._connections))
         if self.draining or len(self._connections) > self.broker.settings.connections_max:
@@ -122,7 +125,7 @@ class Server:
         return True
 
     def lost(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections:
             self._nobody_left.set()
         self.broker.metrics.connections.set(len(self._connections))
@@ -139,8 +142,11 @@ class Server:
 
     def holds(self, connection: Connection, held_bytes: int) -> None:
         """Keep the books of bytes in requests that have not begun."""
+        before = self._held.get(connection, 0)
+        if held_bytes == before == 0:
+            return
         was_full = self.requests_are_full
-        self._held_bytes += held_bytes - self._held.get(connection, 0)
+        self._held_bytes += held_bytes - before
         self._held[connection] = held_bytes
         if connection.has_large_partial_frame:
             self._large.setdefault(connection)

@@ -1,10 +1,11 @@
 """Cuts a stream of bytes into frames, without I/O; made for `asyncio.BufferedProtocol`.
 
-A frame is a big-endian int32 length and that many bytes. Bytes arrive in one reused buffer of 64 KiB; whole frames are
-copied out of it, each into memory of its own. A frame above 16 KiB that is not whole yet gets a buffer of its own, into
-which the socket reads directly. A length is only a claim: that buffer holds at most 64 KiB, or sixteen times the bytes
-that have arrived (while that is at most 1 MiB), or twice what has arrived, so that a length of 100 MiB followed by
-silence costs 64 KiB.
+A frame is a big-endian int32 length and that many bytes. Bytes arrive in a landing buffer, which all connections of
+an event loop may share, for nothing stays in it: whole frames are copied out, each into memory of its own (the bytes
+are still in the processor's cache, so that this costs less than reading in smaller pieces), and so is the beginning of
+one that is not whole. A frame above 16 KiB that is not whole gets a buffer of its own, into which the socket reads
+directly. A length is only a claim: that buffer holds at most 64 KiB, or sixteen times the bytes that have arrived
+(while that is at most 1 MiB), or twice what has arrived, so that a length of 100 MiB followed by silence costs 64 KiB.
 
 Frames handed out never change afterwards: whoever keeps one keeps it for as long as it likes.
 """
@@ -19,7 +20,8 @@ from wire.errors import FrameTooLargeError, MalformedFrameError
 FRAME_BYTES_MAX: Final = 104_857_600
 """Kafka's `socket.request.max.bytes`."""
 
-_SHARED_BYTES: Final = 65_536
+LANDING_BYTES: Final = 262_144
+_CLAIM_BYTES: Final = 65_536
 _COPIED_FRAME_BYTES_MAX: Final = 16_384
 _EAGER_BYTES_MAX: Final = 1_048_576
 _EAGER_FACTOR: Final = 16
@@ -32,17 +34,18 @@ _TLS_HANDSHAKE: Final = b"\x16\x03"
 class FrameReader:
     """The receiving half of one connection.
 
-    The caller reads from the socket into `get_buffer()` and says with `buffer_updated(n)` how much it read. After
-    an error the stream cannot be cut any more: close the connection.
+    The caller reads from the socket into `get_buffer()` and says with `buffer_updated(n)` how much it read. Between the
+    two nobody else may use the landing buffer; asyncio calls them in one go. After an error the stream cannot be cut
+    any more: close the connection.
     """
 
-    __slots__ = ("_end", "_frame_bytes_max", "_large", "_large_end", "_large_size", "_shared", "_view")
+    __slots__ = ("_frame_bytes_max", "_landing", "_large", "_large_end", "_large_size", "_start")
 
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, landing: memoryview | None = None) -> None:
+        """`landing` is writable and at least 64 KiB; None = one of its own."""
         self._frame_bytes_max = frame_bytes_max
-        self._shared = bytearray(_SHARED_BYTES)
-        self._view = memoryview(self._shared)
-        self._end = 0  # bytes in the shared buffer; what they belong to always starts at its beginning
+        self._landing = memoryview(bytearray(LANDING_BYTES)) if landing is None else landing
+        self._start = b""  # of a frame that is not whole and small, or of whose length not all is here
         self._large: memoryview | None = None  # the buffer of the large frame that is arriving
         self._large_end = 0
         self._large_size = 0
@@ -50,12 +53,15 @@ class FrameReader:
     @property
     def buffered_bytes(self) -> int:
         """Bytes held for a frame that is not whole yet, its length prefix included."""
-        return self._end if self._large is None else self._large_end + _LENGTH.size
+        return len(self._start) if self._large is None else self._large_end + _LENGTH.size
 
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
         if self._large is None:
-            return self._view[self._end :]
+            if not self._start:
+                return self._landing
+            self._landing[: len(self._start)] = self._start
+            return self._landing[len(self._start) :]
         if self._large_end == len(self._large):
             self._large = self._grown(self._large)
         return self._large[self._large_end :]
@@ -71,34 +77,30 @@ class FrameReader:
                 return []
             frame, self._large = self._large, None
             return [frame.toreadonly()]
-        self._end += received_bytes
-        return self._cut_shared()
+        return self._cut_landing(len(self._start) + received_bytes)
 
-    def _cut_shared(self) -> list[memoryview]:
+    def _cut_landing(self, end: int) -> list[memoryview]:
         frames: list[memoryview] = []
-        start, end, view = 0, self._end, self._view
+        start, landing = 0, self._landing
         while end - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(view, start)
+            (size,) = _LENGTH.unpack_from(landing, start)
             if not 0 <= size <= self._frame_bytes_max:
-                raise self._refusal(size, bytes(view[start : start + _LENGTH.size]))
+                raise self._refusal(size, bytes(landing[start : start + _LENGTH.size]))
             stop = start + _LENGTH.size + size
             if stop > end:
                 if size > _COPIED_FRAME_BYTES_MAX:
-                    self._begin_large(size, view[start + _LENGTH.size : end])
+                    self._begin_large(size, landing[start + _LENGTH.size : end])
                     start = end
                 break
-            frames.append(memoryview(bytes(view[start + _LENGTH.size : stop])))
+            frames.append(memoryview(bytes(landing[start + _LENGTH.size : stop])))
             start = stop
-        left = end - start
-        if start and left:
-            view[:left] = view[start:end]
-        self._end = left
+        self._start = bytes(landing[start:end])
         return frames
 
     def _begin_large(self, size: int, arrived: memoryview) -> None:
         self._large_size = size
         self._large_end = 0
-        capacity = min(size, max(_SHARED_BYTES, min(_EAGER_FACTOR * len(arrived), _EAGER_BYTES_MAX)))
+        capacity = min(size, max(_CLAIM_BYTES, min(_EAGER_FACTOR * len(arrived), _EAGER_BYTES_MAX)))
         self._large = memoryview(bytearray(capacity))
         self._large[: len(arrived)] = arrived
         self._large_end = len(arrived)
