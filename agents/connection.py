@@ -65,6 +65,11 @@ READ_BYTES_WHEN_FULL = 64 << 10
 """What a connection may still take, once, when the bound over all connections has been met."""
 
 
+def _is_produce(frame: memoryview) -> bool:
+    """By the API key, which every request begins with."""
+    return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
+
+
 class _Slot:
     """A place in the line of answers."""
 
@@ -181,6 +186,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def pump(self) -> None:
         """Begin what may be begun, write what is answered, and read on if there is room."""
+        # Answers first: each that leaves makes room for a request that waits.
+        self._flush()
         while self._frames and self._may_begin():
             frame = self._frames.popleft()
             self._frames_bytes -= len(frame)
@@ -225,7 +232,8 @@ class Connection(asyncio.BufferedProtocol):
             or bool(self._unsent)
             or self._server.draining
             or len(self._slots) >= self._broker.settings.connection_requests_max
-            or (self.sends_produce and self._server.produce_is_full)
+            # By the frame too: or every connection's first Produce would come in above the bound.
+            or (self._server.produce_is_full and (self.sends_produce or _is_produce(self._frames[0])))
         )
 
     def _begin(self, frame: memoryview) -> None:

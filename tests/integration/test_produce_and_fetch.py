@@ -113,6 +113,18 @@ async def test_a_retry_and_its_original_in_one_file_are_stored_once(
     assert agent.metric("produce_batches_total", outcome="duplicate") == 1
 
 
+async def test_more_requests_than_a_connection_may_have_waiting_are_taken_one_after_the_other(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    agent = await start_agent(connection_requests_max=2)
+    await (await dial.kafka(agent.address)).create_topic("t", partitions=1)
+    raw = await dial.raw(agent.address)
+    for number in range(7):
+        await raw.begin(produce("t", (0, batch(b"%d" % number))), VERSION)
+    answers = [only(await raw.answer(ProduceResponse, VERSION)) for _ in range(7)]
+    assert [answer.base_offset for answer in answers] == list(range(7))
+
+
 async def test_a_refused_batch_in_mid_extent_is_a_hole_that_readers_do_not_see(
     dial: Dial, agent: RunningAgent, raw: RawConnection
 ) -> None:
