@@ -26,7 +26,7 @@ endif
 help:  ## print this list
 	@echo "Siltstone: a Kafka-compatible log on an object store and Postgres"
 	@echo
-	@awk -F ':.*##[[:space:]]*' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*##[[:space:]]*' '/^[a-z%-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=$(PYTHON) (>= 3.11), WORKERS=$(WORKERS) (test processes), installer: $(if $(UV),uv,pip)"
 
@@ -46,9 +46,11 @@ lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
 types: $(STAMP_ALL)  ## pyright, strict
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(STAMP_ALL)  ## benchmarks, as ratios
-	@if [ -f bench/__main__.py ]; then $(BIN)/python -m bench; \
-	else echo "there is no bench/ room yet: benchmarks come with their own milestone"; fi
+bench: $(STAMP_ALL)  ## all benchmarks in the small size, in under 10 minutes
+	@$(BIN)/python -m bench
+
+bench-%: $(STAMP_ALL)  ## one benchmark in full: commit, metadata, file_build, produce, consume, tail
+	@$(BIN)/python -m bench $* --full
 
 soak: $(STAMP_ALL)  ## the long proofs
 	$(BIN)/python -m pytest -n 0 -m soak --timeout 3600

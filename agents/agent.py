@@ -1,14 +1,16 @@
 """One agent, put together: a stateless broker over an object store and the metadata store.
 
 Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve; clients that
-come earlier wait in the socket's backlog. Stop, on SIGTERM: leave the Metadata answers, begin no new request, seal and
-commit what is buffered, answer, give the lease back. A crash at any point loses nothing that was acknowledged: see
-`write/path.py`.
+come earlier wait in the socket's backlog. Stop, on SIGTERM: leave the Metadata answers and serve on until the other
+agents know, begin no new request, seal and commit what is buffered, answer, give the lease back. A crash at any point
+loses nothing that was acknowledged: see `write/path.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 
 from agents.arrivals import Arrivals
 from agents.broker import Broker
@@ -26,6 +28,7 @@ from agents.read.reader import Reader
 from agents.server import Server, bind
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
+from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from metadata.service import AgentAddress, Committed, MetadataService, MetadataUnavailableError
 from siltstone.clock import Clock
@@ -53,8 +56,10 @@ class Agent:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
+        bind: Callable[[str], socket.socket] = bind,
     ) -> None:
         self._settings = settings
+        self._bind = bind
         self._store = store
         self._metadata = metadata
         self._clock = clock
@@ -68,6 +73,9 @@ class Agent:
         self._cold = self._block_reader(
             BlockCache(settings.cache_cold_bytes, metrics.cache_bytes.labels(pool="cold").set), "cold"
         )
+        self._stall = WriteStall(
+            StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), metrics
+        )
         self._follower = Follower(
             metadata=metadata,
             catalog=self._catalog,
@@ -77,6 +85,7 @@ class Agent:
             on_fatal=self._fail,
             clock=clock,
             metrics=metrics,
+            on_live_files=self._stall.files_changed,
         )
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
@@ -91,7 +100,7 @@ class Agent:
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
         settings = self._settings
-        listening = bind(settings.listen)
+        listening = self._bind(settings.listen)
         try:
             listen_host, port = listening.getsockname()[:2]
             address = AgentAddress(host=settings.advertised_host or listen_host, port=port, zone=settings.agent_zone)
@@ -139,8 +148,9 @@ class Agent:
     async def _drain(self) -> None:
         if self._membership is None or self._server is None or self._write_path is None:
             return
-        await self._membership.drain()
+        await self._membership.drain(notice_ms=self._settings.drain_timeout_ms / 4)
         self._server.stop_accepting()
+        self._stall.end()
         await self._write_path.drain()
         # Every promise is kept; what remains is to hand the answers to the sockets.
         while self._server.produces_waiting:
@@ -167,6 +177,7 @@ class Agent:
                 early_bytes=settings.produce_early_bytes,
                 early_idle_ms=settings.produce_early_idle_ms,
                 early_per_second=settings.produce_early_per_second,
+                early_free_bytes=settings.produce_early_free_bytes,
             ),
             uploads_max=settings.produce_uploads_max,
             store=self._store,
@@ -193,6 +204,7 @@ class Agent:
                 metrics=self._metrics,
             ),
             write_path=write_path,
+            stall=self._stall,
             arrivals=self._arrivals,
             follower=self._follower,
             fresh=FreshWatermarks(self._metadata),

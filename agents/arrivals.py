@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 class Arrivals:
     def __init__(self) -> None:
-        self._waiting: dict[int, set[asyncio.Event]] = {}
+        # In order of arrival: who waited longest is woken first, and always in the same order.
+        self._waiting: dict[int, dict[asyncio.Event, None]] = {}
 
     def wake(self, partition_ids: Iterable[int]) -> None:
         for partition_id in partition_ids:
@@ -23,7 +24,7 @@ class Arrivals:
         event = asyncio.Event()
         partition_ids = set(partition_ids)  # a request may name one twice
         for partition_id in partition_ids:
-            self._waiting.setdefault(partition_id, set()).add(event)
+            self._waiting.setdefault(partition_id, {})[event] = None
         try:
             async with asyncio.timeout(max(timeout_ms, 0) / 1000):
                 await event.wait()
@@ -33,6 +34,6 @@ class Arrivals:
         finally:
             for partition_id in partition_ids:
                 waiting = self._waiting[partition_id]
-                waiting.discard(event)
+                waiting.pop(event, None)
                 if not waiting:
                     del self._waiting[partition_id]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
@@ -12,7 +13,9 @@ from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
+from agents.topic_entries import TopicEntries
 from agents.write.path import WritePath
+from agents.write.stall import WriteStall
 from metadata.service import MetadataService
 from siltstone.clock import Clock
 from siltstone.metrics import Metrics
@@ -27,6 +30,7 @@ class Broker:
     index: LogIndex
     reader: Reader
     write_path: WritePath
+    stall: WriteStall
     arrivals: Arrivals
     follower: Follower
     fresh: FreshWatermarks
@@ -35,3 +39,6 @@ class Broker:
     metadata: MetadataService
     clock: Clock
     metrics: Metrics
+    topic_entries: TopicEntries = field(default_factory=TopicEntries)
+    topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while many entries are made, so that clients which ask together wait for one another's."""

@@ -2,13 +2,15 @@
 changes.
 
 Topics and changes are values, so a handler that holds a `Topic` keeps a consistent view while a change is applied.
-`version` grows with every change that the Metadata answer can show; encoded answers are cached under it.
+`version` grows with every change that the Metadata answer can show (configs it does not show); encoded answers are
+cached under it.
 A partition whose topic is gone answers UNKNOWN_TOPIC_OR_PARTITION at once; its bytes are the janitor's business.
 """
 
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +30,8 @@ class Catalog:
     def __init__(self, *, broker_defaults: Mapping[str, str] | None = None) -> None:
         self._broker_defaults = dict(broker_defaults or {})
         self._by_name: dict[str, Topic] = {}
+        self._names: list[str] = []
+        """Of `_by_name`, sorted."""
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._partitions: dict[int, PartitionRef] = {}
         self._rules: dict[uuid.UUID, TopicRules] = {}
@@ -36,10 +40,11 @@ class Catalog:
     def load(self, topics: Iterable[Topic]) -> None:
         """Start anew from a snapshot."""
         self._by_name.clear()
+        self._names.clear()
         self._by_id.clear()
         self._partitions.clear()
         self._rules.clear()
-        for topic in topics:
+        for topic in sorted(topics, key=lambda topic: topic.name):
             self._put(topic)
         self.version += 1
 
@@ -50,7 +55,8 @@ class Catalog:
         return self._by_id.get(topic_id)
 
     def topics(self) -> list[Topic]:
-        return sorted(self._by_name.values(), key=lambda topic: topic.name)
+        """By name."""
+        return [self._by_name[name] for name in self._names]
 
     def partition(self, partition_id: int) -> PartitionRef | None:
         return self._partitions.get(partition_id)
@@ -81,6 +87,7 @@ class Catalog:
                 return list(known.partition_ids)
             case ChangeKind.CONFIGS_CHANGED if known is not None:
                 self._put(replace(known, configs=dict(detail["configs"])))
+                return []
             case ChangeKind.PARTITIONS_ADDED if known is not None:
                 self._put(replace(known, partition_ids=tuple(detail["partition_ids"])))
             case _:
@@ -89,6 +96,8 @@ class Catalog:
         return []
 
     def _put(self, topic: Topic) -> None:
+        if topic.name not in self._by_name:
+            insort(self._names, topic.name)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         self._rules.pop(topic.topic_id, None)
@@ -101,6 +110,7 @@ class Catalog:
         # The name may belong to a successor already, when a re-creation was seen first.
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
+            del self._names[bisect_left(self._names, topic.name)]
         for partition_id in topic.partition_ids:
             self._partitions.pop(partition_id, None)
 

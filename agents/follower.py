@@ -49,6 +49,7 @@ class Follower:
         on_fatal: Callable[[Exception], None],
         clock: Clock,
         metrics: Metrics,
+        on_live_files: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._metadata = metadata
         self._catalog = catalog
@@ -58,6 +59,7 @@ class Follower:
         self._on_fatal = on_fatal
         self._clock = clock
         self._metrics = metrics
+        self._on_live_files = on_live_files
         self._cursor = Cursor()
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
@@ -79,21 +81,27 @@ class Follower:
 
         Calls share polls: one that is under way began too early, so all who come meanwhile share the next.
         """
-        if self._poll is None or self._poll.done():
-            self._poll = asyncio.create_task(self._take_tail(), name="tail")
-            await asyncio.shield(self._poll)
+        running = self._poll if self._poll is not None and not self._poll.done() else None
+        waiting = self._next_poll if self._next_poll is not None and not self._next_poll.done() else None
+        if waiting is None and running is not None:
+            waiting = self._next_poll = asyncio.create_task(self._poll_after(running), name="next tail")
+        if waiting is not None:
+            # Also when its turn has come and it has not run yet: two polls at once would take in changes twice, and
+            # the older answer might come last.
+            await asyncio.shield(waiting)
             return
-        if self._next_poll is None or self._next_poll.done():
-            self._next_poll = asyncio.create_task(self._poll_after(self._poll), name="next tail")
-        await asyncio.shield(self._next_poll)
+        self._poll = asyncio.create_task(self._take_tail(), name="tail")
+        await asyncio.shield(self._poll)
 
     def saw_own(self, lease: WriterLease, seq: int, key: str, size_bytes: int, committed: Committed) -> None:
         """Take in a file that this agent has just committed."""
         ref = FileRef(key, size_bytes, committed.created_ms)
         self._add(committed.file_id, ref, committed.index)
-        writers = dict(self._cursor.writers)
-        writers[lease.writer_id] = max(writers.get(lease.writer_id, (0, 0)), (lease.epoch, seq))
-        self._cursor = Cursor(writers=writers, change_id=self._cursor.change_id)
+        # The cursor follows only where nothing lies between. A snapshot that was read before an own commit and loaded
+        # after it does not hold that file: a cursor moved past it would leave it unseen for ever.
+        if self._cursor.writers.get(lease.writer_id) == (lease.epoch, seq - 1):
+            writers = {**self._cursor.writers, lease.writer_id: (lease.epoch, seq)}
+            self._cursor = Cursor(writers=writers, change_id=self._cursor.change_id)
         self._report()
 
     # ---- following
@@ -167,6 +175,7 @@ class Follower:
         self._metrics.index_extents.set(self._index.extents)
         self._metrics.index_bytes.set(self._index.bytes_used)
         self._metrics.live_l0_files.set(self._index.files)
+        self._on_live_files(self._index.files)
         self._metrics.tail_gaps.set(self._index.gaps)
 
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from metadata.service import MetadataService, Watermarks
+from metadata.service import MetadataService, MetadataUnavailableError, Watermarks
+
+WAIT_MS_MAX = 5_000.0
+"""A store that is silent, not gone, is waited for up to its own time-outs, and by one read after another; a client that
+waited as long would take this agent for dead."""
 
 
 class FreshWatermarks:
@@ -21,13 +25,20 @@ class FreshWatermarks:
         self._running: asyncio.Task[Mapping[int, Watermarks]] | None = None
 
     async def get(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
-        """Read after this call began; partitions that do not exist are absent. Raises MetadataUnavailableError."""
+        """Read after this call began; partitions that do not exist are absent.
+
+        Raises MetadataUnavailableError, also when the store does not answer in WAIT_MS_MAX.
+        """
         if not partition_ids:
             return {}
         self._wanted.update(partition_ids)
         if self._next is None:
             self._next = asyncio.create_task(self._read(self._running), name="watermarks")
-        return await asyncio.shield(self._next)
+        try:
+            async with asyncio.timeout(WAIT_MS_MAX / 1000):
+                return await asyncio.shield(self._next)
+        except TimeoutError:
+            raise MetadataUnavailableError("watermarks were not read in time") from None
 
     async def _read(self, before: asyncio.Task[Mapping[int, Watermarks]] | None) -> Mapping[int, Watermarks]:
         if before is not None:

@@ -190,7 +190,9 @@ class LogIndex:
                     log.waiting[row.base_offset] = extent
                     self._hold(file_id, ref)
                 continue
-            self._append(log, file_id, ref, extent)
+            # What lies below the log start is over already: its move was heard of before the file.
+            if extent.last_offset >= log.start:
+                self._append(log, file_id, ref, extent)
             log.end = extent.last_offset + 1
             self._take_waiting(log)
             moved.append(row.partition_id)
@@ -214,8 +216,11 @@ class LogIndex:
 
     def _take_waiting(self, log: PartitionLog) -> None:
         while (extent := log.waiting.pop(log.end, None)) is not None:
-            log.append(extent)
-            self._extents += 1
+            if extent.last_offset >= log.start:
+                log.append(extent)
+                self._extents += 1
+            else:
+                self._release([extent.file_id])
             log.end = extent.last_offset + 1
         for base_offset in [base for base in log.waiting if base < log.end]:
             self._release([log.waiting.pop(base_offset).file_id])

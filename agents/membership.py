@@ -25,6 +25,13 @@ from siltstone.metrics import Metrics
 
 _log = get_logger(__name__)
 
+NOTICE_MS = BEAT_MS + 500
+"""How long a draining agent goes on serving: by then every other one has read the list of agents again."""
+NOTICE_POLL_MS = 100
+BEATS_TO_MEET_AGAIN = 2
+"""After an outage of the store the others' leases have run out as ours has: the list of before stands until they have
+had time to beat, or all partitions would move to whoever came first, and back."""
+
 
 class Membership:
     def __init__(self, *, metadata: MetadataService, address: AgentAddress, clock: Clock, metrics: Metrics) -> None:
@@ -57,20 +64,34 @@ class Membership:
         self._see(await self._metadata.live_agents())
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 
-    async def drain(self) -> None:
-        """Leave the Metadata answers of all agents; the lease goes on until `leave`."""
+    async def drain(self, notice_ms: float) -> None:
+        """Leave the Metadata answers of all agents; the lease goes on until `leave`.
+
+        Returns when the others have had a beat to hear of it, or nobody else is left, at the latest after `notice_ms`:
+        a client that is cut off earlier would be sent back to us.
+        """
         self._draining = True
-        try:
-            await self._metadata.heartbeat(self.current, draining=True)
-        except (MetadataUnavailableError, WriterFencedError) as error:
-            _log.warning("could not announce draining", error=str(error))
+        ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
+        while True:
+            try:
+                await self._metadata.heartbeat(self.current, draining=True)
+                others = await self._metadata.live_agents()
+            except (MetadataUnavailableError, WriterFencedError) as error:
+                _log.warning("could not announce draining", error=str(error))
+                return
+            self._see(others)
+            if not others or self._clock.monotonic_ms() >= ends_ms:
+                return
+            await self._clock.sleep_ms(NOTICE_POLL_MS)
 
     async def leave(self) -> None:
         if self._beats is not None:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
+        if self._lease is None:
+            return  # joining failed; its error is the one to tell
         try:
-            await self._metadata.unregister_agent(self.current)
+            await self._metadata.unregister_agent(self._lease)
         except MetadataUnavailableError as error:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
@@ -88,20 +109,26 @@ class Membership:
                     await self._clock.sleep_ms(BEAT_MS / 4)
 
     async def _beat_for_ever(self) -> None:
+        meeting = 0
         while True:
             await self._clock.sleep_ms(BEAT_MS)
             lease = self.current
             try:
                 await self._metadata.heartbeat(lease, draining=self._draining)
-                self._see(await self._metadata.live_agents())
+                agents = await self._metadata.live_agents()
+                if not meeting:
+                    self._see(agents)
+                meeting = max(meeting - 1, 0)
             except WriterFencedError:
                 self._metrics.lease_errors_total.inc()
                 await self.renew(lease)
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
+                meeting = BEATS_TO_MEET_AGAIN
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
 
     def _see(self, agents: Sequence[AgentInfo]) -> None:
-        if tuple(agents) != tuple(self.agents):
+        # An empty list (the last one drains) tells a client nothing it could use.
+        if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)
             self.version += 1

@@ -61,6 +61,9 @@ class Server:
         self.broker = broker
         self.draining = False
         self.produce_is_full = False
+        self._first: tuple[Connection | None, float] = (None, 0.0)
+        """Who holds up others, and when it was heard of last."""
+        self._first_silent_ms = 0.0
         self.landing = memoryview(bytearray(LANDING_BYTES))
         """Where the bytes of all connections arrive; each takes its own away before the next one reads."""
         self._connections: dict[Connection, None] = {}
@@ -173,13 +176,22 @@ class Server:
             self.produce_is_full = True
         elif self.produce_is_full and held < bound * RESUME_SHARE:
             self.produce_is_full = False
-            self._pump_all()
+            self._pump_in_turn()
 
     # ---- inner
 
     def _pump_all(self) -> None:
         for connection in list(self._connections):
             connection.pump()
+
+    def _pump_in_turn(self) -> None:
+        """Until the write path is full again. Who had a turn goes to the end: the same few would take all room."""
+        for connection in list(self._connections):
+            if self.produce_is_full:
+                return
+            connection.pump()
+            if connection in self._connections:
+                self._connections[connection] = self._connections.pop(connection)
 
     def _pump_large(self) -> None:
         for connection in list(self._large):
@@ -188,12 +200,20 @@ class Server:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self.broker.clock.sleep_ms(SWEEP_MS)
-            first = next(iter(self._large), None)
-            silent_since_ms = self.broker.clock.monotonic_ms() - SILENT_MS_MAX
-            if self.requests_are_full and first is not None and first.last_bytes_ms < silent_since_ms:
-                _log.warning("connection closed, it holds up others and sends nothing")
-                first.close("silent in the middle of a large request")
+            self._close_silent()
             self._cut_stalled()
+
+    def _close_silent(self) -> None:
+        """Close the one that may finish and does not; silence while it was we who did not read does not count."""
+        connection = next(iter(self._large), None) if self.requests_are_full else None
+        first = connection, connection.last_bytes_ms if connection is not None else 0.0
+        if connection is None or first != self._first:
+            self._first, self._first_silent_ms = first, 0.0
+        elif not self.produce_is_full:
+            self._first_silent_ms += SWEEP_MS
+            if self._first_silent_ms >= SILENT_MS_MAX:
+                _log.warning("connection closed, it holds up others and sends nothing")
+                connection.close("silent in the middle of a large request")
 
     def _cut_stalled(self) -> None:
         """A client that does not read keeps bytes from all others."""

@@ -229,7 +229,7 @@ class MemoryMetadata:
         batches = [
             batch
             if batch.masked_error or is_possible(batch)
-            else replace(batch, masked_error=int(ErrorCode.UNKNOWN_SERVER_ERROR))
+            else batch._replace(masked_error=int(ErrorCode.UNKNOWN_SERVER_ERROR))
             for batch in request.batches
         ]
         now_ms = self._clock.wall_ms()

@@ -164,12 +164,25 @@ _NOTHING = L0Batch(partition_id=-1, position=0, length=0, record_count=0, min_ti
 
 
 def _arguments(request: CommitL0, masked: AbstractSet[int], expiration_ms: int) -> list[Any]:
-    """Arguments of CALL. The values of masked batches are not sent: they may be the ones that are refused."""
-    errors = [
-        batch.masked_error or (int(ErrorCode.UNKNOWN_SERVER_ERROR) if number in masked else 0)
+    """Arguments of CALL. The values of masked batches are not sent: they may be the ones that are refused.
+
+    The driver takes its time with every element, so columns that say nothing are sent empty.
+    """
+    batches = [
+        _NOTHING._replace(masked_error=batch.masked_error or int(ErrorCode.UNKNOWN_SERVER_ERROR))
+        if batch.masked_error or number in masked
+        else batch
         for number, batch in enumerate(request.batches)
     ]
-    batches = [_NOTHING if error else batch for batch, error in zip(request.batches, errors, strict=True)]
+    columns = [list(column) for column in zip(*batches, strict=True)] or [[] for _ in L0Batch._fields]
+    *places, append_times_ms, producer_ids, epochs, sequences, errors = columns
+    if all(append_time_ms == -1 for append_time_ms in append_times_ms):
+        append_times_ms = []
+    if all(producer_id == NO_PRODUCER for producer_id in producer_ids):
+        producer_ids = epochs = sequences = []
+    else:
+        epochs = [-1 if who == NO_PRODUCER else epoch for who, epoch in zip(producer_ids, epochs, strict=True)]
+        sequences = [-1 if who == NO_PRODUCER else first for who, first in zip(producer_ids, sequences, strict=True)]
     return [
         request.lease.writer_id,
         request.lease.epoch,
@@ -178,15 +191,10 @@ def _arguments(request: CommitL0, masked: AbstractSet[int], expiration_ms: int) 
         request.size_bytes,
         request.crc32c,
         expiration_ms,
-        [batch.partition_id for batch in batches],
-        [batch.position for batch in batches],
-        [batch.length for batch in batches],
-        [batch.record_count for batch in batches],
-        [batch.min_timestamp_ms for batch in batches],
-        [batch.max_timestamp_ms for batch in batches],
-        [batch.log_append_time_ms for batch in batches],
-        [batch.producer_id for batch in batches],
-        [batch.producer_epoch if batch.producer_id != NO_PRODUCER else -1 for batch in batches],
-        [batch.base_sequence if batch.producer_id != NO_PRODUCER else -1 for batch in batches],
-        errors,
+        *places,
+        append_times_ms,
+        producer_ids,
+        epochs,
+        sequences,
+        errors if any(errors) else [],
     ]

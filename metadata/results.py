@@ -12,7 +12,7 @@ from metadata.service import BatchResult
 from siltstone.errors import SiltstoneError
 
 ROW_BYTES = 19
-_ROW = struct.Struct(">hBqq")
+_ROW = struct.Struct(">h?qq")
 
 
 class ResultsError(SiltstoneError):
@@ -20,26 +20,14 @@ class ResultsError(SiltstoneError):
 
 
 def encode_results(results: Iterable[BatchResult]) -> bytes:
-    return b"".join(
-        _ROW.pack(result.error, int(result.duplicate), result.base_offset, result.log_append_time_ms)
-        for result in results
-    )
+    return b"".join(_ROW.pack(*result) for result in results)
 
 
 def decode_results(packed: bytes) -> list[BatchResult]:
     """Raises ResultsError when the length is no multiple of a row or a flag is neither 0 nor 1."""
     if len(packed) % ROW_BYTES:
         raise ResultsError(f"{len(packed)} bytes are no whole number of {ROW_BYTES}-byte result rows")
-    results: list[BatchResult] = []
-    for error, duplicate, base_offset, log_append_time_ms in _ROW.iter_unpack(packed):
-        if duplicate > 1:
-            raise ResultsError(f"duplicate flag {duplicate} is neither 0 nor 1")
-        results.append(
-            BatchResult(
-                error=error,
-                duplicate=duplicate == 1,
-                base_offset=base_offset,
-                log_append_time_ms=log_append_time_ms,
-            )
-        )
-    return results
+    greatest_flag = max(packed[2::ROW_BYTES], default=0)
+    if greatest_flag > 1:
+        raise ResultsError(f"duplicate flag {greatest_flag} is neither 0 nor 1")
+    return list(map(BatchResult._make, _ROW.iter_unpack(packed)))

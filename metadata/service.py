@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from siltstone.errors import BadInputError, BugError, FencedError, Outcome, SiltstoneError, UnavailableError
 
@@ -131,8 +131,7 @@ class AgentInfo:
 # ---- the commit ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class L0Batch:
+class L0Batch(NamedTuple):
     """One record batch of an L0 file. A file's batches are listed by partition (one block of bytes each), and inside a
     partition in order of arrival; `position` is therefore ascending and batches of a partition touch each other."""
 
@@ -166,8 +165,7 @@ class CommitL0:
     batches: Sequence[L0Batch]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchResult:
+class BatchResult(NamedTuple):
     error: int
     """Kafka error code; 0 = stored (or a duplicate of something stored)."""
     duplicate: bool

@@ -9,6 +9,7 @@ order. A signal during the start ends the start. A kill leaves what the agent's 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -34,6 +35,9 @@ from storage.urls import open_store
 
 _log = get_logger(__name__)
 
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""Python's default of 700 looks for cycles after every few requests, among thousands of batches that are in use."""
+
 
 class MissingUrlError(BadInputError):
     """Nothing says where records or metadata live."""
@@ -48,8 +52,15 @@ async def run_agent(
     the agent's own reason when it must halt.
     """
     stopping = asyncio.Event()
+
+    def ready(running: RunningAgent) -> None:
+        gc.collect()
+        gc.freeze()  # what is there now stays: there is no need to look through it again and again
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        on_ready(running)
+
     with stop_signals(stopping), _lifeline(lifeline, stopping):
-        await serve_agent(settings, on_ready=on_ready, stopping=stopping)
+        await serve_agent(settings, on_ready=ready, stopping=stopping)
 
 
 async def serve_agent(settings: Settings, *, on_ready: Callable[[RunningAgent], None], stopping: asyncio.Event) -> None:

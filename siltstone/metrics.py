@@ -66,7 +66,19 @@ class Metrics:
         self.produce_latency_seconds = self._histogram(
             "produce_latency_seconds", "From a produce request read to its answer.", SECONDS
         )
-        self.buffered_bytes = self._gauge("buffered_bytes", "Record bytes buffered or in flight.")
+        self.produce_stalled_total = self._counter(
+            "produce_stalled_total",
+            "Produce requests held back by the write stall: answers `delayed`, or requests `refused`.",
+            "outcome",
+        )
+        self.write_stall_delay_seconds = self._gauge(
+            "write_stall_delay_seconds",
+            "How long answers to produce are held back because of too many live L0 files; above 0: see to merging.",
+        )
+        self.write_stall_refusing = self._gauge(
+            "write_stall_refusing", "1 while produce is refused because of too many live L0 files."
+        )
+        self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for produce requests that wait.")
 
     def _declare_files(self) -> None:
         self.l0_files_total = self._counter(

@@ -58,8 +58,8 @@ def _setting(default: T, section: str, doc: str, **declared: Any) -> T:
     return field(default=default, metadata={"declared": about}, repr=not about.secret)
 
 
-def _count(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT31, acts: bool = True) -> int:
-    return _setting(default, section, doc, minimum=minimum, maximum=maximum, acts=acts)
+def _count(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT31) -> int:
+    return _setting(default, section, doc, minimum=minimum, maximum=maximum)
 
 
 def _bytes(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = _INT63, acts: bool = True) -> int:
@@ -112,21 +112,18 @@ class Settings:
     )
     produce_early_idle_ms: int = _ms(3, _WRITE, "Silence after which writers count as waiting.", minimum=0)
     produce_early_per_second: int = _count(
-        20, _WRITE, "Early seals a second at most, which bounds the bill.", minimum=0
+        20, _WRITE, "Early seals a second at most, which bounds the bill. 0: never early.", minimum=0
     )
+    produce_early_free_bytes: int = _bytes(524_288, _WRITE, "An early file this large is not counted among them.")
     produce_buffer_bytes_max: int = _bytes(
         67_108_864, _WRITE, "Bytes buffered and in flight in an agent; above it, connections that produce are not read."
     )
     produce_uploads_max: int = _count(8, _WRITE, "Files on their way to the object store at once.")
     l0_stall_files: int = _count(
-        20_000, _WRITE, "Live L0 files above which answers are delayed. 0: never.", minimum=0, acts=False
+        20_000, _WRITE, "Live L0 files above which answers to produce are delayed. 0: never.", minimum=0
     )
     l0_refuse_files: int = _count(
-        100_000,
-        _WRITE,
-        "Live L0 files above which produce is refused with a retriable error. 0: never.",
-        minimum=0,
-        acts=False,
+        100_000, _WRITE, "Live L0 files above which produce is refused with a retriable error. 0: never.", minimum=0
     )
 
     # ---- read path
@@ -350,9 +347,9 @@ def _check_together(settings: Settings) -> None:
     for low, high in not_above:
         if _value(settings, low) > _value(settings, high):
             raise SettingsError(f"{low} ({_value(settings, low)}) may not exceed {high} ({_value(settings, high)})")
-    if 0 < settings.l0_refuse_files < settings.l0_stall_files:
+    if 0 < settings.l0_refuse_files <= settings.l0_stall_files:
         raise SettingsError(
-            f"l0.stall.files ({settings.l0_stall_files}) may not exceed l0.refuse.files ({settings.l0_refuse_files})",
+            f"l0.stall.files ({settings.l0_stall_files}) must be below l0.refuse.files ({settings.l0_refuse_files})",
             remedy="0 disables either",
         )
     if settings.object_store_url and settings.metadata_url and len(set(map(is_memory, _urls(settings)))) == 2:

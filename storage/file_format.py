@@ -25,7 +25,7 @@ from uuid import UUID
 
 from siltstone.errors import SiltstoneError
 from storage.objects import Body
-from wire.crc import crc32c
+from wire.crc import JOINED_BYTES_MIN, crc32c, joined_crc32c
 
 MAGIC = b"\x89SILT\r\n\x1a"
 """Last 8 bytes. As in PNG: a byte over 127, CR LF and ^Z show up transfers that changed the bytes."""
@@ -58,8 +58,7 @@ class CorruptFileError(SiltstoneError):
     """These bytes are not a file of ours, or not as they were written. The message says which field is wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtentSource:
+class ExtentSource(NamedTuple):
     """One extent to be written. Chunks are joined in order, never changed; memoryviews are contiguous, format 'B'."""
 
     topic_id: UUID
@@ -71,6 +70,8 @@ class ExtentSource:
     base_offset: int = NO_OFFSET
     last_offset: int = NO_OFFSET
     """Inclusive."""
+    chunk_crcs: Sequence[int | None] = ()
+    """Of each chunk the CRC-32C where it is known, so that its bytes need not be read for it; () = of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +143,7 @@ def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) 
     rows: list[ExtentRow] = []
     position = 0
     for extent in extents:
-        crc = length = 0
-        for chunk in extent.chunks:
-            crc = crc32c(chunk, crc)
-            length += len(chunk)
+        crc, length = _sum_up(extent)
         parts += extent.chunks
         rows.append(
             ExtentRow(
@@ -164,7 +162,32 @@ def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) 
         position += length
     parts.append(encode_footer(rows, level=level, created_ms=created_ms, index_position=position))
     body = b"".join(parts)
-    return SealedFile(body, tuple(row.position for row in rows), crc32c(body))
+    return SealedFile(body, tuple([row.position for row in rows]), _crc_of_body(body, rows))
+
+
+def _sum_up(extent: ExtentSource) -> tuple[int, int]:
+    """CRC-32C and length of an extent."""
+    crc = length = 0
+    if not extent.chunk_crcs:
+        for chunk in extent.chunks:
+            crc = crc32c(chunk, crc)
+            length += len(chunk)
+        return crc, length
+    for chunk, known in zip(extent.chunks, extent.chunk_crcs, strict=True):
+        crc = crc32c(chunk, crc) if known is None else joined_crc32c(crc, known, len(chunk))
+        length += len(chunk)
+    return crc, length
+
+
+def _crc_of_body(body: bytes, rows: Iterable[ExtentRow]) -> int:
+    """From the sums of long extents, and from the bytes of what lies between them."""
+    view = memoryview(body)
+    crc = done = 0
+    for row in rows:
+        if row.length >= JOINED_BYTES_MIN:
+            crc = joined_crc32c(crc32c(view[done : row.position], crc), row.crc32c, row.length)
+            done = row.position + row.length
+    return crc32c(view[done:], crc)
 
 
 def encode_footer(

@@ -6,7 +6,8 @@ then is it answered, so what was answered survives a power cut. A crash leaves a
 `abort_multiparts` removes when it is old, or a whole object whose PUT was never answered.
 
 Directories that a delete leaves empty are removed; a PUT that loses its directory so makes it anew.
-All file calls run on threads of our own; the event loop never waits for a disk.
+All file calls run on threads of our own; the event loop never waits for a disk. What a PUT wrote is not left in the
+page cache: agents keep the tail themselves, and a log that is written for ever would push out all else.
 """
 
 from __future__ import annotations
@@ -160,6 +161,7 @@ class LocalStore:
         """Give a temporary file its key, durably. Raises ObjectExistsError, PutInDoubtError."""
         path = self._path(key)
         os.fsync(temporary.descriptor)
+        os.posix_fadvise(temporary.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         for attempt in range(LINK_TRIES):
             try:
                 self._make_directories(path.parent, sync=False)

@@ -33,6 +33,7 @@ from storage.objects import (
     check_range,
 )
 from storage.s3_errors import CLIENT_ERRORS, translate
+from storage.s3_session import OneTrySession
 from wire.crc import crc32c as compute_crc32c
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class S3Store:
             connect_timeout=CONNECT_TIMEOUT_S,
             read_timeout=READ_TIMEOUT_S,
             retries={"mode": "standard", "total_max_attempts": 1},
+            http_session_cls=OneTrySession,
             s3={"addressing_style": "path" if self._endpoint else "auto", "payload_signing_enabled": False},
         )
         try:

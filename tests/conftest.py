@@ -2,4 +2,11 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.fixtures.agents", "tests.fixtures.dev", "tests.fixtures.postgres", "tests.fixtures.s3"]
+pytest_plugins = [
+    "tests.fixtures.agents",
+    "tests.fixtures.dev",
+    "tests.fixtures.postgres",
+    "tests.fixtures.s3",
+    "tests.simulation.summary",
+    "tests.fixtures.faults",  # after those it imports: pytest rewrites the asserts of what it loads first itself
+]

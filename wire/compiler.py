@@ -8,13 +8,14 @@ EncodingError, which is a bug of ours.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, TypeVar
 
 from wire.decoder_source import DecoderSource
 from wire.encoder_source import EncoderSource
 from wire.errors import EncodingError, MalformedMessageError
-from wire.schema import Message, Octets, message_table
+from wire.schema import Message, Octets, Struct, message_table
 
 M = TypeVar("M", bound=Message)
 
@@ -46,6 +47,29 @@ def encode(message: Message, version: int, head: bytearray | None = None) -> lis
         return encoder(message, bytearray() if head is None else head)
     except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
         raise EncodingError(f"{message_class.__name__} v{version} cannot be written: {error}") from error
+
+
+def encode_elements(
+    message_class: type[Message], version: int, element_class: type[Struct], elements: Iterable[Struct]
+) -> bytes:
+    """Write structs as they stand in an array of this version of the message, without its count.
+
+    For EncodedElements: what is answered again and again need not be written again. Raises EncodingError.
+    """
+    encoder = _element_encoder(message_class, version, element_class)
+    try:
+        return b"".join(encoder(elements, bytearray()))
+    except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise EncodingError(f"{element_class.__name__} v{version} cannot be written: {error}") from error
+
+
+@cache
+def _element_encoder(
+    message_class: type[Message], version: int, element_class: type[Struct]
+) -> Callable[[Iterable[Struct], bytearray], list[Octets]]:
+    _check_version(message_class, version)
+    source = EncoderSource(message_table(message_class), version, element_class.wire_table)
+    return _compile("encode", source.text, source.names, message_class, version)
 
 
 def _decoder(message_class: type[Message], version: int) -> Callable[[memoryview, int], tuple[Any, int]]:

@@ -11,10 +11,21 @@ from typing import Any
 
 from wire.errors import EncodingError
 from wire.primitives import NUMBER_LAYOUTS, STRING_BYTES_MAX, number_bytes, octets_parts, octets_size, uvarint
-from wire.schema import Array, FieldTable, Fixed, MessageTable, Nested, StructTable, Variable, WireType
+from wire.schema import (
+    Array,
+    EncodedElements,
+    FieldTable,
+    Fixed,
+    MessageTable,
+    Nested,
+    StructTable,
+    Variable,
+    WireType,
+)
 from wire.source_text import SourceText, layout
 
 _NAMES: dict[str, Any] = {
+    "EncodedElements": EncodedElements,
     "Unfit": EncodingError,
     "number_bytes": number_bytes,
     "octets_parts": octets_parts,
@@ -24,9 +35,9 @@ _NAMES: dict[str, Any] = {
 
 
 class EncoderSource(SourceText):
-    """The source of `encode(message, out) -> parts`."""
+    """The source of `encode(message, out) -> parts`; with `element`, of `encode(elements, out)` for a list of these."""
 
-    def __init__(self, table: MessageTable, version: int) -> None:
+    def __init__(self, table: MessageTable, version: int, element: StructTable | None = None) -> None:
         super().__init__(_NAMES)
         self._version = version
         self._flexible = version in table.flexible
@@ -35,8 +46,11 @@ class EncoderSource(SourceText):
         self._out = "out"
         with self.block("def encode(message, out):"):
             self.line("parts = []")
-            self._struct(table, "message", "")
-            self._flush_run()
+            if element is None:
+                self._struct(table, "message", "")
+                self._flush_run()
+            else:
+                self._elements(Nested(element.struct_class), "message", element.struct_class.__name__)
             self.line("if out: parts.append(out)")
             self.line("return parts")
 
@@ -162,6 +176,10 @@ class EncoderSource(SourceText):
         items, count = self.variable(), self.variable()
         self.line(f"{items} = {source}")
         self._null_check(items, count, "()", nullable, path)
+        # Inside a tagged field there is no list of parts that ready bytes could join.
+        may_be_encoded = isinstance(element, Nested) and self._out == "out"
+        if may_be_encoded:
+            self.line(f"elif type({items}) is EncodedElements: {count} = {items}.count")
         self.line(f"else: {count} = len({items})")
         self._length(count, "i")
         if isinstance(element, Fixed) and element.name != "uuid":
@@ -169,6 +187,15 @@ class EncoderSource(SourceText):
             self.line(f"if -1 < {count} < {len(packs)}: {self._out} += {self.name(packs, 'packs')}[{count}](*{items})")
             self.line(f"elif {items}: {self._out} += number_bytes({element.code!r}, {items})")
             return
+        if may_be_encoded:
+            with self.block(f"if type({items}) is EncodedElements:"):
+                self.line("parts.append(out)")
+                self.line(f"parts += {items}.parts")
+                self.line("out = bytearray()")
+                self.line(f"{items} = ()")
+        self._elements(element, items, path)
+
+    def _elements(self, element: WireType[Any], items: str, path: str) -> None:
         item = self.variable()
         with self.block(f"for {item} in {items}:"):
             self._value(element, item, False, f"{path}[]")

@@ -51,6 +51,17 @@ RecordData: TypeAlias = Octets | Sequence[Octets]
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedElements:
+    """What an array of structs may hold instead of a list when it is written: its elements in bytes, without a count.
+
+    `wire.compiler.encode_elements` makes them, for one version; they are sent as they are, not copied.
+    """
+
+    count: int
+    parts: Sequence[Octets]
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRange:
     """Versions `low` to `high`, both included; empty when `low > high`."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from agents.answers import HeldAnswer
 from agents.broker import Broker
@@ -106,6 +107,12 @@ async def _wait_for_bytes(broker: Broker, parts: Sequence[_Part], bytes_min: int
         left_ms = deadline_ms - broker.clock.monotonic_ms()
         if left_ms <= 0 or not await broker.arrivals.wait(waiting, left_ms):
             return
+        # Looked up again: what woke us may be the topic's deletion, or an index that was loaded anew.
+        for part in parts:
+            if part.log is not None:
+                part.log = broker.index.partition(part.partition_id)
+                if part.log is None:
+                    part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def _bytes_at_hand(parts: Sequence[_Part], enough: int) -> int:
@@ -120,6 +127,7 @@ def _bytes_at_hand(parts: Sequence[_Part], enough: int) -> int:
 
 async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[_Part] = []
+    caught_up: list[int] = []
     for part in parts:
         if part.log is None:
             continue
@@ -134,8 +142,11 @@ async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, commi
         part.answer.aborted_transactions = [] if committed_only else None
         if part.asked.fetch_offset < log.end:
             readable.append(part)
+        else:
+            caught_up.append(part.partition_id)
     wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part in readable]
-    reading = await broker.reader.read(wants, bytes_max=bytes_max)
+    news = partial(broker.arrivals.wait, caught_up, broker.settings.fetch_max_wait_ms) if caught_up else None
+    reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for part, taken in zip(readable, reading.taken, strict=True):
         _fill_records(part, taken)
     return reading.release

@@ -4,17 +4,24 @@ Every partition names one live agent of the client's zone as leader, its only re
 rendezvous hashing; leader epoch 0 always, because there is nothing to diverge. In v0 an empty list asks for all
 topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. A topic this agent has not
 heard of is looked for in the store once before it is called unknown.
+
+Topics are encoded once and kept (`agents/topic_entries.py`). An answer whose entries are at hand, or few, is given at
+once; otherwise they are made in slices between which the event loop turns, from the topics of one instant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from agents.broker import Broker
-from agents.placement import eligible, leader, zone_of
+from agents.placement import eligible, zone_of
+from agents.topic_entries import View, encode_error, encode_partitions, encode_topic
 from agents.topics import RequestError, check_name, code_of
 from metadata.service import AgentInfo, Topic, TopicExistsError
+from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -23,10 +30,9 @@ from wire.messages.metadata import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from wire.schema import ZERO_UUID
+from wire.schema import ZERO_UUID, EncodedElements
 
 CREATED_PER_REQUEST_MAX = 100
 """Topics made on the way by one request; the client asks again for the rest. Nobody types so many by intent."""
@@ -37,18 +43,46 @@ authorizer."""
 CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 
 
-async def handle(broker: Broker, header: RequestHeader, request: MetadataRequest) -> MetadataResponse:
+SLICE_PARTITIONS = 256
+"""Made without looking at the clock: about a millisecond."""
+SLICE_TOPICS = 64
+SLICE_MS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What an answer is made from: the request, and the agents of one instant."""
+
+    broker: Broker
+    request: MetadataRequest
+    agents: Sequence[AgentInfo]
+    named: Sequence[AgentInfo]
+    """Those of the client's zone."""
+    view: View
+
+
+def handle(
+    broker: Broker, header: RequestHeader, request: MetadataRequest
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    wanted = request.topics
+    if wanted is None or (header.api_version == 0 and not wanted):
+        return _all_topics(_asked(broker, header, request))
+    if any(_find(broker, each) is None for each in wanted):
+        return _after_looking_again(broker, header, request, wanted)
+    return _some_topics(_asked(broker, header, request), wanted)
+
+
+def _asked(broker: Broker, header: RequestHeader, request: MetadataRequest) -> _Asked:
     agents = broker.membership.agents
     named = eligible(agents, zone_of(header.client_id))
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
-    wanted = request.topics
-    if wanted is None or (header.api_version == 0 and not wanted):
-        topics = [_describe(topic, named, operations) for topic in broker.catalog.topics()]
-    else:
-        if any(_find(broker, each) is None for each in wanted):
-            await _look_again(broker, wanted, request.allow_auto_topic_creation)
-        topics = [_answer(broker, header.api_version, each, named, operations) for each in wanted]
-    return MetadataResponse(
+    view = View(header.api_version, operations, tuple(agent.writer_id for agent in named))
+    broker.topic_entries.use(view, agents, broker.membership.version)
+    return _Asked(broker, request, agents, named, view)
+
+
+def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
+    response = MetadataResponse(
         brokers=[
             MetadataResponseBroker(
                 node_id=agent.writer_id,
@@ -56,15 +90,142 @@ async def handle(broker: Broker, header: RequestHeader, request: MetadataRequest
                 port=agent.address.port,
                 rack=agent.address.zone or None,
             )
-            for agent in agents
+            for agent in asked.agents
         ],
-        cluster_id=broker.cluster_id,
-        controller_id=agents[0].writer_id if agents else -1,
-        topics=topics,
+        cluster_id=asked.broker.cluster_id,
+        controller_id=asked.agents[0].writer_id if asked.agents else -1,
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            CLUSTER_OPERATIONS if asked.request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+    # The field takes what is encoded in place of a list (see EncodedElements); its type is that of a reader.
+    response.topics = topics  # pyright: ignore[reportAttributeAccessIssue]
+    return response
+
+
+# ---- all topics
+
+
+def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]:
+    everything = asked.broker.topic_entries.everything(asked.view, asked.broker.catalog.version)
+    return _join_all(asked) if everything is None else _response(asked, everything)
+
+
+async def _join_all(asked: _Asked) -> MetadataResponse:
+    broker, view = asked.broker, asked.view
+    async with broker.topic_entries_lock:
+        version = broker.catalog.version
+        everything = broker.topic_entries.everything(view, version)
+        if everything is None:
+            topics = broker.catalog.topics()
+            everything = EncodedElements(len(topics), (b"".join(await _make(asked, topics)),))
+            if broker.catalog.version == version:
+                broker.topic_entries.put_everything(view, version, topics, everything)
+    return _response(asked, everything)
+
+
+# ---- some topics
+
+
+async def _after_looking_again(
+    broker: Broker, header: RequestHeader, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
+) -> MetadataResponse:
+    await _look_again(broker, wanted, request.allow_auto_topic_creation)
+    answer = _some_topics(_asked(broker, header, request), wanted)
+    return answer if isinstance(answer, MetadataResponse) else await answer
+
+
+def _some_topics(
+    asked: _Asked, wanted: Sequence[MetadataRequestTopic]
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    found = [_find(asked.broker, each) for each in wanted]
+    ready: dict[UUID, bytes] = {}
+    missing: dict[UUID, Topic] = {}
+    for topic in found:
+        if topic is None or topic.topic_id in ready:
+            continue
+        entry = asked.broker.topic_entries.entry(asked.view, topic)
+        if entry is None:
+            missing[topic.topic_id] = topic
+        else:
+            ready[topic.topic_id] = entry
+    if sum(len(topic.partition_ids) for topic in missing.values()) > SLICE_PARTITIONS:
+        return _make_missing(asked, wanted, found, ready, missing)
+    for topic in missing.values():
+        partitions = encode_partitions(asked.view, topic, range(len(topic.partition_ids)), asked.named)
+        ready[topic.topic_id] = _keep(asked, topic, [partitions])
+    return _joined(asked, wanted, found, ready)
+
+
+async def _make_missing(
+    asked: _Asked,
+    wanted: Sequence[MetadataRequestTopic],
+    found: Sequence[Topic | None],
+    ready: Mapping[UUID, bytes],
+    missing: Mapping[UUID, Topic],
+) -> MetadataResponse:
+    async with asked.broker.topic_entries_lock:
+        made = await _make(asked, list(missing.values()))
+    return _joined(asked, wanted, found, {**ready, **dict(zip(missing, made, strict=True))})
+
+
+def _joined(
+    asked: _Asked,
+    wanted: Sequence[MetadataRequestTopic],
+    found: Sequence[Topic | None],
+    entries: Mapping[UUID, bytes],
+) -> MetadataResponse:
+    parts = [
+        encode_error(asked.view, _unknown(asked.view.api_version, each)) if topic is None else entries[topic.topic_id]
+        for each, topic in zip(wanted, found, strict=True)
+    ]
+    return _response(asked, EncodedElements(len(parts), (b"".join(parts),)))
+
+
+# ---- entries
+
+
+async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
+    """The entries of these topics, from memory or made now, without holding the event loop up for long."""
+    made: list[bytes] = []
+    pace = _Pace(asked.broker.clock)
+    for number, topic in enumerate(topics):
+        entry = asked.broker.topic_entries.entry(asked.view, topic)
+        if entry is None:
+            slices: list[bytes] = []
+            count = len(topic.partition_ids)
+            for start in range(0, count, SLICE_PARTITIONS):
+                numbers = range(start, min(start + SLICE_PARTITIONS, count))
+                slices.append(encode_partitions(asked.view, topic, numbers, asked.named))
+                if count > SLICE_PARTITIONS:
+                    await pace.breathe()
+            entry = _keep(asked, topic, slices)
+        made.append(entry)
+        if number % SLICE_TOPICS == 0:
+            await pace.breathe()
+    return made
+
+
+def _keep(asked: _Asked, topic: Topic, partitions: Sequence[bytes]) -> bytes:
+    entry = encode_topic(asked.view, topic, partitions)
+    asked.broker.topic_entries.put_entry(asked.view, topic, entry)
+    return entry
+
+
+class _Pace:
+    """Lets the event loop turn once in SLICE_MS."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due_ms = clock.monotonic_ms() + SLICE_MS
+
+    async def breathe(self) -> None:
+        if self._clock.monotonic_ms() >= self._due_ms:
+            await asyncio.sleep(0)
+            self._due_ms = self._clock.monotonic_ms() + SLICE_MS
+
+
+# ---- topics that are not there
 
 
 def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
@@ -98,12 +259,7 @@ async def _create(broker: Broker, name: str) -> bool:
     return True
 
 
-def _answer(
-    broker: Broker, version: int, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
-) -> MetadataResponseTopic:
-    topic = _find(broker, wanted)
-    if topic is not None:
-        return _describe(topic, named, operations)
+def _unknown(version: int, wanted: MetadataRequestTopic) -> MetadataResponseTopic:
     if wanted.name is None:
         # The answer may leave the name out from v12 only; until then nobody can ask by id alone.
         name = None if version >= 12 else ""
@@ -114,23 +270,3 @@ def _answer(
     except RequestError as refused:
         error = code_of(refused)
     return MetadataResponseTopic(error_code=error, name=wanted.name, topic_id=ZERO_UUID)
-
-
-def _describe(topic: Topic, named: Sequence[AgentInfo], operations: int) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=[_partition(topic.topic_id, number, named) for number in range(len(topic.partition_ids))],
-        topic_authorized_operations=operations,
-    )
-
-
-def _partition(topic_id: UUID, number: int, named: Sequence[AgentInfo]) -> MetadataResponsePartition:
-    node_id = leader(topic_id, number, named)
-    if node_id < 0:
-        return MetadataResponsePartition(
-            error_code=ErrorCode.LEADER_NOT_AVAILABLE, partition_index=number, leader_id=-1, leader_epoch=0
-        )
-    return MetadataResponsePartition(
-        partition_index=number, leader_id=node_id, leader_epoch=0, replica_nodes=[node_id], isr_nodes=[node_id]
-    )

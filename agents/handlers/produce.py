@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agents.broker import Broker
-from agents.write.submission import BATCHES_MAX, PendingBatch, Submission
+from agents.write.reply import ProduceReply
+from agents.write.stall import patience_ms
+from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
 from agents.write.validation import Refusal, check_produced
 from metadata.service import BatchResult
 from wire.api import RequestHeader
@@ -28,10 +30,7 @@ from wire.messages.produce import (
     TopicProduceResponse,
 )
 
-_Promise: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
-
-TIMEOUT_MS_MIN = 1_000
-"""A client's `request.timeout.ms` is about replicas; a file that lingers for part of a second is no reason to fail."""
+_ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
 
 
 class DropConnectionError(Exception):
@@ -65,22 +64,37 @@ def handle(
             for topic in request.topic_data
         ]
     )
-    promises = _submit(broker, accepted.batches)
     if request.acks == 0:
-        return _unanswered(response, promises)
-    if not promises:
+        promises: list[_ResultsFuture] = [
+            asyncio.get_running_loop().create_future() for _ in _portions(accepted.batches)
+        ]
+        _submit(broker, accepted.batches, promises)
+        return _unanswered(broker, request.timeout_ms, response, promises)
+    if not accepted.batches and broker.stall.refusal is None:
         return response
-    return _wait(broker, request.timeout_ms, response, accepted, promises)
+    # The reply does not keep the batches: an answer that is held back must not keep its records.
+    reply = ProduceReply(
+        response,
+        timeout_ms=request.timeout_ms,
+        stall=broker.stall,
+        clock=broker.clock,
+        metrics=broker.metrics,
+    )
+    _submit(broker, accepted.batches, [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)])
+    if not accepted.batches:
+        reply.settle(0)
+    return reply.future
 
 
-def _submit(broker: Broker, batches: Sequence[PendingBatch]) -> list[_Promise]:
-    """Hand over the batches in order, as many at a time as one file may hold."""
-    promises: list[_Promise] = []
-    for start in range(0, len(batches), BATCHES_MAX):
-        promise: _Promise = asyncio.get_running_loop().create_future()
-        broker.write_path.submit(Submission(batches[start : start + BATCHES_MAX], promise))
-        promises.append(promise)
-    return promises
+def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
+    """As many batches at a time as one file may hold."""
+    return [slice(start, start + BATCHES_MAX) for start in range(0, len(batches), BATCHES_MAX)]
+
+
+def _submit(broker: Broker, batches: Sequence[PendingBatch], promises: Sequence[Promise]) -> None:
+    """Hand over the batches in order, a portion with each promise."""
+    for portion, promise in zip(_portions(batches), promises, strict=True):
+        broker.write_path.submit(Submission(batches[portion], promise))
 
 
 def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
@@ -96,6 +110,8 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
             error=ErrorCode.KAFKA_STORAGE_ERROR,
             message=f"the index of live files has reached index.bytes.max ({index_bytes_max}): merging lags behind",
         )
+    if (stalled := broker.stall.refusal) is not None:
+        return Refusal(error=ErrorCode.KAFKA_STORAGE_ERROR, message=stalled)
     return None
 
 
@@ -140,36 +156,15 @@ def _refused(index: int, refusal: Refusal, log_start_offset: int = -1) -> Partit
     )
 
 
-async def _wait(
-    broker: Broker,
-    timeout_ms: int,
-    response: ProduceResponse,
-    accepted: _Accepted,
-    promises: Sequence[_Promise],
-) -> ProduceResponse:
-    started_ms = broker.clock.monotonic_ms()
-    try:
-        async with asyncio.timeout(max(timeout_ms, TIMEOUT_MS_MIN) / 1000):
-            results = [result for promise in promises for result in await asyncio.shield(promise)]
-    except TimeoutError:
-        # The batches may yet be committed; an idempotent producer's retry will then be a duplicate.
-        for answer in accepted.answers:
-            answer.error_code = ErrorCode.REQUEST_TIMED_OUT
-            answer.error_message = "the records were not committed in time; they may still be"
-        return response
-    finally:
-        broker.metrics.produce_latency_seconds.observe((broker.clock.monotonic_ms() - started_ms) / 1000)
-    for answer, result in zip(accepted.answers, results, strict=True):
-        answer.error_code = result.error
-        answer.base_offset = result.base_offset
-        answer.log_append_time_ms = result.log_append_time_ms
-    return response
-
-
-async def _unanswered(response: ProduceResponse, promises: Sequence[_Promise]) -> None:
+async def _unanswered(
+    broker: Broker, timeout_ms: int, response: ProduceResponse, promises: Sequence[_ResultsFuture]
+) -> None:
     refused = any(part.error_code for topic in response.responses for part in topic.partition_responses)
     if not refused:
         results = [result for promise in promises for result in await promise]
         refused = any(result.error for result in results)
+    if broker.stall.delays:
+        # Nobody waits for this answer, but its place in the line is what slows the client down.
+        await broker.stall.hold_back(patience_ms(timeout_ms, 0), refused=refused)
     if refused:
         raise DropConnectionError

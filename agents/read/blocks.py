@@ -47,6 +47,10 @@ class BlockReader:
         # Shorter only where the object ends before its recorded size: `read` will say so.
         return view if len(view) == length else None
 
+    def holds(self, key: str, start: int, length: int) -> bool:
+        """Whether `cached` would find the bytes."""
+        return self._cache.holds(key, _blocks_of(start, length))
+
     async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
         """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""
         here = self.cached(key, start, length)

@@ -1,8 +1,12 @@
 """One bound over the bytes of all Fetch answers: those being read and those that clients have not taken yet.
 
 Without it, a few thousand small requests, or a few clients that ask for much and never read, would hold more memory
-than there is. Whoever asks waits in line, first come, first served; a request larger than the whole budget gets all
-of it, alone.
+than there is. Whoever asks waits in line, first come, first served; a request larger than its share gets all of it,
+alone.
+
+What must come from the store may take no more than its share, or reads that wait for a store that is slow or down would
+keep the budget from those that need nothing of it: old records half of all bytes, the tail (and old records) three
+quarters, what is in memory everything. One who waits for such a share holds up only others of its kind.
 """
 
 from __future__ import annotations
@@ -10,51 +14,99 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
 from typing import TypeAlias
 
 Release: TypeAlias = Callable[[], None]
 
 
+class Source(IntEnum):
+    """Where the bytes of an answer are, the farthest of them."""
+
+    MEMORY = 0
+    TAIL = 1
+    HISTORY = 2
+
+
+_QUARTERS = (4, 3, 2)
+"""What a source and all farther ones may take together."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    number: int
+    source: Source
+    wanted: int
+    given: asyncio.Future[None]
+
+
 class ByteBudget:
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.taken = 0
+        self._limits = [bytes_max * quarters // 4 for quarters in _QUARTERS]
+        self._taken = [0] * len(Source)
+        self._waiting: list[deque[_Turn]] = [deque() for _ in Source]
+        self._numbers = count()
 
-    async def take(self, wanted: int) -> Release:
+    @property
+    def taken(self) -> int:
+        return sum(self._taken)
+
+    async def take(self, wanted: int, source: Source = Source.MEMORY) -> Release:
         """Wait for `wanted` bytes. Call the result once they are free again; calling it twice frees them once."""
-        wanted = min(wanted, self._bytes_max)
-        if self._waiting or self.taken + wanted > self._bytes_max:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append((wanted, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._free(wanted)  # our turn came in the moment we were told to go
-                raise
-        else:
-            self.taken += wanted
-        return self._releaser(wanted)
+        wanted = min(wanted, self._limits[source])
+        if not any(self._waiting) and self._full_share(source, wanted) is None:
+            self._taken[source] += wanted
+            return self._releaser(source, wanted)
+        turn = _Turn(next(self._numbers), source, wanted, asyncio.get_running_loop().create_future())
+        self._waiting[source].append(turn)
+        self._give_turns()
+        try:
+            await turn.given
+        except asyncio.CancelledError:
+            if turn.given.done() and not turn.given.cancelled():
+                self._free(source, wanted)  # our turn came in the moment we were told to go
+            else:
+                self._give_turns()  # those behind us need not wait for what we wanted
+            raise
+        return self._releaser(source, wanted)
 
-    def _releaser(self, wanted: int) -> Release:
+    def _full_share(self, source: Source, wanted: int) -> Source | None:
+        """The farthest share that `wanted` more bytes would overrun."""
+        for share in range(source, -1, -1):
+            if sum(self._taken[share:]) + wanted > self._limits[share]:
+                return Source(share)
+        return None
+
+    def _releaser(self, source: Source, wanted: int) -> Release:
         held = [wanted]
 
         def release() -> None:
             if held:
-                self._free(held.pop())
+                self._free(source, held.pop())
 
         return release
 
-    def _free(self, count: int) -> None:
-        self.taken -= count
-        while self._waiting:
-            wanted, turn = self._waiting[0]
-            if turn.cancelled():
-                self._waiting.popleft()
-                continue
-            if self.taken + wanted > self._bytes_max:
-                return
-            self._waiting.popleft()
-            self.taken += wanted
-            turn.set_result(None)
+    def _free(self, source: Source, count: int) -> None:
+        self._taken[source] -= count
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            self._waiting[turn.source].popleft()
+            self._taken[turn.source] += turn.wanted
+            turn.given.set_result(None)
+
+    def _next_turn(self) -> _Turn | None:
+        """The first in line whose bytes are free; only those who wait for a full share are passed over."""
+        for line in self._waiting:
+            while line and line[0].given.cancelled():
+                line.popleft()
+        for turn in sorted((line[0] for line in self._waiting if line), key=lambda turn: turn.number):
+            full = self._full_share(turn.source, turn.wanted)
+            if full is None:
+                return turn
+            if full is Source.MEMORY:
+                return None  # the whole budget is taken: those behind would overtake
+        return None

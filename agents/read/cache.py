@@ -36,6 +36,10 @@ class BlockCache:
     def block(self, key: str, block: int) -> memoryview | None:
         return self._get((key, block))
 
+    def holds(self, key: str, blocks: range) -> bool:
+        """Whether the bytes are here; asking does not make them any younger."""
+        return (key, _WHOLE) in self._entries or all((key, block) in self._entries for block in blocks)
+
     def _get(self, key: _Key) -> memoryview | None:
         body = self._entries.get(key)
         if body is None:

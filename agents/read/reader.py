@@ -1,20 +1,24 @@
 """The read path's shell: plan -> bytes from memory or the store -> whole batches with their offsets.
 
 All ranges of a request that are not in memory are fetched at the same time, then taken in the request's order. A
-partition whose bytes cannot be had answers with an error of its own; the others go on. Files committed in the last
-HOT_MS before the newest one are the hot tail; older ones have a cache and GET slots of their own, so that a replay of
-old data neither evicts the tail nor takes its connections.
+partition whose bytes cannot be had answers with an error of its own; the others go on. What is at hand does not wait
+long for what must come from the store: a partition that is not there in time gets no records in this answer, its read
+goes on, and the next fetch finds it. Files committed in the last HOT_MS before the newest one are the hot tail; older
+ones have a cache, GET slots and a share of the budget of their own, so that a replay of old data, or a store that is
+down, neither evicts the tail nor takes its connections nor holds it up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from agents.log_index import Extent, FileRef, LogIndex
 from agents.read.blocks import BlockReader
-from agents.read.budget import ByteBudget, Release
+from agents.read.budget import ByteBudget, Release, Source
 from agents.read.plan import (
     READ_BYTES_MIN,
     CutBatch,
@@ -38,6 +42,13 @@ from wire.records import CorruptRecordError, walk
 _log = get_logger(__name__)
 
 HOT_MS = 60_000
+PATIENCE_MS = 250.0
+"""How long records at hand wait for others that must come from the store."""
+STORE_WAIT_MS_MAX = 15_000.0
+"""How long anybody waits for the store: below clients' `request.timeout.ms`, or they would take us for dead."""
+
+News: TypeAlias = Callable[[], Awaitable[bool]]
+"""Returns True when records have come that the answer cannot hold any more, so that it should leave soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,9 @@ class _Planned:
     ref: FileRef
 
 
+_Bytes: TypeAlias = memoryview | SiltstoneError | None
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     taken: list[Taken]
@@ -87,16 +101,16 @@ class Reader:
         self._metrics = metrics
         self._resume = ResumePoints()
 
-    async def read(self, wants: Sequence[Want], *, bytes_max: int) -> Reading:
+    async def read(self, wants: Sequence[Want], *, bytes_max: int, news: News | None = None) -> Reading:
         """Whole batches for each want, in order, `bytes_max` in all; at least one batch if there is any (KIP-74).
 
         Waits until the bytes planned fit the budget of all answers.
         """
         plans = self._plan(wants, bytes_max)
         planned = [each for plan in plans for each in plan]
-        release = await self._budget.take(sum(each.range.length for each in planned))
+        release = await self._budget.take(sum(each.range.length for each in planned), self._source(planned))
         try:
-            data = await self._fetch(planned)
+            data = await self._fetch(plans, news)
             answers: list[Taken] = []
             total = place = 0
             for want, plan in zip(wants, plans, strict=True):
@@ -153,14 +167,42 @@ class Reader:
             left -= sum(each.length for each in ranges)
         return plans
 
-    async def _fetch(self, planned: Sequence[_Planned]) -> list[memoryview | SiltstoneError]:
-        data: list[memoryview | SiltstoneError | None] = [self._cached(each) for each in planned]
-        missing = [place for place, view in enumerate(data) if view is None]
-        if missing:
-            fetched = await asyncio.gather(*(self._stored(planned[place]) for place in missing))
-            for place, view in zip(missing, fetched, strict=True):
-                data[place] = view
-        return [view for view in data if view is not None]
+    def _source(self, planned: Sequence[_Planned]) -> Source:
+        farthest = Source.MEMORY
+        for each in planned:
+            where = (each.ref.key, each.range.position, each.range.length)
+            if not self._hot.holds(*where):
+                if self._is_hot(each.ref):
+                    farthest = max(farthest, Source.TAIL)
+                elif not self._cold.holds(*where):
+                    return Source.HISTORY
+        return farthest
+
+    async def _fetch(self, plans: Sequence[Sequence[_Planned]], news: News | None) -> list[_Bytes]:
+        """Bytes, error, or None for what did not come in time, in the order of the plans."""
+        planned = [each for plan in plans for each in plan]
+        data: list[_Bytes] = [self._cached(each) for each in planned]
+        if all(view is not None for view in data):
+            return data
+        reads = {
+            place: asyncio.create_task(self._stored(planned[place]), name=f"read {planned[place].ref.key}")
+            for place, view in enumerate(data)
+            if view is None
+        }
+        heard = asyncio.ensure_future(news()) if news is not None else None
+        # Records of a partition are at hand when its first range is.
+        heads = list(itertools.accumulate((len(plan) for plan in plans[:-1]), initial=0))
+        heads = [place for place, plan in zip(heads, plans, strict=True) if plan]
+        try:
+            at_hand = any(data[place] is not None for place in heads)
+            await _wait_for_store({*reads.values()}, {reads[at] for at in heads if at in reads}, heard, at_hand)
+            for place, read in reads.items():
+                data[place] = read.result() if read.done() else None
+        finally:
+            # Nobody waits any more; the GETs themselves go on and fill the cache.
+            for task in (*reads.values(), *([heard] if heard is not None else [])):
+                task.cancel()
+        return data
 
     def _cached(self, planned: _Planned) -> memoryview | None:
         view = self._hot.cached(planned.ref.key, planned.range.position, planned.range.length)
@@ -174,10 +216,14 @@ class Reader:
         reader = self._hot if self._is_hot(planned.ref) else self._cold
         where = planned.range
         try:
-            view = await reader.read(planned.ref.key, planned.ref.size_bytes, where.position, where.length)
+            async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
+                view = await reader.read(planned.ref.key, planned.ref.size_bytes, where.position, where.length)
         except ObjectStoreError as error:
             _log.error("object not readable", key=planned.ref.key, error=str(error))
             return error
+        except TimeoutError:
+            _log.error("object not read in time", key=planned.ref.key, waited_ms=STORE_WAIT_MS_MAX)
+            return ObjectStoreError(f"{planned.ref.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms")
         self._metrics.fetch_bytes_total.labels(source="store").inc(where.length)
         return view
 
@@ -190,13 +236,15 @@ class Reader:
         self,
         want: Want,
         plan: Sequence[_Planned],
-        data: Sequence[memoryview | SiltstoneError],
+        data: Sequence[_Bytes],
         bytes_max: int,
         total: int,
     ) -> Taken:
         taken = Taken()
         left = min(want.bytes_max, bytes_max - total)
         for planned, view in zip(plan, data, strict=True):
+            if view is None:
+                break
             try:
                 if isinstance(view, SiltstoneError):
                     raise view
@@ -271,6 +319,24 @@ class Reader:
             if found is not None:
                 return found
         return None
+
+
+async def _wait_for_store(
+    reads: set[asyncio.Task[memoryview | SiltstoneError]],
+    heads: set[asyncio.Task[memoryview | SiltstoneError]],
+    heard: asyncio.Future[bool] | None,
+    at_hand: bool,
+) -> None:
+    """Until all have come, or something was at hand for PATIENCE_MS: bytes of one of `heads`, or news."""
+    while reads and not at_hand:
+        waiting = {*reads, *([heard] if heard is not None else [])}
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if heard in done:
+            at_hand, heard = heard.result(), None
+        at_hand = at_hand or any(isinstance(read.result(), memoryview) for read in heads if read.done())
+        reads = {read for read in reads if not read.done()}
+    if reads:
+        await asyncio.wait(reads, timeout=PATIENCE_MS / 1000)
 
 
 TIMESTAMP_ERRORS = (ObjectStoreError, CorruptBatchError, CorruptRecordError, CodecError)

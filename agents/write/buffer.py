@@ -6,7 +6,8 @@ A file is sealed, whichever comes first:
 - *linger*: the oldest submission has waited `linger_ms`;
 - *early*: at least `early_bytes` are buffered and nothing has arrived for `early_idle_ms`. Then every writer is likely
   waiting for us (a client whose window is full sends nothing until it is answered), so more waiting buys no bytes.
-  At most `early_per_second` such seals a second, so that the bill of PUTs is bounded.
+  The bill of PUTs stays bounded: by the second, at most `early_per_second` such seals; and by the byte, for only a
+  file of `early_free_bytes` or more is not counted among them (at 512 KiB that is 2,048 PUTs a GiB at most).
 
 The buffer holds no more than its owner admits; it has no bound of its own.
 """
@@ -35,6 +36,8 @@ class SealOptions:
     early_bytes: int
     early_idle_ms: float
     early_per_second: int
+    """0 = never early."""
+    early_free_bytes: int
 
 
 class WriteBuffer:
@@ -80,15 +83,18 @@ class WriteBuffer:
         taken_bytes = taken_batches = 0
         while self._submissions:
             _, submission = self._submissions[0]
-            taken_bytes += submission.bytes
-            taken_batches += len(submission.batches)
-            if taken and (taken_bytes > self._options.file_bytes or taken_batches > self._options.file_batches):
+            if taken and (
+                taken_bytes + submission.bytes > self._options.file_bytes
+                or taken_batches + len(submission.batches) > self._options.file_batches
+            ):
                 break
             taken.append(submission)
+            taken_bytes += submission.bytes
+            taken_batches += len(submission.batches)
             self._submissions.popleft()
             self.bytes -= submission.bytes
             self.batches -= len(submission.batches)
-        if reason is SealReason.EARLY:
+        if reason is SealReason.EARLY and taken_bytes < self._options.early_free_bytes:
             self._early_seals_ms.append(now_ms)
         return taken
 
@@ -100,6 +106,6 @@ class WriteBuffer:
         if self.bytes < options.early_bytes or options.early_per_second == 0:
             return None
         due_ms = self._last_arrival_ms + options.early_idle_ms
-        if len(self._early_seals_ms) == options.early_per_second:
+        if self.bytes < options.early_free_bytes and len(self._early_seals_ms) == options.early_per_second:
             due_ms = max(due_ms, self._early_seals_ms[0] + 1000)
         return due_ms

@@ -100,6 +100,10 @@ class WritePath:
         self._commits: asyncio.Queue[FileOnItsWay | None] = asyncio.Queue()
         self._committer: asyncio.Task[None] | None = None
         self._draining = False
+        outcomes = metrics.produce_batches_total
+        self._stored = outcomes.labels(outcome="stored")
+        self._duplicates = outcomes.labels(outcome="duplicate")
+        self._refusals = outcomes.labels(outcome="refused")
         self.bytes = 0
 
     # ---- life
@@ -130,7 +134,7 @@ class WritePath:
     def submit(self, submission: Submission) -> None:
         """Take validated batches. The promise is kept when they are committed, refused or given up."""
         self._buffer.add(submission, self._clock.monotonic_ms())
-        self.bytes += submission.bytes
+        self.bytes += submission.held_bytes
         self._metrics.buffered_bytes.set(self.bytes)
         self._poke()
         self._on_bytes_changed()
@@ -268,11 +272,14 @@ class WritePath:
         self._answer(file, [refused] * len(file.sealed.batches))
 
     def _keep(self, submission: Submission, answer: Sequence[BatchResult]) -> None:
-        self.bytes -= submission.bytes
+        self.bytes -= submission.held_bytes
         for batch, result in zip(submission.batches, answer, strict=True):
-            outcome = "duplicate" if result.duplicate else "stored" if result.error == 0 else "refused"
-            self._metrics.produce_batches_total.labels(outcome=outcome).inc()
-            if outcome == "stored":
+            if result.duplicate:
+                self._duplicates.inc()
+            elif result.error:
+                self._refusals.inc()
+            else:
+                self._stored.inc()
                 self._metrics.produce_bytes_total.inc(len(batch.records))
         if not submission.promise.done():
             submission.promise.set_result(answer)

@@ -3,17 +3,25 @@
 Batches are grouped by partition, ascending by partition id, and keep their order of arrival inside it: the commit
 function chains the sequences of a producer in that order. Bytes are joined once; records are never re-encoded. On
 topics with LogAppendTime the header is stamped here, at the last moment before the bytes are fixed.
+
+The bytes of a long batch were read once, when its CRC was checked; the sums of extent and file follow from that one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from agents.write.submission import PendingBatch, Submission
 from metadata.service import BatchResult, L0Batch
 from storage.file_format import ExtentSource, SealedFile, build_file
-from wire.batch import BATCH_HEADER_BYTES, stamp_log_append_time
+from wire.batch import BATCH_HEADER_BYTES, crc_of_batch, stamp_log_append_time
+from wire.crc import JOINED_BYTES_MIN
+
+_Place: TypeAlias = tuple[int, int]
+"""(submission, batch inside it)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +30,8 @@ class SealedL0:
     batches: tuple[L0Batch, ...]
     """In file order, as the commit wants them."""
     submissions: Sequence[Submission]
-    places: tuple[tuple[int, int], ...]
-    """For each of `batches`: (submission, batch inside it) it came from."""
+    places: tuple[_Place, ...]
+    """For each of `batches`: where it came from."""
 
     def results_by_submission(self, results: Sequence[BatchResult]) -> list[list[BatchResult]]:
         """Turn the commit's results, in file order, back into one list per submission."""
@@ -35,61 +43,71 @@ class SealedL0:
 
 def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
     """Lay out one file. `now_ms` is wall time, for LogAppendTime."""
-    grouped: dict[int, list[tuple[int, int, PendingBatch]]] = {}
+    grouped: defaultdict[int, list[tuple[PendingBatch, _Place]]] = defaultdict(list)
     for submission_number, submission in enumerate(submissions):
         for batch_number, batch in enumerate(submission.batches):
-            grouped.setdefault(batch.partition_id, []).append((submission_number, batch_number, batch))
-    order = sorted(grouped)
-    file = build_file(
-        [_extent([batch for _, _, batch in grouped[key]], now_ms) for key in order], level=0, created_ms=now_ms
-    )
-    batches: list[L0Batch] = []
-    places: list[tuple[int, int]] = []
-    for key, start in zip(order, file.positions, strict=True):
-        position = start
-        for submission_number, batch_number, batch in grouped[key]:
-            batches.append(_commit_row(batch, position, now_ms))
-            places.append((submission_number, batch_number))
+            grouped[batch.partition_id].append((batch, (submission_number, batch_number)))
+    extents: list[ExtentSource] = []
+    rows: list[L0Batch] = []
+    places: list[_Place] = []
+    position = 0
+    for partition_id in sorted(grouped):
+        first = len(rows)
+        for batch, place in grouped[partition_id]:
+            rows.append(_commit_row(batch, position, now_ms))
+            places.append(place)
             position += len(batch.records)
-    return SealedL0(file, tuple(batches), submissions, tuple(places))
-
-
-def _extent(batches: Sequence[PendingBatch], now_ms: int) -> ExtentSource:
-    chunks: list[bytes | memoryview] = []
-    for batch in batches:
-        if batch.log_append_time:
-            chunks += [stamp_log_append_time(batch.records, now_ms), batch.records[BATCH_HEADER_BYTES:]]
-        else:
-            chunks.append(batch.records)
-    return ExtentSource(
-        topic_id=batches[0].topic_id,
-        partition=batches[0].partition,
-        chunks=chunks,
-        record_count=sum(batch.header.records_count for batch in batches),
-        min_timestamp_ms=min(_timestamps(batch, now_ms)[0] for batch in batches),
-        max_timestamp_ms=max(_timestamps(batch, now_ms)[1] for batch in batches),
-    )
-
-
-def _timestamps(batch: PendingBatch, now_ms: int) -> tuple[int, int]:
-    if batch.log_append_time:
-        return now_ms, now_ms
-    # The base timestamp is the first record's, not the least; a header cannot say more.
-    return min(batch.header.base_timestamp_ms, batch.header.max_timestamp_ms), batch.header.max_timestamp_ms
+        extents.append(_extent([batch for batch, _ in grouped[partition_id]], rows[first:], now_ms))
+    file = build_file(extents, level=0, created_ms=now_ms)
+    return SealedL0(file, tuple(rows), submissions, tuple(places))
 
 
 def _commit_row(batch: PendingBatch, position: int, now_ms: int) -> L0Batch:
     header = batch.header
-    min_timestamp_ms, max_timestamp_ms = _timestamps(batch, now_ms)
+    append_time_ms = -1
+    # The base timestamp is the first record's, not the least; a header cannot say more.
+    max_timestamp_ms = header.max_timestamp_ms
+    min_timestamp_ms = min(header.base_timestamp_ms, max_timestamp_ms)
+    if batch.log_append_time:
+        append_time_ms = min_timestamp_ms = max_timestamp_ms = now_ms
     return L0Batch(
-        partition_id=batch.partition_id,
-        position=position,
-        length=len(batch.records),
-        record_count=header.last_offset_delta + 1,
-        min_timestamp_ms=min_timestamp_ms,
-        max_timestamp_ms=max_timestamp_ms,
-        log_append_time_ms=now_ms if batch.log_append_time else -1,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
+        batch.partition_id,
+        position,
+        len(batch.records),
+        header.last_offset_delta + 1,
+        min_timestamp_ms,
+        max_timestamp_ms,
+        append_time_ms,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+    )
+
+
+def _extent(batches: Sequence[PendingBatch], rows: Sequence[L0Batch], now_ms: int) -> ExtentSource:
+    """The extent of one partition; `rows` are those of its batches."""
+    chunks: list[bytes | memoryview] = []
+    crcs: list[int | None] = []
+    record_count, some_long = 0, False
+    for batch in batches:
+        records = batch.records
+        record_count += batch.header.records_count
+        if batch.log_append_time:
+            chunks += (stamp_log_append_time(records, now_ms), records[BATCH_HEADER_BYTES:])
+            crcs += (None, None)
+        elif len(records) < JOINED_BYTES_MIN:
+            chunks.append(records)
+            crcs.append(None)
+        else:
+            chunks.append(records)
+            crcs.append(crc_of_batch(records, batch.header))
+            some_long = True
+    return ExtentSource(
+        topic_id=batches[0].topic_id,
+        partition=batches[0].partition,
+        chunks=chunks,
+        record_count=record_count,
+        min_timestamp_ms=min([row.min_timestamp_ms for row in rows]),
+        max_timestamp_ms=max([row.max_timestamp_ms for row in rows]),
+        chunk_crcs=crcs if some_long else (),
     )

@@ -36,11 +36,21 @@ BATCHES_MAX = 5_000
 store's statement timeout however slow the machine is."""
 
 
+SUBMISSION_BYTES = 2_560
+BATCH_BYTES = 1_024
+"""What this process holds for a waiting request, and for each batch in it, beside the records: measured. A bound that
+counted records alone would let requests of one small record each take fifteen times as much."""
+
+
 @dataclass(slots=True)
 class Submission:
     batches: Sequence[PendingBatch]
     promise: Promise
     bytes: int = field(init=False)
+    """Of records: what a file is sealed by."""
+    held_bytes: int = field(init=False)
+    """Of everything that waits for the answer: what memory is bounded by."""
 
     def __post_init__(self) -> None:
         self.bytes = sum(len(batch.records) for batch in self.batches)
+        self.held_bytes = self.bytes + SUBMISSION_BYTES + BATCH_BYTES * len(self.batches)

@@ -32,6 +32,7 @@ DEFAULT_DATA = Path("./siltstone-data")
     metavar="N",
     help="How many, on PORT, PORT+1, ... (port 0: any free ones).",
 )
+@click.option("--zones", metavar="A,B,...", help="Availability zones, given to the agents in turn.")
 @click.option("--object-store", metavar="URL", help="Instead of DIR/objects: s3://..., file:///... or memory://.")
 @click.option("--metadata", metavar="URL", help="Instead of a Postgres of its own: postgresql://... or memory://.")
 @click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
@@ -40,6 +41,7 @@ def dev(
     data: Path,
     listen: str | None,
     agents: int,
+    zones: str | None,
     object_store: str | None,
     metadata: str | None,
     insecure: bool | None,
@@ -57,6 +59,7 @@ def dev(
     Examples:
       siltstone dev
       siltstone dev --data /tmp/silt --listen 127.0.0.1:0 --agents 3
+      siltstone dev --agents 4 --zones a,b      # clients with zone=a in their client.id are sent to the 1st and 3rd
       siltstone dev --object-store 's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
       siltstone dev --object-store memory://    # metadata too; forgets everything at the end
     """
@@ -69,7 +72,10 @@ def dev(
         "insecure": "true" if insecure else None,
     }
     settings = read_settings(config, assignments, options)
-    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell))
+    names = [zone.strip() for zone in zones.split(",")] if zones else []
+    if not all(names):
+        raise click.BadParameter("a zone has no name", param_hint="--zones")
+    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell, zones=names))
 
 
 def _tell(running: Sequence[RunningAgent]) -> None:

@@ -70,8 +70,8 @@ Ready = Callable[[Sequence[RunningAgent]], None]
 """Told all agents, once, when clients can connect."""
 
 
-async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ready) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP.
+async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ready, zones: Sequence[str] = ()) -> None:
+    """Run until SIGTERM, SIGINT or SIGHUP. `zones` are given to the agents in turn.
 
     Raises what a bad URL raises, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting
     Postgres, migrating and the agent raise; everything that was started is stopped before.
@@ -92,13 +92,13 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Re
     with stop_signals(stopping, impatient):
         async with AsyncExitStack() as stack:
             data = _take_directory(data, stack)
-            each = agent_settings(settings, agents)
+            each = agent_settings(settings, agents, zones)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
-            each = agent_settings(settings, agents)
+            each = agent_settings(settings, agents, zones)
             ready = _ready(settings, data, on_ready, stack)
             if memory:
                 from siltstone.agent_process import serve_agent  # children load it, not this process
@@ -108,8 +108,8 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Re
                 await _run_children(each, ready, stopping, impatient)
 
 
-def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
-    """Settings of each agent: ports count up from the given ones; port 0 stays 0."""
+def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
+    """Settings of each agent: ports count up from the given ones; port 0 stays 0; zones are given in turn."""
     host, port = parse_address(settings.listen)
     metrics_host, metrics_port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
     for name, first in (("listen", port), ("metrics.listen", metrics_port)):
@@ -121,6 +121,7 @@ def agent_settings(settings: Settings, agents: int) -> Sequence[Settings]:
             listen=format_address(host, port and port + number),
             metrics_listen=settings.metrics_listen
             and format_address(metrics_host, metrics_port and metrics_port + number),
+            agent_zone=zones[number % len(zones)] if zones else settings.agent_zone,
         )
         for number in range(agents)
     ]

@@ -119,7 +119,7 @@ class Writer:
 
     def request(self, batches: Sequence[L0Batch], *, key: str = "") -> CommitL0:
         """The next file of this writer, batches laid out in the order given."""
-        laid = [replace(batch, position=at * BATCH_BYTES) for at, batch in enumerate(batches)]
+        laid = [batch._replace(position=at * BATCH_BYTES) for at, batch in enumerate(batches)]
         self.seq += 1
         return CommitL0(
             lease=self.lease,

@@ -265,7 +265,7 @@ async def test_a_batch_of_impossible_values_is_masked_alone(world: World, imposs
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one, 2), batch(one), sent(one, 0, 0), batch(one)])
-    culprit = replace(request.batches[1], **impossible)
+    culprit = request.batches[1]._replace(**impossible)
     request = replace(request, batches=[request.batches[0], culprit, *request.batches[2:]])
 
     committed = await world.service.commit_l0(request)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -88,7 +87,7 @@ def requests(chance: random.Random, lease: WriterLease, clients: Clients) -> Ite
         batches, position = [], 0
         for one in clients.file():
             length = chance.randint(1, BATCH_BYTES)
-            batches.append(replace(one, position=position, length=length))
+            batches.append(one._replace(position=position, length=length))
             position += length
         yield CommitL0(lease=lease, seq=seq, key=new_key(), size_bytes=position, crc32c=0, batches=batches)
 

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from siltstone.cli import main
 from siltstone.client import KafkaClient
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
@@ -153,6 +155,19 @@ def write(bootstrap: str, value: bytes) -> int:
     return asyncio.run(go())
 
 
+def zones(bootstrap: str) -> dict[str, str | None]:
+    """The zone of each agent, by its address, as Metadata tells it."""
+
+    async def go() -> dict[str, str | None]:
+        client = await KafkaClient.connect(bootstrap)
+        try:
+            return {f"{each.host}:{each.port}": each.rack for each in (await client.metadata([])).brokers}
+        finally:
+            await client.close()
+
+    return asyncio.run(go())
+
+
 def read(bootstrap: str) -> bytes:
     """The first records; waits for the topic, which another agent may have made a moment ago."""
 
@@ -258,9 +273,11 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
 def test_several_agents_share_a_given_postgres_and_one_that_dies_ends_all(
     tmp_path: Path, bare_postgres_url: str
 ) -> None:
-    with dev(tmp_path / "silt", "--agents", "2", environ={"SILTSTONE_METADATA_URL": bare_postgres_url}) as running:
+    options = ("--agents", "2", "--zones", "a,b")
+    with dev(tmp_path / "silt", *options, environ={"SILTSTONE_METADATA_URL": bare_postgres_url}) as running:
         first, second = running.bootstrap().split(",")
         assert first != second
+        until(lambda: zones(first) == zones(second) == {first: "a", second: "b"})
         assert len(running.run_file()["metrics_urls"]) == 2
         write(first, b"through the first")
         assert b"through the first" in read(second)
@@ -407,6 +424,14 @@ async def test_several_agents_cannot_share_one_process_s_memory(tmp_path: Path) 
     memory = Settings(listen="127.0.0.1:0", metadata_url="memory://", object_store_url="memory://")
     with pytest.raises(BadInputError, match="2 agents cannot share it"):
         await run_stack(memory, data=tmp_path / "silt", agents=2, on_ready=print)
+
+
+def test_zones_are_given_to_agents_in_turn_and_a_zone_has_a_name(tmp_path: Path) -> None:
+    settings = Settings(listen="127.0.0.1:0", agent_zone="own")
+    assert [one.agent_zone for one in agent_settings(settings, 3, ["a", "b"])] == ["a", "b", "a"]
+    assert [one.agent_zone for one in agent_settings(settings, 2)] == ["own", "own"]
+    refused = CliRunner().invoke(main, ["dev", "--data", str(tmp_path / "silt"), "--zones", "a,,b"])
+    assert refused.exit_code == 2 and "a zone has no name" in refused.output
 
 
 def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:

@@ -9,7 +9,7 @@
 CREATE FUNCTION commit_l0_v1(
     p_writer_id integer, p_epoch integer, p_seq bigint,
     p_key text, p_size_bytes bigint, p_crc32c bigint, p_producer_id_expiration_ms bigint,
-    -- Per batch, in arrival order:
+    -- Per batch, in arrival order; the last five may be empty: no append times, no producers, nothing masked.
     p_partition integer[], p_position integer[], p_length integer[], p_records integer[],
     p_min_ts bigint[], p_max_ts bigint[], p_append_time bigint[],
     p_producer bigint[], p_producer_epoch integer[], p_sequence integer[], p_masked integer[]
@@ -29,6 +29,8 @@ DECLARE
     -- Per batch:
     v_error integer[];
     v_impossible boolean;
+    v_idempotent boolean;      -- some batch has a producer
+    v_next bigint[];           -- next offset of its partition before this file
     v_original bigint[];       -- 0: none; n + 1: duplicate of base offset n; -n: of batch n of this file
     v_original_time bigint[];
     v_base bigint[];           -- base offset given, -1 when none was
@@ -85,16 +87,30 @@ BEGIN
     IF (regexp_match(p_key, '/([0-9]{10})/'))[1]::bigint <= (SELECT c.forgotten_key_hour FROM cluster c) THEN
         RAISE EXCEPTION 'key % is as old as rows that were forgotten', p_key USING ERRCODE = 'SL004';
     END IF;
+
     -- 4. Judge. First what needs no producer state.
+    IF cardinality(p_append_time) = 0 THEN
+        p_append_time := array_fill(-1::bigint, ARRAY[cardinality(p_partition)]);
+    END IF;
+    v_idempotent := cardinality(p_producer) > 0;
+    IF NOT v_idempotent THEN
+        p_producer := array_fill(-1::bigint, ARRAY[cardinality(p_partition)]);
+        p_producer_epoch := array_fill(-1, ARRAY[cardinality(p_partition)]);
+        p_sequence := p_producer_epoch;
+    END IF;
+    IF cardinality(p_masked) = 0 THEN
+        p_masked := array_fill(0, ARRAY[cardinality(p_partition)]);
+    END IF;
     SELECT coalesce(array_agg(
             CASE WHEN b.masked <> 0 THEN b.masked WHEN w.partition_id IS NULL THEN 3 ELSE 0 END ORDER BY b.ord
         ), '{}'),
+        array_agg(w.next_offset ORDER BY b.ord),
         bool_or(b.masked = 0 AND NOT (
             b.partition_id >= 0 AND b.position >= 0 AND b.length >= 1 AND b.records >= 1 AND b.append_time >= -1
             AND b.producer_id >= -1 AND b.epoch BETWEEN -1 AND 32767 AND b.sequence >= -1
             AND (b.producer_id = -1 OR (b.epoch >= 0 AND b.sequence >= 0))
         ))
-    INTO v_error, v_impossible
+    INTO v_error, v_next, v_impossible
     FROM unnest(
         p_partition, p_position, p_length, p_records, p_append_time, p_producer, p_producer_epoch, p_sequence, p_masked
     ) WITH ORDINALITY
@@ -106,17 +122,26 @@ BEGIN
     v_original := array_fill(0::bigint, ARRAY[cardinality(p_partition)]);
     v_original_time := v_original;
 
-    --    Then the batches of idempotent producers, producer by producer, in arrival order.
+    --    Then the batches of idempotent producers, producer by producer, in arrival order. The usual ones need no look:
+    --    the only batch of its producer in this file, of the same epoch and next in sequence.
     FOR r IN
-        SELECT b.ord::integer AS ord, b.partition_id, b.producer_id, b.producer_epoch, b.append_time,
-            b.sequence AS first_sequence,
-            ((b.sequence::bigint + b.records - 1) % 2147483648)::integer AS last_sequence,
-            p.epoch, p.first_sequences, p.last_sequences, p.base_offsets, p.log_append_times_ms
-        FROM unnest(p_partition, p_producer, p_producer_epoch, p_sequence, p_records, p_append_time, v_error)
-            WITH ORDINALITY AS b(partition_id, producer_id, producer_epoch, sequence, records, append_time, error, ord)
-        LEFT JOIN producers p ON p.partition_id = b.partition_id AND p.producer_id = b.producer_id
-        WHERE b.producer_id >= 0 AND b.error = 0
-        ORDER BY b.partition_id, b.producer_id, b.ord
+        SELECT * FROM (
+            SELECT b.ord::integer AS ord, b.partition_id, b.producer_id, b.producer_epoch, b.append_time,
+                b.sequence AS first_sequence,
+                ((b.sequence::bigint + b.records - 1) % 2147483648)::integer AS last_sequence,
+                p.epoch, p.first_sequences, p.last_sequences, p.base_offsets, p.log_append_times_ms,
+                count(*) OVER (PARTITION BY b.partition_id, b.producer_id) AS batches
+            FROM unnest(p_partition, p_producer, p_producer_epoch, p_sequence, p_records, p_append_time, v_error)
+                WITH ORDINALITY
+                AS b(partition_id, producer_id, producer_epoch, sequence, records, append_time, error, ord)
+            LEFT JOIN producers p ON p.partition_id = b.partition_id AND p.producer_id = b.producer_id
+            WHERE v_idempotent AND b.producer_id >= 0 AND b.error = 0
+        ) AS u
+        WHERE (
+            u.batches = 1 AND u.producer_epoch = u.epoch
+            AND u.first_sequence = (u.last_sequences[cardinality(u.last_sequences)]::bigint + 1) % 2147483648
+        ) IS NOT TRUE
+        ORDER BY u.partition_id, u.producer_id, u.ord
     LOOP
         IF r.partition_id IS DISTINCT FROM v_partition OR r.producer_id IS DISTINCT FROM v_producer THEN
             v_partition := r.partition_id;
@@ -184,12 +209,11 @@ BEGIN
         CASE WHEN a.stored THEN a.next_offset + a.upto - a.records ELSE -1 END ORDER BY a.ord
     ), '{}') INTO v_base
     FROM (
-        SELECT b.ord, b.records, w.next_offset, b.error = 0 AND b.original = 0 AS stored,
+        SELECT b.ord, b.records, b.next_offset, b.error = 0 AND b.original = 0 AS stored,
             sum(b.records) FILTER (WHERE b.error = 0 AND b.original = 0)
                 OVER (PARTITION BY b.partition_id ORDER BY b.ord) AS upto
-        FROM unnest(p_partition, p_records, v_error, v_original)
-            WITH ORDINALITY AS b(partition_id, records, error, original, ord)
-        LEFT JOIN watermarks w ON w.partition_id = b.partition_id
+        FROM unnest(p_partition, p_records, v_error, v_original, v_next)
+            WITH ORDINALITY AS b(partition_id, records, error, original, next_offset, ord)
     ) AS a;
 
     UPDATE watermarks w SET next_offset = w.next_offset + a.records
@@ -201,7 +225,7 @@ BEGIN
     WHERE w.partition_id = a.partition_id;
 
     -- 6. Remember: the producers' last batches, the answer, the index, the writer's seq.
-    IF v_producer IS NOT NULL THEN
+    IF v_idempotent THEN
         INSERT INTO producers AS p (
             partition_id, producer_id, epoch, first_sequences, last_sequences, base_offsets, log_append_times_ms,
             last_seen_ms

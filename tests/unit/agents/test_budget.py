@@ -1,4 +1,5 @@
-"""The bound over the bytes of all Fetch answers: never passed, first come first served, nothing lost on the way."""
+"""The bound over the bytes of all Fetch answers: never passed, first come first served, nothing lost on the way,
+and nothing of it held up by a store that does not answer."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import random
 
 import pytest
 
-from agents.read.budget import ByteBudget
+from agents.read.budget import ByteBudget, Source
 
 
 async def test_what_fits_is_given_at_once_and_the_rest_waits_its_turn() -> None:
@@ -57,7 +58,7 @@ async def test_any_mix_of_takers_keeps_the_bound_and_ends() -> None:
     chance, budget = random.Random(seed), ByteBudget(1000)
 
     async def take() -> None:
-        release = await budget.take(chance.randrange(0, 1500))
+        release = await budget.take(chance.randrange(0, 1500), chance.choice(list(Source)))
         assert 0 <= budget.taken <= 1000
         await asyncio.sleep(0)
         release()
@@ -67,4 +68,49 @@ async def test_any_mix_of_takers_keeps_the_bound_and_ends() -> None:
         await asyncio.sleep(0)
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    assert budget.taken == 0
+
+
+async def test_reads_that_wait_for_the_store_leave_the_rest_to_those_that_do_not() -> None:
+    budget = ByteBudget(100)
+    # given: the store does not answer, and whoever wants old records holds what they asked for
+    old = await budget.take(1_000, Source.HISTORY)
+    assert budget.taken == 50
+    waiting = [asyncio.create_task(budget.take(50, Source.HISTORY)) for _ in range(10)]
+    await asyncio.sleep(0)
+    # then: the tail goes on, and what is in memory
+    tail = await asyncio.wait_for(budget.take(25, Source.TAIL), 1)
+    more = asyncio.create_task(budget.take(10, Source.TAIL))
+    await asyncio.sleep(0)
+    assert not more.done(), "the tail and old records share three quarters"
+    memory = await asyncio.wait_for(budget.take(25), 1)
+    assert budget.taken == 100
+    for release in (memory, tail, old):
+        release()
+    for each in (*waiting, more):
+        (await asyncio.wait_for(each, 1))()
+    assert budget.taken == 0
+
+
+async def test_nobody_overtakes_one_who_waits_for_the_whole_budget() -> None:
+    budget = ByteBudget(100)
+    first = await budget.take(90)
+    old = asyncio.create_task(budget.take(40, Source.HISTORY))
+    await asyncio.sleep(0)
+    small = asyncio.create_task(budget.take(1))
+    await asyncio.sleep(0)
+    assert (old.done(), small.done()) == (False, False)
+    first()
+    (await old)()
+    (await small)()
+
+
+async def test_one_who_goes_frees_those_who_waited_behind() -> None:
+    budget = ByteBudget(100)
+    first = await budget.take(90)
+    gone, small = asyncio.create_task(budget.take(50)), asyncio.create_task(budget.take(5))
+    await asyncio.sleep(0)
+    gone.cancel()
+    (await asyncio.wait_for(small, 1))()
+    first()
     assert budget.taken == 0

@@ -108,6 +108,36 @@ def test_a_snapshot_begins_where_it_says_and_follows_on() -> None:
     assert [extent.file_id for extent in index.extents_from(1, 0)] == [2, 3]
 
 
+def test_a_file_below_a_log_start_that_was_heard_of_first_is_not_live() -> None:
+    index = opened(1)
+    # given: another agent wrote three files and deleted the first two; we hear of all of it at once
+    index.move_log_start(1, 20)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
+    assert index.add_file(3, ref(3), [row(1, 20, 29)]) == []
+    assert index.add_file(2, ref(2), [row(1, 10, 19)]) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert (log.start, log.end) == (20, 30)
+    assert [extent.file_id for extent in index.extents_from(1, 0)] == [3]
+    assert (index.files, index.extents) == (1, 1)
+
+
+def test_a_file_that_waits_and_falls_below_the_log_start_is_not_live() -> None:
+    index = opened(1)
+    assert index.add_file(2, ref(2), [row(1, 10, 19)]) == []
+    index.move_log_start(1, 20)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert (log.end, index.files, index.extents, index.gaps) == (20, 0, 0, 0)
+
+
+def test_a_file_of_which_nothing_was_accepted_is_not_live() -> None:
+    index = opened(1)
+    assert index.add_file(1, ref(1), []) == []
+    assert index.files == 0
+
+
 def test_bytes_at_hand_are_counted_up_to_the_limit() -> None:
     index = opened(1)
     for number in range(4):

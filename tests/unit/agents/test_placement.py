@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from agents.placement import eligible, leader, weight, zone_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.placement import eligible, leader, leaders, weight, zone_of
 from metadata.service import AgentAddress, AgentInfo
 
 TOPIC = UUID("018f2f6e-5a1b-7c3d-9e4f-1234567890ab")
@@ -22,6 +25,15 @@ def test_order_of_the_list_does_not_matter() -> None:
     agents = [agent(node_id) for node_id in (1, 2, 3, 4)]
     for partition in range(50):
         assert leader(TOPIC, partition, agents) == leader(TOPIC, partition, agents[::-1])
+
+
+@given(
+    st.uuids(), st.integers(0, 2**31), st.integers(0, 20), st.lists(st.integers(1, 2**31 - 1), unique=True, max_size=5)
+)
+def test_many_at_once_are_named_as_one_by_one(topic_id: UUID, first: int, count: int, node_ids: list[int]) -> None:
+    agents = [agent(node_id) for node_id in node_ids]
+    partitions = range(first, first + count)
+    assert leaders(topic_id, partitions, agents) == [leader(topic_id, each, agents) for each in partitions]
 
 
 def test_only_partitions_of_a_lost_agent_move() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.write.seal import seal
 from agents.write.submission import PendingBatch, Submission
 from metadata.service import BatchResult
+from storage.file_format import read_file
 from wire.batch import crc_matches, iter_headers, read_header
-from wire.crc import crc32c
+from wire.crc import JOINED_BYTES_MIN, crc32c
 from wire.records import NewRecord, build_batch
 
 NOW_MS = 1_800_000_000_000
@@ -81,3 +83,19 @@ def test_log_append_time_is_stamped_into_the_bytes_and_the_row() -> None:
     assert header.is_log_append_time
     assert header.max_timestamp_ms == NOW_MS
     assert crc_matches(written, 0, header)
+
+
+@pytest.mark.parametrize("log_append_time", [False, True])
+def test_the_sums_of_long_batches_are_those_of_the_bytes_written(log_append_time: bool) -> None:
+    # given long and short batches of two partitions, some long enough that their own sums are taken
+    sizes = [JOINED_BYTES_MIN + 1, 5, 3 * JOINED_BYTES_MIN, 5, JOINED_BYTES_MIN]
+    batches = [
+        pending(1 + number % 2, bytes(size), log_append_time=log_append_time) for number, size in enumerate(sizes)
+    ]
+    # when they are sealed between partitions with short ones
+    sealed = seal([Submission([pending(0, b"a"), *batches, pending(9, b"b")], Promise())], now_ms=NOW_MS)
+    # then every sum is that of the bytes
+    body = memoryview(sealed.file.body)
+    assert sealed.file.crc32c == crc32c(body)
+    for extent in read_file(body).extents:
+        assert extent.crc32c == crc32c(body[extent.position : extent.position + extent.length])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,13 @@ from wire.batch import read_header
 from wire.records import NewRecord, build_batch
 
 OPTIONS = SealOptions(
-    linger_ms=250, file_bytes=8000, file_batches=100, early_bytes=1000, early_idle_ms=3, early_per_second=2
+    linger_ms=250,
+    file_bytes=8000,
+    file_batches=100,
+    early_bytes=1000,
+    early_idle_ms=3,
+    early_per_second=2,
+    early_free_bytes=5000,
 )
 TOPIC = UUID(int=7)
 
@@ -77,9 +84,24 @@ def test_early_seals_are_bounded_per_second(buffer: WriteBuffer) -> None:
     assert buffer.due(1003.0) is SealReason.EARLY
 
 
+def test_early_seals_that_are_large_enough_are_not_counted(buffer: WriteBuffer) -> None:
+    for now_ms in range(0, 50, 5):
+        buffer.add(submission(5000), float(now_ms))
+        assert buffer.due(now_ms + 3) is SealReason.EARLY
+        buffer.take(SealReason.EARLY, now_ms + 3)
+    for now_ms in (60.0, 70.0):
+        buffer.add(submission(4999), now_ms)
+        assert buffer.due(now_ms + 3) is SealReason.EARLY
+        buffer.take(SealReason.EARLY, now_ms + 3)
+    buffer.add(submission(4999), 80.0)
+    assert buffer.due(90.0) is None, "two small ones in this second already"
+    buffer.add(submission(100), 91.0)
+    assert buffer.due(94.0) is SealReason.EARLY, "with what came since it is large enough"
+
+
 def test_no_early_seal_where_the_rate_is_zero() -> None:
     buffer = WriteBuffer(
-        SealOptions(linger_ms=50, file_bytes=8000, file_batches=9, early_bytes=1, early_idle_ms=0, early_per_second=0)
+        replace(OPTIONS, linger_ms=50, early_bytes=1, early_idle_ms=0, early_per_second=0, early_free_bytes=1)
     )
     buffer.add(submission(500), 0.0)
     assert buffer.due(49.0) is None
@@ -99,11 +121,7 @@ def test_take_gives_the_oldest_up_to_a_file_and_at_least_one(buffer: WriteBuffer
 
 
 def test_many_small_batches_fill_a_file_by_their_number() -> None:
-    buffer = WriteBuffer(
-        SealOptions(
-            linger_ms=250, file_bytes=1 << 20, file_batches=3, early_bytes=1 << 20, early_idle_ms=3, early_per_second=2
-        )
-    )
+    buffer = WriteBuffer(replace(OPTIONS, file_bytes=1 << 20, file_batches=3, early_bytes=1 << 20))
     sent = [submission(80) for _ in range(7)]
     for each in sent:
         buffer.add(each, 0.0)

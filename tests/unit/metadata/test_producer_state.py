@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 
@@ -123,15 +122,15 @@ def test_producers_and_partitions_do_not_mix() -> None:
 
 
 def test_values_at_the_edge_of_the_columns_are_possible() -> None:
-    edge = replace(sent(2**31 - 1, 2**63 - 1, GREATEST, GREATEST, epoch=2**15 - 1), position=GREATEST, length=GREATEST)
+    edge = sent(2**31 - 1, 2**63 - 1, GREATEST, GREATEST, epoch=2**15 - 1)._replace(position=GREATEST, length=GREATEST)
 
     assert is_possible(edge)
-    assert not is_possible(replace(edge, length=2**31))
+    assert not is_possible(edge._replace(length=2**31))
 
 
 def test_stretches_end_where_bytes_or_partitions_do() -> None:
     laid = [
-        replace(one, position=at) for one, at in [(batch(1, 2), 0), (batch(1), 100), (batch(1), 250), (batch(2), 350)]
+        one._replace(position=at) for one, at in [(batch(1, 2), 0), (batch(1), 100), (batch(1), 250), (batch(2), 350)]
     ]
     results = [stored(5), stored(7), stored(8), stored(0)]
 
@@ -143,7 +142,7 @@ def test_stretches_end_where_bytes_or_partitions_do() -> None:
 
 
 def test_a_duplicate_is_in_no_stretch() -> None:
-    laid = [replace(batch(1), position=at) for at in (0, 100, 200)]
+    laid = [batch(1)._replace(position=at) for at in (0, 100, 200)]
 
     found = list(stretches(laid, [stored(5), duplicate(1), stored(6)]))
 

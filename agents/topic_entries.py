@@ -1,0 +1,171 @@
+"""Topics as they stand in Metadata answers, encoded once and kept. Pure; bounded in bytes.
+
+A *view* is everything but the topics that decides about their bytes: the version of the answer, whether operations are
+told, and the agents that may be named. In a view a topic's bytes depend on its id, its name and its number of
+partitions alone, so an entry is good as long as these are: a new topic, a new partition or a deletion costs what it
+changes and no more, and a change of configs nothing. The answer about all topics is kept joined, for one version of the
+catalog.
+
+Views of agents that are no longer the ones in charge are dropped with the first look after the change. Above
+`bytes_max` the view that was not used for longest goes; a view that is too large all by itself begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agents.placement import eligible, leaders
+from metadata.service import AgentInfo, Topic
+from wire.compiler import encode_elements
+from wire.error_codes import ErrorCode
+from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
+from wire.schema import EncodedElements
+
+BYTES_MAX = 64 << 20
+"""50,000 partitions take 1.2 MiB (one topic) to 3.4 MiB (a topic each) in a view, and as much again when joined."""
+ENTRY_OVERHEAD_BYTES = 200
+"""What Python needs around one entry, about."""
+
+
+class View(NamedTuple):
+    api_version: int
+    operations: int
+    """Bits, or the value that says that nobody asked."""
+    node_ids: tuple[int, ...]
+    """Of the agents that may be named."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a view has encoded."""
+
+    entries: dict[str, tuple[Topic, bytes]] = field(default_factory=dict[str, tuple[Topic, bytes]])
+    """By name."""
+    everything: EncodedElements | None = None
+    everything_version: int = -1
+    bytes: int = 0
+
+
+class TopicEntries:
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._views: OrderedDict[View, _Kept] = OrderedDict()
+        self._agents_version = -1
+        self.bytes = 0
+
+    @property
+    def views(self) -> Sequence[View]:
+        """Those of which something is kept, the one not used for longest first."""
+        return tuple(self._views)
+
+    def use(self, view: View, agents: Sequence[AgentInfo], agents_version: int) -> None:
+        """To be called before anything is asked of a view; `agents` are all that are alive."""
+        if agents_version != self._agents_version:
+            self._agents_version = agents_version
+            zones = {"", *(agent.address.zone for agent in agents)}
+            current = {tuple(agent.writer_id for agent in eligible(agents, zone)) for zone in zones}
+            for old in [each for each in self._views if each.node_ids not in current]:
+                self.bytes -= self._views.pop(old).bytes
+        if view in self._views:
+            self._views.move_to_end(view)
+
+    def entry(self, view: View, topic: Topic) -> bytes | None:
+        """The topic's bytes, or None when they have to be made."""
+        kept = self._views.get(view)
+        found = None if kept is None else kept.entries.get(topic.name)
+        if found is None:
+            return None
+        known, entry = found
+        return entry if known is topic or _same(known, topic) else None
+
+    def put_entry(self, view: View, topic: Topic, entry: bytes) -> None:
+        kept = self._kept(view)
+        replaced = kept.entries.pop(topic.name, None)
+        if replaced is not None:
+            self._grow(kept, -len(replaced[1]) - ENTRY_OVERHEAD_BYTES)
+        kept.entries[topic.name] = (topic, entry)
+        self._grow(kept, len(entry) + ENTRY_OVERHEAD_BYTES)
+        self._evict(view)
+
+    def everything(self, view: View, catalog_version: int) -> EncodedElements | None:
+        """The entries of all topics, as of this version of the catalog."""
+        kept = self._views.get(view)
+        return kept.everything if kept is not None and kept.everything_version == catalog_version else None
+
+    def put_everything(
+        self, view: View, catalog_version: int, topics: Sequence[Topic], joined: EncodedElements
+    ) -> None:
+        """`topics` are all there are: entries of others are dropped."""
+        kept = self._kept(view)
+        if len(kept.entries) > len(topics):
+            for name in kept.entries.keys() - {topic.name for topic in topics}:
+                self._grow(kept, -len(kept.entries.pop(name)[1]) - ENTRY_OVERHEAD_BYTES)
+        self._grow(kept, size_of(joined) - (0 if kept.everything is None else size_of(kept.everything)))
+        kept.everything, kept.everything_version = joined, catalog_version
+        self._evict(view)
+
+    def _kept(self, view: View) -> _Kept:
+        kept = self._views.get(view)
+        if kept is None:
+            kept = self._views[view] = _Kept()
+        return kept
+
+    def _grow(self, kept: _Kept, count: int) -> None:
+        kept.bytes += count
+        self.bytes += count
+
+    def _evict(self, used: View) -> None:
+        while self.bytes > self._bytes_max:
+            oldest = next(iter(self._views))
+            if oldest == used and len(self._views) > 1:
+                self._views.move_to_end(oldest)
+                continue
+            self.bytes -= self._views.pop(oldest).bytes
+
+
+def _same(known: Topic, topic: Topic) -> bool:
+    """Whether both look alike in an answer; they have the same name."""
+    return known.topic_id == topic.topic_id and len(known.partition_ids) == len(topic.partition_ids)
+
+
+def size_of(joined: EncodedElements) -> int:
+    return sum(len(part) for part in joined.parts)
+
+
+# ---- how entries are made
+
+
+def encode_partitions(view: View, topic: Topic, numbers: range, named: Sequence[AgentInfo]) -> bytes:
+    """Some partitions of a topic as they stand in its entry; `named` are the agents of the view."""
+    partitions = [_partition(number, node_id) for number, node_id in _placed(topic, numbers, named)]
+    return encode_elements(MetadataResponse, view.api_version, MetadataResponsePartition, partitions)
+
+
+def encode_topic(view: View, topic: Topic, partitions: Iterable[bytes]) -> bytes:
+    """A topic's entry around its partitions, which come in order, encoded, and are all there are."""
+    entry = MetadataResponseTopic(name=topic.name, topic_id=topic.topic_id, topic_authorized_operations=view.operations)
+    # The field takes what is encoded in place of a list (see EncodedElements); its type is that of a reader.
+    entry.partitions = EncodedElements(len(topic.partition_ids), tuple(partitions))  # pyright: ignore[reportAttributeAccessIssue]
+    return encode_error(view, entry)
+
+
+def encode_error(view: View, entry: MetadataResponseTopic) -> bytes:
+    """An entry that is not kept: a topic that is unknown or refused."""
+    return encode_elements(MetadataResponse, view.api_version, MetadataResponseTopic, (entry,))
+
+
+def _placed(topic: Topic, numbers: range, named: Sequence[AgentInfo]) -> Iterable[tuple[int, int]]:
+    return zip(numbers, leaders(topic.topic_id, numbers, named), strict=True)
+
+
+def _partition(number: int, node_id: int) -> MetadataResponsePartition:
+    if node_id < 0:
+        return MetadataResponsePartition(
+            error_code=ErrorCode.LEADER_NOT_AVAILABLE, partition_index=number, leader_id=-1, leader_epoch=0
+        )
+    return MetadataResponsePartition(
+        partition_index=number, leader_id=node_id, leader_epoch=0, replica_nodes=[node_id], isr_nodes=[node_id]
+    )

@@ -1,0 +1,98 @@
+"""The answer to one produce request, while it waits: filled in as its submissions are committed, given when all are.
+
+There may be thousands of these at a time, so each is a future and a timer, not a task. Three things end one, whichever
+comes first: the last result; the client's own timeout (the batches may yet be committed, and an idempotent producer's
+retry will then be a duplicate); the end of the connection, which cancels the future. While the write stall delays
+answers, the last result only begins the delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agents.write.stall import WriteStall, patience_ms
+from metadata.service import BatchResult
+from siltstone.clock import Clock
+from siltstone.metrics import Metrics
+from wire.error_codes import ErrorCode
+from wire.messages.produce import PartitionProduceResponse, ProduceResponse
+
+TIMEOUT_MS_MIN = 1_000
+"""A client's `request.timeout.ms` is about replicas; a file that lingers for part of a second is no reason to fail."""
+
+
+class ProduceReply:
+    def __init__(
+        self, response: ProduceResponse, *, timeout_ms: int, stall: WriteStall, clock: Clock, metrics: Metrics
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[ProduceResponse | None] = loop.create_future()
+        self._response = response
+        self._timeout_ms = timeout_ms
+        self._stall = stall
+        self._clock = clock
+        self._metrics = metrics
+        self._shares: list[Share] = []
+        self._missing = 0
+        self._started_ms = clock.monotonic_ms()
+        self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out)
+        self._delay: asyncio.Task[None] | None = None
+
+    def share(self, answers: Sequence[PartitionProduceResponse]) -> Share:
+        """The promise of one submission, whose results go into `answers`. Ask for all before the first is handed on."""
+        share = Share(self, answers)
+        self._shares.append(share)
+        self._missing += 1
+        return share
+
+    def settle(self, settled: int) -> None:
+        """So many shares have their results."""
+        self._missing -= settled
+        if self._missing:
+            return
+        self._timer.cancel()
+        if self._stall.delays:
+            self._delay = asyncio.create_task(self._hold_back(), name="delayed answer")
+        else:
+            self._give()
+
+    async def _hold_back(self) -> None:
+        waited_ms = self._clock.monotonic_ms() - self._started_ms
+        await self._stall.hold_back(patience_ms(self._timeout_ms, waited_ms), refused=not self._shares)
+        self._give()
+
+    def _time_out(self) -> None:
+        if self.future.done():
+            return
+        for share in self._shares:
+            for answer in share.answers:
+                answer.error_code = ErrorCode.REQUEST_TIMED_OUT
+                answer.error_message = "the records were not committed in time; they may still be"
+        self._give()
+
+    def _give(self) -> None:
+        if not self.future.done():
+            self.future.set_result(self._response)
+        self._metrics.produce_latency_seconds.observe((self._clock.monotonic_ms() - self._started_ms) / 1000)
+
+
+class Share:
+    """What one submission promises (`submission.Promise`)."""
+
+    __slots__ = ("_reply", "answers")
+
+    def __init__(self, reply: ProduceReply, answers: Sequence[PartitionProduceResponse]) -> None:
+        self._reply = reply
+        self.answers = answers
+
+    def done(self) -> bool:
+        """Nobody waits any more: the client was told that the time is over, or has gone."""
+        return self._reply.future.done()
+
+    def set_result(self, result: Sequence[BatchResult], /) -> None:
+        for answer, each in zip(self.answers, result, strict=True):
+            answer.error_code = each.error
+            answer.base_offset = each.base_offset
+            answer.log_append_time_ms = each.log_append_time_ms
+        self._reply.settle(1)

@@ -1,0 +1,163 @@
+"""The write stall: what producers feel when live L0 files pile up because merging lags behind.
+
+Every live L0 file is rows in Postgres, entries in the memory of every agent and one more object for readers to open, so
+their number must not grow for ever. Two limits bound it (`l0.stall.files`, `l0.refuse.files`; 0 switches one off):
+
+- above the first, *answers* to produce are delayed, by DELAY_MS_MIN at once and more the nearer the second comes.
+  Never the commit: it goes on in order, so that one producer's delay is not another's, and what is stored can be read;
+- above the second, produce is refused with a retriable error, after the longest delay, so that retries do not flood us.
+
+Writing resumes by itself as soon as files go. `decide` is the rule, pure; `WriteStall` acts it out for one agent.
+A crash during a delay is one between commit and answer: a retry of an idempotent producer is a duplicate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import IntEnum
+
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+
+_log = get_logger(__name__)
+
+DELAY_MS_MIN = 50.0
+DELAY_MS_MAX = 1_000.0
+"""A sixth of the 30 s after which librdkafka and the Java client give a request up (their default
+`request.timeout.ms`): linger, PUT, commit and the requests before it on the connection have the rest."""
+REQUEST_SHARE_MAX = 0.5
+"""Of the time a client gives its own request, for clients that give less: later than that no answer is held back."""
+SPAN_WITHOUT_REFUSAL = 5
+"""Where nothing is ever refused the longest delay comes at this many times `l0.stall.files`."""
+LEFT_BELOW = 0.9
+"""The alarm ends below this share of the limit it began at, so that a count that hovers there is one alarm."""
+DELAYED_MAX = 20_000
+"""Answers held back at once (some 5 KB each, their records are gone). One more, and the oldest leaves at once."""
+REMEDY = "is the compactor running, and does it keep up? see the metric siltstone_live_l0_files"
+
+
+class StallLevel(IntEnum):
+    NONE = 0
+    DELAYING = 1
+    REFUSING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallLimits:
+    """`refuse_files` is above `stall_files` unless one of them is 0."""
+
+    stall_files: int
+    """Above it answers are delayed; 0 = never."""
+    refuse_files: int
+    """Above it produce is refused; 0 = never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    level: StallLevel
+    delay_ms: float
+
+
+def decide(live_files: int, limits: StallLimits) -> Verdict:
+    """What producers feel at this many live L0 files."""
+    if limits.refuse_files and live_files > limits.refuse_files:
+        return Verdict(level=StallLevel.REFUSING, delay_ms=DELAY_MS_MAX)
+    if not limits.stall_files or live_files <= limits.stall_files:
+        return Verdict(level=StallLevel.NONE, delay_ms=0.0)
+    full = limits.refuse_files or limits.stall_files * SPAN_WITHOUT_REFUSAL
+    share = min((live_files - limits.stall_files) / (full - limits.stall_files), 1.0)
+    return Verdict(level=StallLevel.DELAYING, delay_ms=DELAY_MS_MIN + share * (DELAY_MS_MAX - DELAY_MS_MIN))
+
+
+def decide_alarm(alarm: StallLevel, live_files: int, limits: StallLimits) -> StallLevel:
+    """The level to be alarmed at after `alarm`: up at once, down only when the files are clearly below its limit."""
+    # Asked of a count that is larger by the margin: above, say, 90 % of a limit is not yet left.
+    stays = decide(int(live_files / LEFT_BELOW), limits).level
+    return max(decide(live_files, limits).level, min(alarm, stays))
+
+
+def patience_ms(timeout_ms: float, waited_ms: float) -> float:
+    """How long an answer may be held back, for a request that its client gave `timeout_ms` and that has waited."""
+    return max(timeout_ms * REQUEST_SHARE_MAX - waited_ms, 0.0)
+
+
+class WriteStall:
+    """One agent's stall. Told of every change of the count; asked by every produce request."""
+
+    def __init__(self, limits: StallLimits, metrics: Metrics) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._verdict = decide(0, limits)
+        self._alarm = StallLevel.NONE
+        self._ended = False
+        self._delayed: dict[asyncio.Future[None], None] = {}
+
+    @property
+    def delays(self) -> bool:
+        return self._verdict.delay_ms > 0 and not self._ended
+
+    @property
+    def refusal(self) -> str | None:
+        """Why produce is refused now; None = it is not."""
+        if self._verdict.level is not StallLevel.REFUSING:
+            return None
+        return f"there are more live L0 files than l0.refuse.files ({self._limits.refuse_files}): merging lags behind"
+
+    def files_changed(self, live_files: int) -> None:
+        """Take note of how many live L0 files there are."""
+        self._verdict = decide(live_files, self._limits)
+        self._metrics.write_stall_delay_seconds.set(self._verdict.delay_ms / 1000)
+        self._metrics.write_stall_refusing.set(self._verdict.level is StallLevel.REFUSING)
+        alarm = decide_alarm(self._alarm, live_files, self._limits)
+        if alarm is not self._alarm:
+            self._say(alarm, live_files)
+            self._alarm = alarm
+        if not self._verdict.delay_ms:
+            self._let_go()
+
+    async def hold_back(self, patience_ms: float, *, refused: bool = False) -> None:
+        """Return when the present delay is over, at most `patience_ms` later, or at once when the stall ends."""
+        delay_ms = min(self._verdict.delay_ms, patience_ms)
+        if delay_ms <= 0 or self._ended:
+            return
+        self._metrics.produce_stalled_total.labels(outcome="refused" if refused else "delayed").inc()
+        if len(self._delayed) >= DELAYED_MAX:
+            oldest = next(iter(self._delayed))
+            del self._delayed[oldest]
+            _end(oldest)
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._delayed[turn] = None
+        timer = loop.call_later(delay_ms / 1000, _end, turn)
+        try:
+            await turn
+        finally:
+            timer.cancel()
+            self._delayed.pop(turn, None)
+
+    def end(self) -> None:
+        """Hold nothing back from now on: the agent stops, and what is stored is answered."""
+        self._ended = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for turn in self._delayed:
+            _end(turn)
+
+    def _say(self, alarm: StallLevel, live_files: int) -> None:
+        facts = {"live_l0_files": live_files, "limit": self._limits.stall_files}
+        if alarm is StallLevel.REFUSING:
+            facts["limit"] = self._limits.refuse_files
+            _log.error("write stall: produce is refused until files are merged", **facts, remedy=REMEDY)
+        elif alarm is StallLevel.DELAYING and self._alarm is StallLevel.REFUSING:
+            _log.warning("write stall: produce is taken again, answers are delayed", **facts, remedy=REMEDY)
+        elif alarm is StallLevel.DELAYING:
+            _log.warning("write stall: answers to producers are delayed", **facts, remedy=REMEDY)
+        else:
+            _log.info("write stall is over", **facts)
+
+
+def _end(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -1,0 +1,28 @@
+"""The S3 client's HTTP session, without the silent second try.
+
+aiohttp sends a request again by itself when a pooled connection breaks before the answer, PUT included. The first one
+may have been acted on; then the second is told 412, and a file that we wrote ourselves looks like somebody else's.
+Whether to try again is decided in `storage/retrying.py` alone, which remembers that a PUT was in doubt.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import aiohttp
+from aiobotocore.httpsession import AIOHTTPSession
+
+from siltstone.errors import BugError
+
+_SWITCH = "_retry_connection"
+"""aiohttp has no public one; `tests/integration/faults/test_s3_in_trouble.py` counts what reaches the server."""
+
+
+class OneTrySession(AIOHTTPSession):
+    async def _get_session(self, proxy_url: str | None) -> aiohttp.ClientSession:
+        """aiobotocore's factory of sessions, which its stubs leave out."""
+        session: aiohttp.ClientSession = await cast("Any", super())._get_session(proxy_url)
+        if not hasattr(session, _SWITCH):
+            raise BugError(f"aiohttp {aiohttp.__version__} may send a PUT twice: it has no {_SWITCH} any more")
+        setattr(session, _SWITCH, False)
+        return session

@@ -1,0 +1,91 @@
+"""SIGTERM of one of two agents, as processes, under ordinary producers and consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from siltstone.client import connected
+from tests.fixtures.faults import AgentProcess, Processes, create_topic
+from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load, wait_until
+from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
+from wire.messages.metadata import MetadataResponse
+
+PARTITIONS = 4
+
+
+def named(address: str) -> set[int]:
+    """Ports of the agents in the Metadata answer."""
+
+    async def ask() -> MetadataResponse:
+        async with connected(address) as client:
+            return await client.metadata([])
+
+    return {broker.port for broker in asyncio.run(ask()).brokers}
+
+
+def takes_connections(agent: AgentProcess) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", agent.port), timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _when(condition: Callable[[], bool], timeout_s: float = 20) -> float:
+    wait_until(condition, timeout_s)
+    return time.monotonic()
+
+
+class LibrdkafkaWriterThatListens(LibrdkafkaWriter):
+    """Whatever librdkafka tells the application, but that a connection was lost, is a finding."""
+
+    def __init__(self, name: str, **to: Any) -> None:
+        super().__init__(name, options={"error_cb": self._told}, **to)
+
+    def _told(self, error: Any) -> None:
+        if error.code() != error._TRANSPORT:
+            self.failed.append(f"{self.name}: {error}")
+
+
+def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_url: str, tmp_path: Path) -> None:
+    processes = Processes(SimpleNamespace(url=postgres_url), tmp_path)  # type: ignore[arg-type]
+    try:
+        goes, stays = processes.start(2)
+        create_topic(goes.address, "t", partitions=PARTITIONS)
+        wait_until(lambda: len(named(goes.address)) == len(named(stays.address)) == 2, 10)
+        to: dict[str, Any] = {"topic": "t", "partitions": PARTITIONS}
+        with (
+            Load(processes.bootstrap, writers=[LibrdkafkaWriterThatListens, AiokafkaWriter], **to) as load,
+            LibrdkafkaReader(processes.bootstrap, **to) as reader,
+            AiokafkaReader(processes.bootstrap, **to) as other_reader,
+        ):
+            load.until_more(300)
+            # given: writers and readers use the one that will go
+            assert goes.metric("produce_batches_total") > 0 and goes.metric("fetch_bytes_total") > 0
+            goes.begin_stop()
+            left = _when(lambda: named(stays.address) == {stays.port})
+            assert takes_connections(goes), "first it leaves the answers, then it stops serving"
+            assert named(goes.address) == {stays.port}, "its own answers too"
+            closed = _when(lambda: not takes_connections(goes))
+            assert goes.stop() == 0, goes.log
+            gone = time.monotonic()
+            # then: all go on through the other, soon
+            load.until_more(300)
+            resumed = time.monotonic()
+            acknowledged = load.finish_and_check(stays.address)
+            for each in (reader, other_reader):
+                each.until(len(acknowledged))
+                assert each.found == acknowledged
+        print(
+            f"left, {closed - left:.2f} s later closed, gone after {gone - closed:.2f} s, on after {resumed - gone:.2f}"
+        )
+        assert resumed - closed < 5
+        assert "not drained in time" not in goes.log
+    finally:
+        processes.stop()

@@ -1,0 +1,355 @@
+"""Metadata answers from kept entries are, byte for byte, those that would be made anew, whatever changes in between."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.arrivals import Arrivals
+from agents.broker import Broker
+from agents.catalog import Catalog
+from agents.follower import Follower
+from agents.handlers import metadata_api
+from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED, SLICE_PARTITIONS, TOPIC_OPERATIONS
+from agents.log_index import LogIndex
+from agents.membership import Membership
+from agents.placement import eligible, leader, zone_of
+from agents.topic_entries import TopicEntries
+from metadata.memory import MemoryMetadata
+from metadata.service import AgentAddress, AgentInfo, Topic
+from siltstone.clock import Clock, SystemClock
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from wire.api import RequestHeader, encode_response
+from wire.error_codes import ErrorCode
+from wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+UNKNOWN_ID = UUID(int=99)
+NAMES = ("a", "b", "c", "d")
+BAD_NAME = "no/slash"
+
+
+class RestlessClock(SystemClock):
+    """Says at every look that a slice is over, so that every place where the event loop may turn is one where it
+    does."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        self._now_ms += 1000
+        return self._now_ms
+
+
+@dataclass
+class Parts:
+    """What the handler uses of an agent: real parts, without the sockets between them."""
+
+    entries_bytes_max: int = 1 << 20
+    clock: Clock = field(default_factory=RestlessClock)
+    cluster_id: str = "cluster"
+    settings: Settings = field(default_factory=lambda: Settings(num_partitions=2))
+
+    def __post_init__(self) -> None:
+        metrics = Metrics()
+        self.metadata = MemoryMetadata()
+        self.catalog = Catalog()
+        self.follower = Follower(
+            metadata=self.metadata,
+            catalog=self.catalog,
+            index=LogIndex(),
+            arrivals=Arrivals(),
+            poll_ms=3_600_000,
+            on_fatal=_fail,
+            clock=SystemClock(),
+            metrics=metrics,
+        )
+        self.membership = Membership(
+            metadata=self.metadata, address=AgentAddress(host="h", port=1), clock=self.clock, metrics=metrics
+        )
+        self.topic_entries = TopicEntries(self.entries_bytes_max)
+        self.topic_entries_lock = asyncio.Lock()
+        self.see([agent(1)])
+
+    def see(self, agents: Sequence[AgentInfo]) -> None:
+        """As a beat does."""
+        self.membership.agents = tuple(agents)
+        self.membership.version += 1
+
+    async def answer(self, header: RequestHeader, request: MetadataRequest) -> bytes:
+        answer = metadata_api.handle(cast("Broker", self), header, request)
+        response = await answer if inspect.isawaitable(answer) else answer
+        return b"".join(encode_response(header, response))
+
+    def made_anew(self, header: RequestHeader, request: MetadataRequest) -> bytes:
+        """The same answer without anything kept, object by object."""
+        agents = self.membership.agents
+        named = eligible(agents, zone_of(header.client_id))
+        operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+        wanted = request.topics
+        if wanted is None or (header.api_version == 0 and not wanted):
+            topics = [described(topic, named, operations) for topic in self.catalog.topics()]
+        else:
+            topics = [self._answered(header.api_version, each, named, operations) for each in wanted]
+        response = MetadataResponse(
+            brokers=[
+                MetadataResponseBroker(
+                    node_id=agent.writer_id,
+                    host=agent.address.host,
+                    port=agent.address.port,
+                    rack=agent.address.zone or None,
+                )
+                for agent in agents
+            ],
+            cluster_id=self.cluster_id,
+            controller_id=agents[0].writer_id if agents else -1,
+            topics=topics,
+            cluster_authorized_operations=(
+                CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            ),
+        )
+        return b"".join(encode_response(header, response))
+
+    def _answered(
+        self, version: int, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
+    ) -> MetadataResponseTopic:
+        if wanted.name is None:
+            topic = self.catalog.topic_by_id(wanted.topic_id)
+            if topic is None:
+                name = None if version >= 12 else ""
+                return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
+            return described(topic, named, operations)
+        topic = self.catalog.topic(wanted.name)
+        if topic is None:
+            bad = wanted.name == BAD_NAME
+            error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return MetadataResponseTopic(error_code=error, name=wanted.name)
+        return described(topic, named, operations)
+
+
+def _fail(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+def agent(node_id: int, zone: str = "") -> AgentInfo:
+    return AgentInfo(writer_id=node_id, epoch=1, address=AgentAddress(host="h", port=node_id, zone=zone))
+
+
+def described(topic: Topic, named: Sequence[AgentInfo], operations: int) -> MetadataResponseTopic:
+    partitions: list[MetadataResponsePartition] = []
+    for number in range(len(topic.partition_ids)):
+        node_id = leader(topic.topic_id, number, named)
+        nodes = [] if node_id < 0 else [node_id]
+        error = ErrorCode.LEADER_NOT_AVAILABLE if node_id < 0 else ErrorCode.NONE
+        partitions.append(
+            MetadataResponsePartition(
+                error_code=error,
+                partition_index=number,
+                leader_id=node_id,
+                leader_epoch=0,
+                replica_nodes=nodes,
+                isr_nodes=nodes,
+            )
+        )
+    return MetadataResponseTopic(
+        name=topic.name, topic_id=topic.topic_id, partitions=partitions, topic_authorized_operations=operations
+    )
+
+
+# ---- random histories
+
+names = st.sampled_from(NAMES)
+counts = st.one_of(st.integers(1, 5), st.integers(SLICE_PARTITIONS - 1, 2 * SLICE_PARTITIONS + 1))
+fleets = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from(["", "x", "y"])), max_size=4, unique_by=lambda each: each[0]
+)
+asks = st.fixed_dictionaries(
+    {
+        "version": st.integers(0, 12),
+        "wanted": st.none() | st.lists(names | st.sampled_from(["missing", BAD_NAME]) | st.integers(0, 3), max_size=5),
+        "client_id": st.sampled_from([None, "c", "c,zone=x", "zone=nowhere"]),
+        "create": st.booleans(),
+        "operations": st.booleans(),
+    }
+)
+steps = st.one_of(
+    st.tuples(st.just("ask"), asks),
+    st.tuples(st.just("ask"), asks),
+    st.tuples(st.just("create"), names, counts),
+    st.tuples(st.just("delete"), names),
+    st.tuples(st.just("grow"), names, st.integers(1, SLICE_PARTITIONS)),
+    st.tuples(st.just("alter"), names),
+    st.tuples(st.just("agents"), fleets),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+def header_and_request(parts: Parts, ask: dict[str, object]) -> tuple[RequestHeader, MetadataRequest]:
+    version = cast("int", ask["version"])
+    chosen = cast("list[str | int] | None", ask["wanted"])
+    topics = parts.catalog.topics()
+    wanted: list[MetadataRequestTopic] | None = None
+    if chosen is not None or version == 0:
+        wanted = []
+        for each in chosen or []:
+            if isinstance(each, str):
+                wanted.append(MetadataRequestTopic(name=each))
+            elif version >= 10:
+                topic_id = topics[each].topic_id if each < len(topics) else UNKNOWN_ID
+                wanted.append(MetadataRequestTopic(name=None, topic_id=topic_id))
+    return (
+        RequestHeader(3, version, 7, cast("str | None", ask["client_id"])),
+        MetadataRequest(
+            topics=wanted,
+            allow_auto_topic_creation=cast("bool", ask["create"]),
+            include_topic_authorized_operations=version >= 8 and cast("bool", ask["operations"]),
+            include_cluster_authorized_operations=8 <= version <= 10 and cast("bool", ask["operations"]),
+        ),
+    )
+
+
+async def change(parts: Parts, step: tuple[object, ...]) -> None:
+    kind, what = step[0], step[1]
+    if kind == "agents":
+        parts.see([agent(node_id, zone) for node_id, zone in sorted(cast("list[tuple[int, str]]", what))])
+        return
+    if kind == "restart":  # as after a cold start from a snapshot
+        parts.catalog.load(await parts.metadata.topics())
+        return
+    topic = parts.catalog.topic(cast("str", what))
+    if kind == "create" and topic is None:
+        await parts.metadata.create_topic(cast("str", what), partitions=cast("int", step[2]), configs={})
+    elif kind == "delete" and topic is not None:
+        await parts.metadata.delete_topic(topic.topic_id)
+    elif kind == "grow" and topic is not None:
+        await parts.metadata.create_partitions(topic.topic_id, len(topic.partition_ids) + cast("int", step[2]))
+    elif kind == "alter" and topic is not None:
+        await parts.metadata.alter_configs(topic.topic_id, {"retention.ms": "1000"})
+    await parts.follower.catch_up()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=25), st.sampled_from([0, 3_000, 1 << 20]))
+def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, ...]], bytes_max: int) -> None:
+    async def run() -> None:
+        parts = Parts(bytes_max)
+        for step in history:
+            if step[0] != "ask":
+                await change(parts, step)
+                continue
+            header, request = header_and_request(parts, cast("dict[str, object]", step[1]))
+            first = await parts.answer(header, request)
+            assert first == parts.made_anew(header, request)
+            assert await parts.answer(header, request) == first
+            assert parts.topic_entries.bytes <= bytes_max
+
+    asyncio.run(run())
+
+
+# ---- what a change costs
+
+
+ALL = MetadataRequest(topics=None)
+V12 = RequestHeader(3, 12, 7, None)
+
+
+async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_another() -> None:
+    # given an answer that is being made, slice by slice
+    parts = Parts()
+    await parts.metadata.create_topic("a", partitions=40 * SLICE_PARTITIONS, configs={})
+    await parts.metadata.create_topic("b", partitions=1, configs={})
+    await parts.follower.catch_up()
+    as_it_was = parts.made_anew(V12, ALL)
+    answering = asyncio.create_task(parts.answer(V12, ALL))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not answering.done()
+    # when a topic goes, another comes and the agents change meanwhile
+    await change(parts, ("delete", "b"))
+    await change(parts, ("create", "c", 3))
+    await change(parts, ("agents", [(1, ""), (2, "")]))
+    assert not answering.done()
+    # then it tells of the moment it was begun, and the next one of the present
+    assert await answering == as_it_was
+    assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
+
+
+async def test_clients_that_ask_together_have_it_made_once() -> None:
+    parts = Parts()
+    await parts.metadata.create_topic("a", partitions=5 * SLICE_PARTITIONS, configs={})
+    await parts.follower.catch_up()
+    answers = [metadata_api.handle(cast("Broker", parts), V12, ALL) for _ in range(3)]
+    made = await asyncio.gather(*(answer for answer in answers if inspect.isawaitable(answer)))
+    assert len(made) == 3
+    assert made[0].topics is made[1].topics is made[2].topics
+
+
+async def test_a_change_costs_what_it_changes() -> None:
+    # given all topics in memory
+    parts = Parts()
+    for name in NAMES:
+        await change(parts, ("create", name, 3))
+    await parts.answer(V12, ALL)
+    [view] = parts.topic_entries.views
+    before = {name: parts.topic_entries.entry(view, topic_of(parts, name)) for name in NAMES}
+    assert None not in before.values()
+    # when one gets configs, one partitions, and one is deleted
+    await change(parts, ("alter", "a"))
+    assert not inspect.isawaitable(metadata_api.handle(cast("Broker", parts), V12, ALL)), "configs are not shown"
+    await change(parts, ("grow", "b", 1))
+    await change(parts, ("delete", "c"))
+    # then only the one that looks different is made again
+    assert parts.topic_entries.entry(view, topic_of(parts, "a")) is before["a"]
+    assert parts.topic_entries.entry(view, topic_of(parts, "b")) is None
+    assert parts.topic_entries.entry(view, topic_of(parts, "d")) is before["d"]
+    assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
+
+
+async def test_agents_of_another_zone_change_nothing_for_a_zone_and_old_views_go() -> None:
+    # given answers for zone x and for everybody
+    parts = Parts()
+    parts.see([agent(1, "x"), agent(2, "y")])
+    await change(parts, ("create", "a", 3))
+    of_x = RequestHeader(3, 12, 7, "zone=x")
+    for header in (V12, of_x):
+        await parts.answer(header, ALL)
+    assert {view.node_ids for view in parts.topic_entries.views} == {(1, 2), (1,)}
+    # when an agent joins zone y
+    parts.see([agent(1, "x"), agent(2, "y"), agent(3, "y")])
+    # then zone x is answered at once, and what named the agents as they were is gone
+    assert not inspect.isawaitable(metadata_api.handle(cast("Broker", parts), of_x, ALL))
+    assert {view.node_ids for view in parts.topic_entries.views} == {(1,)}
+    assert await parts.answer(V12, ALL) == parts.made_anew(V12, ALL)
+
+
+async def test_above_the_bound_the_view_not_used_for_longest_goes() -> None:
+    parts = Parts(entries_bytes_max=1200)
+    await change(parts, ("create", "a", 3))
+    for version in (9, 10, 11, 12):
+        for _ in range(3):
+            await parts.answer(RequestHeader(3, 9, 7, None), ALL)
+            await parts.answer(RequestHeader(3, version, 7, None), ALL)
+            assert parts.topic_entries.bytes <= 1200
+    versions = [view.api_version for view in parts.topic_entries.views]
+    assert len(versions) < 4
+    assert {9, 12} <= set(versions)
+
+
+def topic_of(parts: Parts, name: str) -> Topic:
+    topic = parts.catalog.topic(name)
+    assert topic is not None
+    return topic

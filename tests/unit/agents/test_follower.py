@@ -1,0 +1,179 @@
+"""The follower where its answers and its own agent's commits cross each other."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from agents.arrivals import Arrivals
+from agents.catalog import Catalog
+from agents.follower import Follower
+from agents.log_index import LogIndex
+from metadata.memory import MemoryMetadata
+from metadata.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
+from siltstone.clock import SystemClock
+from siltstone.metrics import Metrics
+
+
+class Gated(MemoryMetadata):
+    """Answers are read at once and handed over when the gate opens; the next tail can be made a cold one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.cold = False
+        self.tails = 0
+
+    async def snapshot(self) -> Snapshot:
+        answer = await super().snapshot()
+        await self.gate.wait()
+        return answer
+
+    async def tail(self, cursor: Cursor) -> Tail:
+        self.tails += 1
+        if self.cold:
+            self.cold = False
+            return Tail(files=(), changes=(), cursor=cursor, cold=True)
+        answer = await super().tail(cursor)
+        await self.gate.wait()
+        return answer
+
+
+class Following:
+    """A follower without its loop: the test says when it polls."""
+
+    def __init__(self, metadata: Gated) -> None:
+        self.metadata, self.index, self.catalog = metadata, LogIndex(), Catalog()
+        self.follower = Follower(
+            metadata=metadata,
+            catalog=self.catalog,
+            index=self.index,
+            arrivals=Arrivals(),
+            poll_ms=3_600_000,
+            on_fatal=_fail,
+            clock=SystemClock(),
+            metrics=Metrics(),
+        )
+        self.lease = WriterLease(writer_id=0, epoch=0)
+        self.seq = 0
+
+    async def commit(self, *, seen: bool = True) -> None:
+        """One record by this agent, and its answer taken in."""
+        self.seq += 1
+        key = f"l0/00/2024010100/{self.lease.writer_id}-{self.lease.epoch}-{UUID(int=self.seq)}.silt"
+        batch = L0Batch(partition_id=1, position=0, length=70, record_count=1, min_timestamp_ms=0, max_timestamp_ms=0)
+        committed: Committed = await self.metadata.commit_l0(
+            CommitL0(lease=self.lease, seq=self.seq, key=key, size_bytes=70, crc32c=0, batches=[batch])
+        )
+        if seen:
+            self.follower.saw_own(self.lease, self.seq, key, 70, committed)
+
+    @property
+    def end(self) -> int:
+        log = self.index.partition(1)
+        return -1 if log is None else log.end
+
+
+def _fail(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+async def following() -> Following:
+    metadata = Gated()
+    await metadata.create_topic("t", partitions=1, configs={})
+    started = Following(metadata)
+    started.lease = await metadata.register_agent(AgentAddress(host="h", port=1))
+    await started.follower.start()
+    return started
+
+
+async def test_an_own_commit_that_a_snapshot_just_missed_comes_by_the_tail() -> None:
+    agent = await following()
+    await agent.commit()
+    # given: a cold start whose snapshot was read before the second commit and arrives after it
+    agent.metadata.cold = True
+    agent.metadata.gate.clear()
+    polling = asyncio.create_task(agent.follower.catch_up())
+    await asyncio.sleep(0.01)
+    await agent.commit()
+    agent.metadata.gate.set()
+    await polling
+    assert agent.end == 1, "the view went back, as the snapshot says"
+    # when: a third commit is taken in before the next poll
+    await agent.commit()
+    await agent.follower.catch_up()
+    # then: the second is not lost behind it
+    assert agent.end == 3
+    await agent.follower.stop()
+
+
+async def test_a_file_whose_answer_never_came_is_seen_all_the_same() -> None:
+    agent = await following()
+    await agent.commit()
+    await agent.commit(seen=False)
+    await agent.commit()
+    await agent.follower.catch_up()
+    assert agent.end == 3
+    await agent.follower.stop()
+
+
+async def test_own_commits_in_a_row_are_not_read_again() -> None:
+    agent = await following()
+    await agent.commit()
+    await agent.follower.catch_up()  # the first of an epoch comes by the tail
+    for _ in range(5):
+        await agent.commit()
+    seen: list[Cursor] = []
+    ask = agent.metadata.tail
+
+    async def tail(cursor: Cursor) -> Tail:
+        seen.append(cursor)
+        return await ask(cursor)
+
+    agent.metadata.tail = tail  # type: ignore[method-assign]
+    await agent.follower.catch_up()
+    assert seen[0].writers == {agent.lease.writer_id: (agent.lease.epoch, 6)}
+    await agent.follower.stop()
+
+
+async def test_any_number_who_want_the_present_share_one_poll_that_began_after_they_asked() -> None:
+    agent = await following()
+    agent.metadata.gate.clear()
+    first = asyncio.create_task(agent.follower.catch_up())
+    await asyncio.sleep(0)
+    before = agent.metadata.tails
+    late = [asyncio.create_task(agent.follower.catch_up()) for _ in range(50)]
+    await asyncio.sleep(0)
+    agent.metadata.gate.set()
+    await asyncio.gather(first, *late)
+    assert agent.metadata.tails == before + 1 + (before == 0)
+    await agent.follower.stop()
+
+
+async def test_polls_never_overlap_so_that_changes_are_taken_in_in_their_order() -> None:
+    agent = await following()
+    under_way = most = 0
+    ask = agent.metadata.tail
+
+    async def tail(cursor: Cursor) -> Tail:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        answer = await ask(cursor)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return answer
+
+    agent.metadata.tail = tail  # type: ignore[method-assign]
+
+    async def ask_often(pauses: int) -> None:
+        for _ in range(100):
+            await agent.follower.catch_up()
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(ask_often(pauses) for pauses in range(6)))
+    assert most == 1
+    await agent.follower.stop()

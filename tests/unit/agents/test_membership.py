@@ -1,0 +1,121 @@
+"""The list of agents: what stands while the store is away, and who is told that one leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from agents.membership import NOTICE_MS, Membership
+from metadata.memory import MemoryDatabase, MemoryMetadata
+from metadata.service import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, MetadataUnavailableError, WriterLease
+from siltstone.clock import ManualClock
+from siltstone.metrics import Metrics
+
+
+class TestClock(ManualClock):
+    """`sleep_ms` ends when the test has moved the clock that far."""
+
+    __test__ = False
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        until_ms = self.monotonic_ms() + duration_ms
+        while self.monotonic_ms() < until_ms:
+            await asyncio.sleep(0)
+
+    async def pass_ms(self, duration_ms: float) -> None:
+        """In steps, so that everybody's beats come in their order."""
+        for _ in range(round(duration_ms / 50)):
+            self.advance_ms(50)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+class Away(MemoryMetadata):
+    away = False
+
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
+        if Away.away:
+            raise MetadataUnavailableError("away")
+        await super().heartbeat(lease, draining=draining)
+
+    async def live_agents(self) -> Sequence[AgentInfo]:
+        if Away.away:
+            raise MetadataUnavailableError("away")
+        return await super().live_agents()
+
+
+async def joined(count: int, clock: TestClock) -> list[Membership]:
+    """Agents that know each other, whose beats do not fall together."""
+    Away.away = False
+    database = MemoryDatabase(cluster_id="c")
+    members: list[Membership] = []
+    for port in range(count):
+        metadata = Away(clock=clock, database=database)
+        member = Membership(
+            metadata=metadata, address=AgentAddress(host="h", port=port), clock=clock, metrics=Metrics()
+        )
+        await member.join()
+        await clock.pass_ms(700)
+        members.append(member)
+    await clock.pass_ms(2 * BEAT_MS)
+    assert all(len(member.agents) == count for member in members)
+    return members
+
+
+async def leave(members: Sequence[Membership]) -> None:
+    for member in members:
+        await member.leave()
+
+
+async def test_after_an_outage_longer_than_the_lease_nobody_takes_himself_for_the_only_one() -> None:
+    clock = TestClock()
+    members = await joined(3, clock)
+    versions = [member.version for member in members]
+    Away.away = True
+    await clock.pass_ms(LEASE_MS + 5_000)
+    Away.away = False
+    for _ in range(20):
+        await clock.pass_ms(BEAT_MS / 4)
+        assert [len(member.agents) for member in members] == [3, 3, 3]
+    assert [member.version for member in members] == versions, "no partition was named for another agent"
+    # and one that does not come back is missed in the end
+    await members[0].leave()
+    await clock.pass_ms(2 * BEAT_MS)
+    assert [len(member.agents) for member in members[1:]] == [2, 2]
+    await leave(members[1:])
+
+
+async def test_one_that_drains_is_gone_from_every_answer_before_it_stops_serving() -> None:
+    clock = TestClock()
+    members = await joined(3, clock)
+    draining = asyncio.create_task(members[0].drain(60_000))
+    await clock.pass_ms(50)
+    assert len(members[0].agents) == 2, "from its own answers first"
+    waited_ms = 50
+    while not draining.done():
+        await clock.pass_ms(50)
+        waited_ms += 50
+    assert [len(member.agents) for member in members] == [2, 2, 2]
+    assert BEAT_MS <= waited_ms <= NOTICE_MS + 200
+    await leave(members)
+
+
+async def test_the_last_ones_do_not_wait_for_each_other_and_keep_a_list_to_tell() -> None:
+    clock = TestClock()
+    members = await joined(2, clock)
+    draining = [asyncio.create_task(member.drain(60_000)) for member in members]
+    await clock.pass_ms(200)
+    assert all(each.done() for each in draining)
+    assert all(len(member.agents) > 0 for member in members)
+    await leave(members)
+
+
+async def test_draining_without_a_store_goes_on_at_once() -> None:
+    clock = TestClock()
+    members = await joined(2, clock)
+    Away.away = True
+    draining = asyncio.create_task(members[0].drain(60_000))
+    await clock.pass_ms(50)
+    assert draining.done()
+    Away.away = False
+    await leave(members)
