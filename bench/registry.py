@@ -1,0 +1,55 @@
+"""Which benchmarks there are. One row per module; a module is loaded when its benchmark is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from bench.table import Table
+
+
+class Size(Enum):
+    SMALL = "small"
+    """A part of the rows, briefly: all benchmarks together in under 10 minutes."""
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    name: str
+    doc: str
+    """One line: what it measures."""
+    run: Callable[[Size], Iterable[Table]]
+    """Yields each table as soon as it is complete."""
+
+
+def _module(name: str, doc: str) -> Benchmark:
+    def run(size: Size) -> Iterable[Table]:
+        return importlib.import_module(f"bench.{name}").run(size)
+
+    return Benchmark(name, doc, run)
+
+
+BENCHMARKS: tuple[Benchmark, ...] = (
+    _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
+    _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
+    _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
+    _module("produce", "producing through Kafka clients"),
+    _module("consume", "consuming through Kafka clients"),
+    _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
+)
+
+
+def find(names: Iterable[str]) -> list[Benchmark]:
+    """The named benchmarks in the order of `BENCHMARKS`, all of them when none is named.
+
+    Raises ValueError that names the unknown ones and lists the known.
+    """
+    wanted = set(names)
+    unknown = wanted - {benchmark.name for benchmark in BENCHMARKS}
+    if unknown:
+        known = ", ".join(benchmark.name for benchmark in BENCHMARKS)
+        raise ValueError(f"no benchmark is called {', '.join(sorted(unknown))}; there are: {known}")
+    return [benchmark for benchmark in BENCHMARKS if not wanted or benchmark.name in wanted]
