@@ -34,6 +34,8 @@ from wire.messages.metadata import (
 )
 from wire.schema import ZERO_UUID, EncodedElements
 
+LOOK_MS_MAX = 10_000.0
+"""A store that is silent, not gone, is waited for up to its own time-outs; the client's would be over by then."""
 CREATED_PER_REQUEST_MAX = 100
 """Topics made on the way by one request; the client asks again for the rest. Nobody types so many by intent."""
 NOT_ASKED = -0x80000000
@@ -237,14 +239,15 @@ def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
 async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> None:
     """See the present, and create what is still missing if both flags allow it. Failing leaves them unknown."""
     try:
-        await broker.follower.catch_up()
-        if not (allow_creation and broker.settings.auto_create_topics_enable):
-            return
-        missing = {each.name for each in wanted if each.name is not None and broker.catalog.topic(each.name) is None}
-        created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
-        if any(created):
+        async with asyncio.timeout(LOOK_MS_MAX / 1000):
             await broker.follower.catch_up()
-    except SiltstoneError:
+            if not (allow_creation and broker.settings.auto_create_topics_enable):
+                return
+            missing = {each.name for each in wanted if each.name is not None and not broker.catalog.topic(each.name)}
+            created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
+            if any(created):
+                await broker.follower.catch_up()
+    except (SiltstoneError, TimeoutError):
         return
 
 
