@@ -59,8 +59,12 @@ class Membership:
 
     async def join(self) -> None:
         """Take the lease and learn who else is alive. Raises MetadataUnavailableError."""
-        self._lease = await self._metadata.register_agent(self._address)
-        await self._metadata.heartbeat(self._lease)
+        lease = self._lease = await self._metadata.register_agent(self._address)
+        try:
+            await self._metadata.heartbeat(lease)
+        except WriterFencedError:
+            # The address is ours, so this was the call of a predecessor, killed while it was on its way.
+            await self.renew(lease)
         self._see(await self._metadata.live_agents())
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 

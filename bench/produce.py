@@ -245,8 +245,8 @@ def _early_seal(size: Size, settings_tried: Sequence[tuple[int, int, int]] | Non
         "The early seal",
         "One producer: idempotent librdkafka, one partition, batches of 1 MB, one of them in flight (so it is blocked "
         "until a file is committed); far: S3 distant, else the local store. Trickle: 5 MB/s offered over 10 partitions "
-        "of the local store, linger 5 ms, not idempotent, so that early seals only cost. A file is sealed early when it "
-        f"holds that much and nothing arrived for that long; it waits 250 ms at most. {store_note()}",
+        "of the local store, linger 5 ms, not idempotent, so that early seals only cost. A file is sealed early when "
+        f"it holds that much and nothing arrived for that long; it waits 250 ms at most. {store_note()}",
         (
             Column("seals a second"),
             Column("bytes", "KiB"),

@@ -149,7 +149,7 @@ class Settings:
         104_857_600, _NETWORK, "The largest request taken.", minimum=1024, maximum=_INT31
     )
     connections_max: int = _count(2000, _NETWORK, "Client connections of one agent at most.")
-    connection_requests_max: int = _count(100, _NETWORK, "Unanswered requests of one connection at most.")
+    connection_requests_max: int = _count(1_000, _NETWORK, "Unanswered requests of one connection at most.")
     request_bytes_max: int = _bytes(
         268_435_456, _NETWORK, "Bytes of requests being read or waiting, over all connections."
     )

@@ -119,3 +119,26 @@ async def test_draining_without_a_store_goes_on_at_once() -> None:
     assert draining.done()
     Away.away = False
     await leave(members)
+
+
+async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not_end_the_start() -> None:
+    clock, database = TestClock(), MemoryDatabase(cluster_id="c")
+    address = AgentAddress(host="h", port=1)
+
+    class Overtaken(MemoryMetadata):
+        registrations = 0
+
+        async def register_agent(self, address: AgentAddress) -> WriterLease:
+            lease = await super().register_agent(address)
+            self.registrations += 1
+            if self.registrations == 1:
+                await super().register_agent(address)
+            return lease
+
+    member = Membership(
+        metadata=Overtaken(clock=clock, database=database), address=address, clock=clock, metrics=Metrics()
+    )
+    await member.join()
+    assert member.current.epoch == 2
+    assert [agent.epoch for agent in member.agents] == [2]
+    await member.leave()

@@ -1,0 +1,1 @@
+"""Agents, metadata, objects and time in one process under one seed: see README.md."""

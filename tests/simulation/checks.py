@@ -1,0 +1,157 @@
+"""What must be true when everything is healed and has settled: the invariants, and what each client was told.
+
+The truth is read from the metadata and the objects themselves, past every agent: for each partition, each stored batch
+with the offset it was given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from metadata import invariants
+from metadata.memory import MemoryMetadata
+from storage.memory import MemoryStore
+from storage.objects import ObjectNotFoundError, ObjectStat
+from tests.simulation.book import Book, TopicPartition
+from wire.batch import BatchHeader
+from wire.records import walk
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    offset: int
+    header: BatchHeader
+    values: tuple[bytes, ...]
+
+
+Truth = Mapping[TopicPartition, Sequence[StoredBatch]]
+
+
+class _Objects:
+    """The object store as the invariants read it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def head(self, key: str) -> ObjectStat | None:
+        try:
+            return await self._store.head(key)
+        except ObjectNotFoundError:
+            return None
+
+    async def get(self, key: str) -> bytes | None:
+        try:
+            return await self._store.get(key)
+        except ObjectNotFoundError:
+            return None
+
+
+async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[str]:
+    """Those of `metadata/invariants.py`, on the state as it is."""
+    objects = _Objects(store)
+    files = [file async for file in _all_files(server)]
+    states = await server.producer_states()
+    snapshot = await server.snapshot()
+    marks = {mark.partition_id: mark for mark in snapshot.watermarks}
+    extents = invariants.live_extents(snapshot.files, marks)
+    found = [
+        *invariants.check_log_1(files, marks),
+        *invariants.check_log_2(extents, marks),
+        *await invariants.check_log_2_bytes(extents, objects),
+        *invariants.check_log_3(extents, marks),
+        *await invariants.check_file_1(files, objects),
+        *invariants.check_prod_1(states, marks),
+        *await invariants.check_prod_1_bytes(extents, objects),
+    ]
+    return [f"{violation.id}: {violation.message}" for violation in found]
+
+
+async def _all_files(server: MemoryMetadata) -> AsyncIterator[invariants.FileInfo]:
+    after = 0
+    while page := await server.files(after_file_id=after):
+        for file in page:
+            yield file
+        after = page[-1].file_id
+
+
+async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
+    """Every stored batch by topic and partition number, in offset order. For a state that keeps the invariants."""
+    snapshot = await server.snapshot()
+    marks = {mark.partition_id: mark for mark in snapshot.watermarks}
+    names: dict[int, TopicPartition] = {
+        id_: (topic.name, number) for topic in snapshot.topics for number, id_ in enumerate(topic.partition_ids)
+    }
+    truth: dict[TopicPartition, list[StoredBatch]] = {place: [] for place in names.values()}
+    for extent in invariants.live_extents(snapshot.files, marks):
+        row = extent.row
+        data = memoryview(await store.get(extent.key))[row.position : row.position + row.length]
+        position = 0
+        for offset, header in invariants.walk_batches(row, bytes(data)):
+            values = tuple(bytes(record.value or b"") for record in walk(data[position : position + header.size_bytes]))
+            truth[names[row.partition_id]].append(StoredBatch(offset, header, values))
+            position += header.size_bytes
+    for batches in truth.values():
+        batches.sort(key=lambda batch: batch.offset)
+    return truth
+
+
+def check_clients(truth: Truth, book: Book, deleted_ms: Mapping[str, float]) -> Iterator[str]:
+    """Everything acknowledged is there at the offset told, once; nothing is there that should not be.
+
+    Of a topic that was deleted, only what was sent after the last deletion (`deleted_ms`) must be there.
+    """
+    times_stored: Counter[tuple[TopicPartition, tuple[bytes, ...]]] = Counter(
+        (place, stored.values) for place, batches in truth.items() for stored in batches
+    )
+    at_offset = {(place, stored.offset): stored for place, batches in truth.items() for stored in batches}
+    for batch in book.batches:
+        times = times_stored.pop((batch.place, batch.values), 0)
+        since_ms = deleted_ms.get(batch.place[0], -1.0)
+        if times > 1:
+            yield f"{batch.name} is stored {times} times"
+        if batch.told_offset < 0:
+            if batch.is_idempotent:
+                yield f"{batch.name} was retried to the end and never acknowledged"
+            continue
+        stored = at_offset.get((batch.place, batch.told_offset))
+        is_there = stored is not None and stored.values == batch.values
+        if batch.told_sent_ms > since_ms and not is_there:
+            found = stored.values if stored is not None else "nothing"
+            yield f"{batch.name} was acknowledged at {batch.place} {batch.told_offset}, where {found} is"
+    for (place, values), times in times_stored.items():
+        yield f"{place} holds {times} times what nobody sent: {values}"
+    for batch, offset in book.copies_told:
+        if batch.told_offset not in (-1, offset):
+            yield f"a copy of {batch.name} was acknowledged at {offset}, itself at {batch.told_offset}"
+    yield from _check_sequences(truth)
+
+
+def _check_sequences(truth: Truth) -> Iterator[str]:
+    """Batches of one idempotent producer lie in the order of their sequences, without a hole."""
+    for place, batches in truth.items():
+        expected: dict[int, int] = {}
+        for stored in batches:
+            header = stored.header
+            if header.producer_id < 0:
+                continue
+            if header.base_sequence != expected.get(header.producer_id, 0):
+                yield (
+                    f"{place}: producer {header.producer_id} has sequence {header.base_sequence} at {stored.offset},"
+                    f" {expected.get(header.producer_id, 0)} was next"
+                )
+            expected[header.producer_id] = header.last_sequence + 1
+
+
+def check_seen(truth: Truth, book: Book, ends: Mapping[TopicPartition, int]) -> Iterator[str]:
+    """Consumers were shown what is stored, and nothing else; up to `ends`, to which they had to read, all of it."""
+    for place, end in ends.items():
+        stored = {batch.offset + n: value for batch in truth[place] for n, value in enumerate(batch.values)}
+        seen = book.seen[place]
+        wrong = [offset for offset in seen if stored.get(offset) != seen[offset]]
+        if wrong:
+            first = min(wrong)
+            yield f"consumers read {seen[first]!r} at {place} {first}, where {stored.get(first)!r} is"
+        if missed := [offset for offset in stored if offset < end and offset not in seen]:
+            yield f"nobody was shown {place} {min(missed)}"

@@ -1,0 +1,151 @@
+"""What goes wrong, how often, and the books of it: every fault that fired and every in-doubt path that was taken.
+
+Each seed draws which faults it has at all and how often they strike ("swarm testing"): a run in which everything goes
+wrong at once rarely gets as far as the rare orders of events. `tests/simulation/README.md` says how to read the counts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Fault(StrEnum):
+    METADATA_ANSWER_LOST = "metadata: done, answer lost"
+    METADATA_CALL_LOST = "metadata: call lost"
+    METADATA_LATE = "metadata: told lost, done later"
+    METADATA_SLOW = "metadata: seconds late"
+    METADATA_DOWN = "metadata: away"
+    HINT_LOST = "metadata: hint lost"
+    ROWS_FORGOTTEN = "metadata: change rows forgotten"
+    PUT_ANSWER_LOST = "store: PUT stored, answer lost"
+    PUT_CALL_LOST = "store: PUT lost"
+    PUT_LATE = "store: PUT told lost, stored later"
+    PUT_REFUSED = "store: PUT answered 503"
+    PUT_SLOW = "store: PUT seconds late"
+    GET_FAILED = "store: GET failed"
+    HEAD_FAILED = "store: HEAD failed"
+    STORE_DOWN = "store: away"
+    CUT_BEFORE = "line cut before the request"
+    CUT_AFTER = "line cut after the request"
+    DUPLICATED = "produce request sent twice"
+    CRASH = "agent killed at an await"
+    FREEZE = "agent asleep for less than its lease"
+    FREEZE_PAST_LEASE = "agent asleep for longer than its lease"
+    ASLEEP_BEFORE_COMMIT = "agent asleep between PUT and commit"
+    TWIN = "agent replaced while asleep, then awake"
+    DRAIN = "agent told to stop, and started again"
+    KEY_ABORTED = "janitor: key aborted"
+    OBJECT_DELETED = "janitor: object deleted"
+    TOPIC_DELETED = "topic deleted under load"
+    TOPIC_CREATED = "topic made again under load"
+
+
+class Path(StrEnum):
+    COMMIT_WAS_DONE = "commit in doubt, had been done: the repeat answers the same"
+    COMMIT_WAS_LOST = "commit in doubt, had been lost: the repeat does it"
+    COMMIT_CAME_LATE = "the lost try of a commit arrives after its repeat"
+    PUT_WAS_STORED = "PUT in doubt, settled by HEAD as stored"
+    PUT_WAS_ABSENT = "PUT in doubt, settled by HEAD as absent"
+    PUT_GIVEN_UP = "file given up, its PUT failed to the deadline"
+    WRITER_FENCED = "commit of an older epoch refused"
+    ABORTED_KEY_REFUSED = "commit of an aborted key refused"
+    ABORT_REFUSED = "abort of a committed key refused"
+    DUPLICATE_ANSWERED = "retry answered with the original's offset"
+    DUPLICATE_IN_FILE = "retry and original in one file"
+    OUT_OF_ORDER_REFUSED = "sequence out of order refused"
+    PARTITION_GONE = "batch of a deleted partition refused"
+    PRODUCE_TIMED_OUT = "produce answered REQUEST_TIMED_OUT"
+    GAP_WAITED = "follower waited at a gap"
+    READER_AHEAD = "consumer ahead of the agent it came to"
+    OUT_OF_RANGE = "offset out of range, by a fresh read of the watermarks"
+    FOUND_BY_TIME = "offset found by timestamp"
+    STARTED_COLD = "follower started cold from a snapshot"
+    READ_FROM_STORE = "records read from the object store"
+    READ_FAILED = "one partition answered KAFKA_STORAGE_ERROR to a fetch"
+    WRITING_PAUSED = "answers waited for a slow reader"
+
+
+Kind: TypeAlias = Fault | Path
+
+_RATES: dict[Fault, tuple[float, float]] = {
+    # (how likely a seed has it, the highest rate per chance)
+    Fault.METADATA_ANSWER_LOST: (0.5, 0.12),
+    Fault.METADATA_CALL_LOST: (0.5, 0.12),
+    Fault.METADATA_LATE: (0.4, 0.10),
+    Fault.METADATA_SLOW: (0.4, 0.03),
+    Fault.HINT_LOST: (0.6, 1.0),
+    Fault.PUT_ANSWER_LOST: (0.5, 0.3),
+    Fault.PUT_CALL_LOST: (0.4, 0.3),
+    Fault.PUT_LATE: (0.4, 0.3),
+    Fault.PUT_REFUSED: (0.5, 0.9),
+    Fault.PUT_SLOW: (0.4, 0.2),
+    Fault.GET_FAILED: (0.5, 0.95),
+    Fault.HEAD_FAILED: (0.5, 0.5),
+    Fault.CUT_BEFORE: (0.5, 0.08),
+    Fault.CUT_AFTER: (0.5, 0.08),
+    Fault.DUPLICATED: (0.6, 0.5),
+    Fault.ASLEEP_BEFORE_COMMIT: (0.4, 0.25),
+}
+
+
+class Faults:
+    """The plan of one run and its books. Everything is drawn from `rng`; after `heal` nothing strikes any more."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.counts: Counter[Kind] = Counter()
+        self.are_over = False
+        self._rates = {
+            fault: self.rng.random() * highest
+            for fault, (likely, highest) in _RATES.items()
+            if self.rng.random() < likely
+        }
+        self._away_until_ms: dict[Fault, float] = {}
+
+    def strikes(self, fault: Fault, weight: float = 1.0) -> bool:
+        rate = self._rates.get(fault)
+        if rate is None or self.are_over or self.rng.random() >= rate * weight:
+            return False
+        self.counts[fault] += 1
+        return True
+
+    def take_away(self, fault: Fault, until_ms: float) -> None:
+        """METADATA_DOWN or STORE_DOWN, for a while."""
+        self._away_until_ms[fault] = until_ms
+
+    def is_away(self, fault: Fault, now_ms: float) -> bool:
+        if self.are_over or now_ms >= self._away_until_ms.get(fault, 0):
+            return False
+        self.counts[fault] += 1
+        return True
+
+    def count(self, kind: Kind) -> None:
+        self.counts[kind] += 1
+
+    def heal(self) -> None:
+        self.are_over = True
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.rng.random()
+
+
+def all_kinds() -> tuple[Kind, ...]:
+    return (*Fault, *Path)
+
+
+def never(counts: Counter[str]) -> list[str]:
+    """What did not happen once."""
+    return [str(kind) for kind in all_kinds() if not counts[kind]]
+
+
+def table(counts: Counter[str]) -> str:
+    """One line per fault and path, with how often it came."""
+
+    def lines(title: str, kinds: Iterable[Kind]) -> list[str]:
+        return [title, *(f"  {counts[kind]:>9,}  {kind}" for kind in kinds)]
+
+    return "\n".join([*lines("faults that fired", Fault), *lines("paths that were taken", Path)])

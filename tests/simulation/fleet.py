@@ -1,0 +1,207 @@
+"""The agents of a simulation: each in its seat (an address), started, killed, put to sleep, replaced and drained."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from agents.agent import Agent
+from metadata.service import MetadataUnavailableError, WriterFencedError
+from siltstone.ids import SystemIds
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.objects import Body, ObjectStoreError
+from storage.retrying import Retrying
+from tests.simulation.faults import Fault, Faults, Path
+from tests.simulation.loop import Process, SimulationClock
+from tests.simulation.services import SimulatedMetadata, SimulatedStore
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+FIRST_PORT = 9001
+_METRICS = Metrics()
+"""Of all agents of all runs: nobody reads them, and making them takes longer than starting an agent."""
+
+
+class CountedRetrying(Retrying):
+    """The product's own, with its failures in the books."""
+
+    faults: Faults
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        try:
+            await super().put_if_absent(key, body, crc32c=crc32c)
+        except ObjectStoreError:
+            self.faults.count(Path.PUT_GIVEN_UP)
+            raise
+
+
+class GapGauge:
+    """Stands for the gauge of gaps: how often a follower had one."""
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+        self._last = 0.0
+
+    def set(self, value: float) -> None:
+        if value > self._last:
+            self._faults.count(Path.GAP_WAITED)
+        self._last = value
+
+
+class Seat:
+    """An address, and the processes that have or had it."""
+
+    def __init__(self, world: World, number: int, settings: dict[str, Any]) -> None:
+        self.world = world
+        self.number = number
+        self.address = f"127.0.0.1:{FIRST_PORT + number}"
+        self.settings = Settings(listen=self.address, metrics_listen="", **settings)
+        self.skew_ms = int(world.faults.between(-3000, 3000))
+        self.process: Process | None = None
+        self.agent: Agent | None = None
+        self.older: list[Process] = []
+        """Replaced while they slept; some may be awake again."""
+        self.metadata: dict[Process, SimulatedMetadata] = {}
+        self._incarnation = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.agent is not None and self.agent.ready and self.process is not None and self.process.is_running
+
+    # ---- life
+
+    def start(self) -> None:
+        world, faults = self.world, self.world.faults
+        self._incarnation += 1
+        process = self.process = world.new_process(f"agent {self.number}.{self._incarnation}")
+        self.agent = None
+        clock = SimulationClock(world.loop, skew_ms=self.skew_ms)
+        ids = SystemIds(seed=int(faults.rng.random() * 2**53))
+        metadata = self.metadata[process] = SimulatedMetadata(
+            world.loop, process, faults, world.server, world.noting(process.name), world.hints
+        )
+        simulated = SimulatedStore(
+            world.loop, process, faults, world.objects, on_put=self._put_done, on_delete=world.deleting
+        )
+        store = CountedRetrying(simulated, clock, ids, deadline_ms=faults.between(300, 3000), cap_ms=500)
+        store.faults = faults
+        metrics = copy(_METRICS)
+        metrics.tail_gaps = GapGauge(faults)  # type: ignore[assignment]
+        world.start(process, self._live(process, metadata, store, clock, ids, metrics))
+
+    async def _live(
+        self,
+        process: Process,
+        metadata: SimulatedMetadata,
+        store: Retrying,
+        clock: SimulationClock,
+        ids: SystemIds,
+        metrics: Metrics,
+    ) -> None:
+        world = self.world
+        await metadata.open()
+        agent = Agent(
+            settings=self.settings,
+            store=store,
+            metadata=metadata,
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            bind=world.network.binder(process),
+        )
+        agent.failed.add_done_callback(lambda failed: self._failed(process, failed))
+        try:
+            await agent.start()
+        except (MetadataUnavailableError, WriterFencedError) as error:
+            # Fenced: a registration of its predecessor, told lost, was done after its own. The process ends.
+            world.note(process.name, "did not start", why=str(error))
+            world.loop.after(0, world.loop.outside, self._gone, process)
+            return
+        world.note(process.name, "is ready")
+        if self.process is process:
+            self.agent = agent
+
+    def _failed(self, process: Process, failed: asyncio.Future[None]) -> None:
+        if not failed.cancelled() and failed.exception() is not None:
+            self.world.violation(f"{process.name} halted: {failed.exception()!r}")
+
+    def _put_done(self, process: Process) -> None:
+        """Between PUT and commit is where a writer may be overtaken."""
+        if self.world.faults.strikes(Fault.ASLEEP_BEFORE_COMMIT):
+            self._sleep(process, self.world.faults.between(300, 2500))
+
+    # ---- what is done to it, from outside
+
+    def crash_within(self, callbacks: int) -> None:
+        """Kill it before the n-th callback from now."""
+        process = self.process
+        if process is not None and process.is_running:
+            process.strike_after(callbacks, lambda: self._crash(process))
+
+    def _crash(self, process: Process) -> None:
+        if not self.world.faults.are_over:
+            self.world.faults.count(Fault.CRASH)
+            self._gone(process)
+
+    def sleep(self, fault: Fault, duration_ms: float) -> None:
+        if self.process is not None and self.process.is_running:
+            self.world.faults.count(fault)
+            self._sleep(self.process, duration_ms)
+
+    def replace_while_asleep(self, duration_ms: float) -> None:
+        """Somebody takes the sleeper for dead and starts another at its address; then it wakes up."""
+        if self.process is not None and self.process.is_running and self.is_ready:
+            self.world.faults.count(Fault.TWIN)
+            self._sleep(self.process, duration_ms)
+            self.older.append(self.process)
+            self.start()
+
+    def drain(self) -> None:
+        if self.is_ready and self.process is not None and self.agent is not None:
+            self.world.faults.count(Fault.DRAIN)
+            self.world.note(self.process.name, "drains")
+            self.world.start(self.process, self._drain(self.process, self.agent))
+
+    async def _drain(self, process: Process, agent: Agent) -> None:
+        await agent.stop()
+        self.world.loop.after(0, self.world.loop.outside, self._gone, process)
+
+    def _sleep(self, process: Process, duration_ms: float) -> None:
+        world = self.world
+        if process.is_dead or process.is_frozen:
+            return
+        world.note(process.name, "falls asleep", ms=int(duration_ms))
+        process.freeze()
+        world.extend(duration_ms)
+        world.loop.after(duration_ms, world.loop.outside, self._wake, process)
+
+    def _wake(self, process: Process) -> None:
+        if process.is_frozen and not process.is_dead:
+            self.world.note(process.name, "wakes up")
+            process.thaw()
+
+    def _gone(self, process: Process) -> None:
+        """Killed or ended: its lines break, and if it has no successor another is started."""
+        if process.is_dead:
+            return
+        world = self.world
+        world.note(process.name, "is gone")
+        process.kill()
+        world.network.cut_all_of(process)
+        world.hints.pop(self.metadata[process], None)
+        if process is self.process:
+            self.agent = None
+            world.loop.after(world.faults.between(20, 600), world.loop.outside, self._start_again, process)
+
+    def _start_again(self, process: Process) -> None:
+        if self.process is process:
+            self.start()
+
+    def heal(self) -> None:
+        for process in self.older:
+            self._gone(process)
+        if self.process is not None:
+            self._wake(self.process)

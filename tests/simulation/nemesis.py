@@ -1,0 +1,190 @@
+"""Who makes trouble from outside: the nemesis, a janitor, and somebody who deletes and makes topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from metadata.service import MetadataUnavailableError
+from siltstone.ids import SystemIds
+from storage.objects import ObjectStoreError
+from storage.retrying import Retrying
+from tests.simulation.clients import Client, Line, LineLostError
+from tests.simulation.faults import Fault, Path
+from tests.simulation.loop import SimulationClock
+from tests.simulation.services import SimulatedMetadata, SimulatedStore, finish
+from wire.error_codes import ErrorCode
+from wire.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+
+if TYPE_CHECKING:
+    from tests.simulation.fleet import Seat
+    from tests.simulation.world import World
+
+LEASE_AND_MORE_MS = (10_500, 12_500)
+
+
+class Nemesis:
+    """Strikes one agent or one store at a time, now and then."""
+
+    def __init__(self, world: World, *, has_janitor: bool) -> None:
+        self._world = world
+        rng = world.faults.rng
+        ways: list[tuple[float, Callable[[], None]]] = [
+            (0.6, self._crash),
+            (0.4, self._sleep_short),
+            (0.15, self._sleep_long),
+            (0.3, self._twin),
+            (0.35, self._drain),
+            (0.25, self._metadata_down),
+            (0.25, self._store_down),
+            # Rows of aborted keys are kept for a day: with a janitor at work there is nothing old enough to forget.
+            (0.0 if has_janitor else 0.8, self._forget_rows),
+        ]
+        self._ways = [way for likely, way in ways if rng.random() < likely]
+
+    async def run(self) -> None:
+        faults = self._world.faults
+        while self._ways:
+            await asyncio.sleep(faults.between(50, 900) / 1000)
+            if faults.are_over:
+                return
+            way = faults.rng.choice(self._ways)
+            way()
+
+    def _seat(self) -> Seat:
+        return self._world.faults.rng.choice(self._world.seats)
+
+    def _crash(self) -> None:
+        self._seat().crash_within(int(self._world.faults.between(0, 150)))
+
+    def _sleep_short(self) -> None:
+        self._seat().sleep(Fault.FREEZE, self._world.faults.between(100, 2500))
+
+    def _sleep_long(self) -> None:
+        self._ways.remove(self._sleep_long)  # once is enough: it takes as long as three other runs
+        self._seat().sleep(Fault.FREEZE_PAST_LEASE, self._world.faults.between(*LEASE_AND_MORE_MS))
+
+    def _twin(self) -> None:
+        self._seat().replace_while_asleep(self._world.faults.between(100, 2000))
+
+    def _drain(self) -> None:
+        self._seat().drain()
+
+    def _metadata_down(self) -> None:
+        self._take_away(Fault.METADATA_DOWN)
+
+    def _store_down(self) -> None:
+        self._take_away(Fault.STORE_DOWN)
+
+    def _take_away(self, fault: Fault) -> None:
+        duration_ms = self._world.faults.between(100, 1500)
+        self._world.note("nemesis", str(fault), ms=int(duration_ms))
+        self._world.faults.take_away(fault, self._world.loop.now_ms + duration_ms)
+
+    def _forget_rows(self) -> None:
+        """Somebody changes a topic, and before all agents have heard of it the row is gone: they start cold."""
+        world = self._world
+        topic = next(iter(world.server.database.topics.values()))
+        retention_ms = str(int(world.faults.between(86_400_000, 864_000_000)))
+        finish(world.server.alter_configs(topic.topic_id, {"retention.ms": retention_ms}))
+        if finish(world.server.forget_rows(before_ms=world.server_clock.wall_ms() + 1)):
+            world.faults.count(Fault.ROWS_FORGOTTEN)
+
+
+class Janitor:
+    """Deletes objects that nobody committed: it takes any old enough key, and deletes only after `abort_file` won.
+
+    The product's own will be gentler (it leaves keys alone for hours); the protocol may not depend on that.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        process = self.process = world.new_process("janitor")
+        clock = SimulationClock(world.loop)
+        self._metadata = SimulatedMetadata(
+            world.loop, process, world.faults, world.server, world.noting("janitor"), world.hints
+        )
+        store = SimulatedStore(
+            world.loop, process, world.faults, world.objects, on_put=lambda _: None, on_delete=world.deleting
+        )
+        self._store = Retrying(store, clock, SystemIds(seed=int(world.faults.rng.random() * 2**53)), deadline_ms=500)
+        self._age_ms = world.faults.between(50, 1000)
+        self._committed: dict[str, None] = {}
+
+    async def run(self) -> None:
+        world = self._world
+        while not world.faults.are_over:
+            await asyncio.sleep(world.faults.between(100, 500) / 1000)
+            try:
+                old_ms = world.server_clock.wall_ms() - self._age_ms
+                for key in [stat.key async for stat in self._store.list("l0/") if stat.last_modified_ms < old_ms]:
+                    if key not in self._committed:
+                        await self._sweep(key)
+            except (MetadataUnavailableError, ObjectStoreError):
+                continue
+
+    async def _sweep(self, key: str) -> None:
+        world = self._world
+        if not await self.may_delete(key):
+            self._committed[key] = None
+            world.faults.count(Path.ABORT_REFUSED)
+            return
+        world.faults.count(Fault.KEY_ABORTED)
+        world.note("janitor", "deletes", key=key)
+        await self._store.delete_many([key])
+        world.faults.count(Fault.OBJECT_DELETED)
+
+    async def may_delete(self, key: str) -> bool:
+        return await self._metadata.abort_file(key)
+
+
+class TopicAdmin(Client):
+    """Deletes and makes one topic, over and over; at the end it is there."""
+
+    def __init__(self, world: World, topic: str) -> None:
+        super().__init__(world, "admin")
+        self._topic = topic
+
+    async def run(self) -> None:
+        exists = True
+        line = await self.dial()
+        while not (self.world.faults.are_over and exists):
+            await self.pause(50, 900)
+            if exists:
+                error = await self._ask(line, self._deletion(), DeleteTopicsResponse)
+            else:
+                topic = CreatableTopic(name=self._topic, num_partitions=1, replication_factor=-1)
+                error = await self._ask(
+                    line, CreateTopicsRequest(topics=[topic], timeout_ms=1000), CreateTopicsResponse
+                )
+            wanted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if exists else ErrorCode.TOPIC_ALREADY_EXISTS
+            # An agent that is late may know nothing of it; a call whose answer was lost may have been done.
+            if error in (ErrorCode.NONE, wanted):
+                self.world.faults.count(Fault.TOPIC_DELETED if exists else Fault.TOPIC_CREATED)
+                exists = not exists
+            if error is None or self.rng.random() < 0.5:
+                line.close()
+                line = await self.dial()
+        line.close()
+
+    def _deletion(self) -> DeleteTopicsRequest:
+        if self.versions[20] >= 6:
+            return DeleteTopicsRequest(topics=[DeleteTopicState(name=self._topic)], timeout_ms=1000)
+        return DeleteTopicsRequest(topic_names=[self._topic], timeout_ms=1000)
+
+    async def _ask(
+        self,
+        line: Line,
+        request: DeleteTopicsRequest | CreateTopicsRequest,
+        response: type[DeleteTopicsResponse | CreateTopicsResponse],
+    ) -> ErrorCode | None:
+        try:
+            answer = await line.call(request, response)
+        except LineLostError:
+            return None
+        results = answer.responses if isinstance(answer, DeleteTopicsResponse) else answer.topics
+        error = ErrorCode(results[0].error_code)
+        self.facts("is told", topic=self._topic, error=error.name)
+        return error

@@ -1,0 +1,258 @@
+"""Bugs planted on purpose, each of a kind that lost or doubled data in a design that looked simpler.
+
+A simulation that does not find them proves nothing. Each is a context manager that puts the bug into the product while
+it is open; `test_planted.py` asserts that each is found within a bounded number of seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from agents.agent import Agent
+from agents.follower import Follower
+from agents.log_index import FileRef, LogIndex
+from agents.write.path import FileOnItsWay, WritePath
+from metadata import memory
+from metadata import service as s
+from metadata.memory import MemoryMetadata
+from metadata.producer_state import judge
+from storage.objects import PutInDoubtError
+from storage.retrying import Retrying
+from tests.simulation.nemesis import Janitor
+from tests.simulation.services import SimulatedMetadata
+from wire.error_codes import ErrorCode
+
+Plant = Callable[[], AbstractContextManager[None]]
+
+
+async def _commit_once(self: Any, file: FileOnItsWay) -> s.Committed:
+    """`WritePath._commit_until_answered` that does not repeat."""
+    request = s.CommitL0(
+        lease=file.lease,
+        seq=file.seq,
+        key=file.key,
+        size_bytes=len(file.sealed.file.body),
+        crc32c=file.sealed.file.crc32c,
+        batches=file.sealed.batches,
+    )
+    return await self._metadata.commit_l0(request)
+
+
+@contextmanager
+def seals_again_what_is_in_doubt() -> Iterator[None]:
+    """A commit whose answer was lost is taken for lost: its batches go into the next file."""
+    finish = WritePath._finish
+
+    async def sealing_again(self: Any, file: FileOnItsWay) -> None:
+        try:
+            await finish(self, file)
+        except s.CommitInDoubtError:
+            for submission in file.sealed.submissions:
+                self._buffer.add(submission, self._clock.monotonic_ms())
+            self._poke()
+
+    with (
+        patch.object(WritePath, "_commit_until_answered", _commit_once),
+        patch.object(WritePath, "_finish", sealing_again),
+    ):
+        yield
+
+
+@contextmanager
+def serves_over_a_gap() -> Iterator[None]:
+    """An extent above the known end is taken in at once, as if nothing could be missing below it."""
+    add_file = LogIndex.add_file
+
+    def eager(self: Any, file_id: int, ref: FileRef, rows: Any) -> list[int]:
+        rows = list(rows)
+        for row in rows:
+            log = self.partition(row.partition_id)
+            if log is not None:
+                log.end = max(log.end, row.base_offset)
+        return add_file(self, file_id, ref, rows)
+
+    with patch.object(LogIndex, "add_file", eager):
+        yield
+
+
+@contextmanager
+def takes_a_put_in_doubt_for_done() -> Iterator[None]:
+    """No HEAD: the answer of a PUT was lost, so it is said to be stored."""
+    publish = Retrying.publish
+
+    async def hopeful(self: Any, call: Any, key: str, *, size_bytes: int, crc32c: int) -> None:
+        async def without_doubt() -> None:
+            try:
+                await call()
+            except PutInDoubtError:
+                return
+
+        await publish(self, without_doubt, key, size_bytes=size_bytes, crc32c=crc32c)
+
+    with patch.object(Retrying, "publish", hopeful):
+        yield
+
+
+@contextmanager
+def deletes_without_winning_the_key() -> Iterator[None]:
+    """The janitor looks whether a key was committed, and deletes when it was not, without aborting it first."""
+
+    async def looks_only(self: Any, key: str) -> bool:
+        return key not in {file.key for file in await self._metadata.files()}
+
+    with patch.object(Janitor, "may_delete", looks_only), _deletions_unwatched():
+        yield
+
+
+@contextmanager
+def _deletions_unwatched() -> Iterator[None]:
+    """Leave it to the checks at the end: the watch on deletions would see this bug at once."""
+    from tests.simulation.world import World
+
+    with patch.object(World, "deleting", lambda *_: None):
+        yield
+
+
+@contextmanager
+def reads_producers_before_the_locks() -> Iterator[None]:
+    """The commit judges by the producers as they were when it was sent: one SQL statement would do just this."""
+    commit_l0 = SimulatedMetadata.commit_l0
+    before: dict[str, Mapping[Any, Any]] = {}
+
+    async def remembering(self: Any, request: s.CommitL0) -> s.Committed:
+        before[request.key] = dict(self.server.database.producers)
+        return await commit_l0(self, request)
+
+    on_far_side = MemoryMetadata.commit_l0
+
+    async def late(self: Any, request: s.CommitL0) -> s.Committed:
+        def stale(batches: Sequence[s.L0Batch], *, producers: Any, **rest: Any) -> Any:
+            return judge(batches, producers=before.get(request.key, producers), **rest)
+
+        with patch.object(memory, "judge", stale):
+            return await on_far_side(self, request)
+
+    with patch.object(SimulatedMetadata, "commit_l0", remembering), patch.object(MemoryMetadata, "commit_l0", late):
+        yield
+
+
+@contextmanager
+def answers_latest_from_memory() -> Iterator[None]:
+    """ListOffsets and "out of range" are answered from what this agent has seen so far."""
+    make = Agent._broker
+
+    def forgetful(self: Any, *args: Any) -> Any:
+        broker = make(self, *args)
+
+        async def get(partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
+            logs = {id_: broker.index.partition(id_) for id_ in partition_ids}
+            return {
+                id_: s.Watermarks(
+                    partition_id=id_,
+                    log_start_offset=log.start,
+                    last_stable_offset=log.end,
+                    high_watermark=log.end,
+                )
+                for id_, log in logs.items()
+                if log is not None
+            }
+
+        broker.fresh.get = get
+        return broker
+
+    with patch.object(Agent, "_broker", forgetful):
+        yield
+
+
+@contextmanager
+def goes_on_after_a_doubt() -> Iterator[None]:
+    """A commit whose answer was lost is told lost and never repeated, and the next own commit moves the follower's
+    cursor past it: had it been done, this agent would never see what it holds."""
+    saw_own = Follower.saw_own
+
+    def leaping(self: Any, lease: s.WriterLease, seq: int, *rest: Any) -> None:
+        saw_own(self, lease, seq, *rest)
+        writers = dict(self._cursor.writers)
+        writers[lease.writer_id] = max(writers.get(lease.writer_id, (0, 0)), (lease.epoch, seq))
+        self._cursor = replace(self._cursor, writers=writers)
+
+    finish = WritePath._finish
+
+    async def giving_up(self: Any, file: FileOnItsWay) -> None:
+        try:
+            await finish(self, file)
+        except s.CommitInDoubtError as error:
+            self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+
+    with (
+        patch.object(Follower, "saw_own", leaping),
+        patch.object(WritePath, "_commit_until_answered", _commit_once),
+        patch.object(WritePath, "_finish", giving_up),
+    ):
+        yield
+
+
+@contextmanager
+def fences_nobody() -> Iterator[None]:
+    """The commit does not look at the writer's epoch."""
+    check = MemoryMetadata._check_writer
+
+    def unfenced(self: Any, request: s.CommitL0) -> Any:
+        writer = self.database.writers[request.lease.writer_id]
+        lease = replace(request.lease, epoch=writer.epoch)
+        return check(self, replace(request, lease=lease, seq=max(request.seq, writer.last_seq + 1)))
+
+    with patch.object(MemoryMetadata, "_check_writer", unfenced):
+        yield
+
+
+@contextmanager
+def commits_an_aborted_key() -> Iterator[None]:
+    """The commit does not see that its key was aborted."""
+    commit_l0 = MemoryMetadata.commit_l0
+
+    async def blind(self: Any, request: s.CommitL0) -> s.Committed:
+        file_id = self.database.file_ids.get(request.key)
+        if file_id is not None and self.database.files[file_id].info.state is s.FileState.ABORTED:
+            del self.database.file_ids[request.key]
+        return await commit_l0(self, request)
+
+    with patch.object(MemoryMetadata, "commit_l0", blind):
+        yield
+
+
+@contextmanager
+def gives_a_duplicate_another_offset() -> Iterator[None]:
+    """A retry is recognised, and answered with the offset that the next batch will get."""
+
+    def forgetful(batches: Sequence[s.L0Batch], *, next_offsets: Mapping[int, int], **rest: Any) -> Any:
+        judged = judge(batches, next_offsets=next_offsets, **rest)
+        results = [
+            result._replace(base_offset=next_offsets[batch.partition_id]) if result.duplicate else result
+            for batch, result in zip(batches, judged.results, strict=True)
+        ]
+        return replace(judged, results=results)
+
+    with patch.object(memory, "judge", forgetful):
+        yield
+
+
+PLANTED: Mapping[str, Plant] = {
+    plant.__name__.replace("_", "-"): plant
+    for plant in (
+        seals_again_what_is_in_doubt,
+        serves_over_a_gap,
+        takes_a_put_in_doubt_for_done,
+        deletes_without_winning_the_key,
+        reads_producers_before_the_locks,
+        answers_latest_from_memory,
+        goes_on_after_a_doubt,
+        fences_nobody,
+        commits_an_aborted_key,
+        gives_a_duplicate_another_offset,
+    )
+}

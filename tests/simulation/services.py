@@ -1,0 +1,367 @@
+"""The metadata service and the object store as an agent meets them: across a network, with faults.
+
+What a call asks for happens on the far side, in the world's process: it goes on when the caller is killed meanwhile,
+and it may happen after the caller was told that the answer is lost. (`storage/faulty.py` strikes inside the caller and
+cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`; above the store
+lies the real `Retrying`, as in an agent's own stack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from metadata import service as s
+from metadata.memory import MemoryMetadata
+from storage.memory import MemoryStore
+from storage.objects import (
+    Body,
+    Deleted,
+    MultipartUpload,
+    ObjectNotFoundError,
+    ObjectStat,
+    PutInDoubtError,
+    StoreUnavailableError,
+)
+from tests.simulation.faults import Fault, Faults, Path
+from tests.simulation.loop import Process, SimulationLoop
+from wire.error_codes import ErrorCode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of one call."""
+
+    acts_ms: float | None
+    """When the far side does it; None = never."""
+    told_ms: float
+    """When the caller hears, if only that the answer is lost."""
+    is_lost: bool = False
+    """The caller hears an error, whatever was done."""
+
+
+class FarSide:
+    """Calls across a network. `doubts` and `refusals` build the error of a lost answer and of a call never made."""
+
+    def __init__(self, loop: SimulationLoop, process: Process, faults: Faults) -> None:
+        self.loop = loop
+        self.process = process
+        self.faults = faults
+
+    async def call(self, fate: Fate, act: Callable[[], Coroutine[Any, Any, T]], lost: Callable[[], Exception]) -> T:
+        answer: asyncio.Future[T] = self.loop.create_future()
+        outside = self.loop.outside
+        if fate.acts_ms is not None:
+            self.loop.after(fate.acts_ms, outside, self._act, fate, act, answer)
+        if fate.is_lost:
+            self.loop.after(fate.told_ms, outside, self._tell, answer, None, lost())
+        return await answer
+
+    def _act(self, fate: Fate, act: Callable[[], Coroutine[Any, Any, T]], answer: asyncio.Future[T]) -> None:
+        result: T | None = None
+        error: Exception | None = None
+        try:
+            result = finish(act())
+        except Exception as raised:
+            error = raised
+        if not fate.is_lost:
+            delay_ms = fate.told_ms - (fate.acts_ms or 0)
+            self.loop.after(max(delay_ms, 0), self.loop.outside, self._tell, answer, result, error)
+
+    def _tell(self, answer: asyncio.Future[Any], result: object, error: Exception | None) -> None:
+        if answer.done() or self.process.is_dead:
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(result)
+
+    def fate(self, *, slow: bool, call_lost: bool, answer_lost: bool, late: bool) -> Fate:
+        between = self.faults.between
+        acts_ms = between(0.1, 8)
+        if slow:
+            acts_ms = between(300, 4000)
+        elif self.faults.rng.random() < 0.1:
+            acts_ms = between(8, 120)  # waits for somebody's lock, or is just late
+        told_ms = acts_ms + between(0.1, 8)
+        if call_lost:
+            return Fate(None, told_ms, is_lost=True)
+        if late:
+            return Fate(told_ms + between(1, 1500), told_ms, is_lost=True)
+        return Fate(acts_ms, told_ms, is_lost=answer_lost)
+
+
+def finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that at most yields, in one go: on the far side it is atomic."""
+    while True:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
+
+
+class SimulatedMetadata(FarSide):
+    """`metadata.service.MetadataService` as one agent has it."""
+
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        process: Process,
+        faults: Faults,
+        server: MemoryMetadata,
+        note: Callable[..., None],
+        hints: dict[SimulatedMetadata, asyncio.Event],
+    ) -> None:
+        super().__init__(loop, process, faults)
+        self.server = server
+        self._note = note
+        self._hints = hints
+        self._news = asyncio.Event()
+        self._doubtful: dict[str, None] = {}
+
+    async def open(self) -> None:
+        self._hints[self] = self._news
+
+    async def close(self) -> None:
+        self._hints.pop(self, None)
+
+    # ---- the log
+
+    async def commit_l0(self, request: s.CommitL0) -> s.Committed:
+        fate = self._fate(weight=2.5)
+        is_late = fate.is_lost and fate.acts_ms is not None and fate.acts_ms > fate.told_ms
+        if fate.is_lost:
+            self._note("commit in doubt", key=request.key, acts=fate.acts_ms is not None)
+
+        async def act() -> s.Committed:
+            return await self._commit(request, is_late=is_late)
+
+        try:
+            return await self.call(fate, act, lambda: s.CommitInDoubtError("the answer was lost"))
+        except s.CommitInDoubtError:
+            self._doubtful[request.key] = None
+            raise
+
+    async def _commit(self, request: s.CommitL0, *, is_late: bool) -> s.Committed:
+        """On the far side; keeps the books."""
+        known = request.key in self.server.database.file_ids
+        try:
+            committed = await self.server.commit_l0(request)
+        except s.WriterFencedError:
+            self.faults.count(Path.WRITER_FENCED)
+            self._note("commit fenced", key=request.key)
+            raise
+        except s.CommitRefusedError as error:
+            if known:
+                self.faults.count(Path.ABORTED_KEY_REFUSED)
+            self._note("commit refused", key=request.key, why=str(error))
+            raise
+        if known and is_late:
+            self.faults.count(Path.COMMIT_CAME_LATE)
+        elif request.key in self._doubtful:
+            self.faults.count(Path.COMMIT_WAS_DONE if known else Path.COMMIT_WAS_LOST)
+        if not known:
+            self._count_results(request, committed)
+        self._note("commit", key=request.key, known=known, offsets=[r.base_offset for r in committed.results])
+        return committed
+
+    def _count_results(self, request: s.CommitL0, committed: s.Committed) -> None:
+        stored: set[tuple[int, int, int]] = set()
+        for batch, result in zip(request.batches, committed.results, strict=True):
+            what = (batch.partition_id, batch.producer_id, batch.base_sequence)
+            if result.duplicate:
+                self.faults.count(Path.DUPLICATE_IN_FILE if what in stored else Path.DUPLICATE_ANSWERED)
+            elif result.error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                self.faults.count(Path.OUT_OF_ORDER_REFUSED)
+            elif result.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self.faults.count(Path.PARTITION_GONE)
+            else:
+                stored.add(what)
+
+    async def abort_file(self, key: str) -> bool:
+        return await self._ask(lambda: self.server.abort_file(key))
+
+    async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
+        return await self._ask(lambda: self.server.watermarks(partition_ids))
+
+    async def snapshot(self) -> s.Snapshot:
+        return await self._ask(self.server.snapshot)
+
+    async def tail(self, cursor: s.Cursor) -> s.Tail:
+        tail = await self._ask(lambda: self.server.tail(cursor))
+        if tail.cold:
+            self.faults.count(Path.STARTED_COLD)
+            self._note("tail is cold")
+        return tail
+
+    async def wait_for_news(self, timeout_ms: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+
+    async def notify(self) -> None:
+        for other, news in list(self._hints.items()):
+            if other is not self and not self.faults.strikes(Fault.HINT_LOST):
+                self.loop.after(self.faults.between(0.1, 8), other.process, news.set)
+
+    # ---- all else
+
+    async def cluster_identity(self) -> s.ClusterIdentity:
+        return await self._ask(self.server.cluster_identity)
+
+    async def bind_store(self) -> None:
+        await self._ask(self.server.bind_store)
+
+    async def register_agent(self, address: s.AgentAddress) -> s.WriterLease:
+        return await self._ask(lambda: self.server.register_agent(address))
+
+    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> None:
+        await self._ask(lambda: self.server.heartbeat(lease, draining=draining))
+
+    async def unregister_agent(self, lease: s.WriterLease) -> None:
+        await self._ask(lambda: self.server.unregister_agent(lease))
+
+    async def live_agents(self) -> Sequence[s.AgentInfo]:
+        return await self._ask(self.server.live_agents)
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> s.Topic:
+        return await self._ask(lambda: self.server.create_topic(name, partitions=partitions, configs=configs))
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        await self._ask(lambda: self.server.delete_topic(topic_id))
+
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
+        return await self._ask(lambda: self.server.alter_configs(topic_id, changes))
+
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> s.Topic:
+        return await self._ask(lambda: self.server.create_partitions(topic_id, count))
+
+    async def topics(self) -> Sequence[s.Topic]:
+        return await self._ask(self.server.topics)
+
+    async def allocate_producer_ids(self, count: int) -> range:
+        return await self._ask(lambda: self.server.allocate_producer_ids(count))
+
+    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[s.FileInfo]:
+        return await self._ask(lambda: self.server.files(after_file_id=after_file_id, limit=limit))
+
+    async def producer_states(self) -> Sequence[s.ProducerState]:
+        return await self._ask(self.server.producer_states)
+
+    async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return await self.call(self._fate(), act, lambda: s.MetadataUnavailableError("no answer"))
+
+    def _fate(self, weight: float = 1.0) -> Fate:
+        faults = self.faults
+        away = faults.is_away(Fault.METADATA_DOWN, self.loop.now_ms)
+        call_lost = away or faults.strikes(Fault.METADATA_CALL_LOST, weight)
+        late = not call_lost and faults.strikes(Fault.METADATA_LATE, weight)
+        answer_lost = not call_lost and not late and faults.strikes(Fault.METADATA_ANSWER_LOST, weight)
+        slow = faults.strikes(Fault.METADATA_SLOW, weight)
+        return self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
+
+
+class SimulatedStore(FarSide):
+    """`storage.objects.ObjectStore` as one agent has it; `on_put` is called in the world's process when a PUT is
+    answered, `on_delete` before a key goes."""
+
+    def __init__(
+        self,
+        loop: SimulationLoop,
+        process: Process,
+        faults: Faults,
+        inner: MemoryStore,
+        *,
+        on_put: Callable[[Process], None],
+        on_delete: Callable[[str], None],
+    ) -> None:
+        super().__init__(loop, process, faults)
+        self._inner = inner
+        self._on_put = on_put
+        self._on_delete = on_delete
+        self._doubtful: dict[str, None] = {}
+
+    async def get(self, key: str) -> bytes:
+        return await self._read(lambda: self._inner.get(key), Fault.GET_FAILED)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        body = await self._read(lambda: self._inner.get_range(key, start, length), Fault.GET_FAILED)
+        self.faults.count(Path.READ_FROM_STORE)
+        return body
+
+    async def head(self, key: str) -> ObjectStat:
+        async def act() -> ObjectStat:
+            try:
+                stat = await self._inner.head(key)
+            except ObjectNotFoundError:
+                self._settled(key, Path.PUT_WAS_ABSENT)
+                raise
+            self._settled(key, Path.PUT_WAS_STORED)
+            return stat
+
+        return await self._read(act, Fault.HEAD_FAILED)
+
+    def _settled(self, key: str, path: Path) -> None:
+        if key in self._doubtful:
+            self.faults.count(path)
+
+    async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
+        faults = self.faults
+        away = faults.is_away(Fault.STORE_DOWN, self.loop.now_ms)
+        if away or faults.strikes(Fault.PUT_REFUSED):
+            await asyncio.sleep(faults.between(0.1, 5) / 1000)
+            raise StoreUnavailableError("503 Slow Down")
+        call_lost = faults.strikes(Fault.PUT_CALL_LOST)
+        late = not call_lost and faults.strikes(Fault.PUT_LATE)
+        answer_lost = not call_lost and not late and faults.strikes(Fault.PUT_ANSWER_LOST)
+        slow = faults.strikes(Fault.PUT_SLOW)
+        fate = self.fate(call_lost=call_lost, late=late, answer_lost=answer_lost, slow=slow)
+        stored = bytes(body)
+
+        async def act() -> None:
+            await self._inner.put_if_absent(key, stored, crc32c=crc32c)
+            self._on_put(self.process)
+
+        try:
+            await self.call(fate, act, lambda: PutInDoubtError("the answer was lost"))
+        except PutInDoubtError:
+            self._doubtful[key] = None
+            raise
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted:
+        async def act() -> Deleted:
+            for key in keys:
+                self._on_delete(key)
+            return await self._inner.delete_many(keys)
+
+        return await self._read(act, Fault.GET_FAILED)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        async def act() -> list[ObjectStat]:
+            return [stat async for stat in self._inner.list(prefix, start_after=start_after)]
+
+        for stat in await self._read(act, Fault.GET_FAILED):
+            yield stat
+
+    async def start_multipart(self, key: str) -> MultipartUpload:
+        raise NotImplementedError("agents do not use multipart uploads")
+
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        raise NotImplementedError("agents do not use multipart uploads")
+
+    async def close(self) -> None:
+        return None
+
+    async def _read(self, act: Callable[[], Coroutine[Any, Any, T]], fault: Fault) -> T:
+        away = self.faults.is_away(Fault.STORE_DOWN, self.loop.now_ms)
+        failed = away or self.faults.strikes(fault)
+        fate = self.fate(call_lost=failed, answer_lost=False, late=False, slow=False)
+        return await self.call(fate, act, lambda: StoreUnavailableError("no answer"))

@@ -1,0 +1,24 @@
+"""The simulation finds the bugs that it is there to find: each is planted, and seeds run until one shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.planted import PLANTED
+from tests.simulation.world import run_seed
+
+SEEDS_MAX = 256
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    # given a bug in the product
+    with PLANTED[name]():
+        # when seeds run, one after the other
+        outcomes = (run_seed(seed, planted=name) for seed in range(SEEDS_MAX))
+        found = next((outcome for outcome in outcomes if outcome.violations), None)
+    # then one of the first shows it
+    assert found is not None, f"{SEEDS_MAX} seeds did not show it"
+    print(f"{name}: seed {found.seed}: {found.violations[0]}")
+    # and as a broken promise, not as an exception out of the plant
+    assert "Traceback" not in found.violations[0]

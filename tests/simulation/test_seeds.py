@@ -1,0 +1,92 @@
+"""A thousand runs under a thousand seeds: see README.md on how to replay one and how to read the counts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.faults import Kind, never
+from tests.simulation.planted import PLANTED
+from tests.simulation.summary import record
+from tests.simulation.world import Outcome, run_seed
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS = 256
+SOAK_FROM, SOAK_SEEDS = 1_000_000, 2_500
+RecordProperty = Callable[[str, object], None]
+
+
+def run_seeds(seeds: range) -> tuple[Counter[Kind], list[Outcome]]:
+    counts: Counter[Kind] = Counter()
+    failed: list[Outcome] = []
+    for seed in seeds:
+        outcome = run_seed(seed)
+        counts += outcome.counts
+        if outcome.violations:
+            failed.append(outcome)
+    return counts, failed
+
+
+def run_by_hand(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *options],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 4 * SEEDS, SEEDS))
+def test_every_promise_is_kept_under_every_seed(first: int, record_property: RecordProperty) -> None:
+    # when the world runs under each seed, with what its seed has go wrong
+    counts, failed = run_seeds(range(first, first + SEEDS))
+    record(record_property, counts, SEEDS)
+    # then nothing promised was broken
+    assert not failed, "\n\n".join(map(str, failed))
+    # and the seeds meant something: every fault fired, every in-doubt path was taken
+    assert never(counts) == []
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(SOAK_FROM, SOAK_FROM + 4 * SOAK_SEEDS, SOAK_SEEDS))
+def test_every_promise_is_kept_under_many_more_seeds(first: int, record_property: RecordProperty) -> None:
+    counts, failed = run_seeds(range(first, first + SOAK_SEEDS))
+    record(record_property, counts, SOAK_SEEDS)
+    assert not failed, "\n\n".join(map(str, failed))
+
+
+def test_a_seed_is_one_run_whatever_the_process_and_its_hash_seed() -> None:
+    # when two processes that hash strings differently run the same seeds
+    traces = [run_by_hand("--seeds", "0-11", "--hash", PYTHONHASHSEED=seed).stdout.splitlines() for seed in ("1", "2")]
+    # then every event of every run came at the same time in the same order
+    assert traces[0] == traces[1]
+    # and runs of different seeds differ
+    assert len({line.split()[1] for line in traces[0]}) == 12
+
+
+def test_a_seed_that_fails_can_be_replayed_by_the_command_it_prints() -> None:
+    # given a run that breaks a promise
+    name = "serves-over-a-gap"
+    with PLANTED[name]():
+        failed = next(
+            outcome for outcome in (run_seed(seed, planted=name) for seed in range(100)) if outcome.violations
+        )
+    assert f"seed {failed.seed}" in str(failed)
+    # when the command in its text is run
+    python, m, module, *options = failed.replay.split()
+    assert (python, m, module) == ("python", "-m", "tests.simulation")
+    replayed = run_by_hand(*options)
+    # then it breaks the same promise, and the trace says how it came to that
+    assert replayed.returncode == 1
+    assert failed.violations[0] in replayed.stdout
+    assert "is ready" in replayed.stdout
