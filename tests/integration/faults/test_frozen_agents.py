@@ -1,0 +1,142 @@
+"""An agent that is frozen (SIGSTOP) under load for longer than its lease, and wakes up with requests, files and commits
+of another time in its hands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import sleep
+from typing import Any
+
+import pytest
+
+from metadata.service import LEASE_MS
+from siltstone.client import connected
+from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
+from tests.fixtures.faulty_proxies import CommitProxy, Forwarder
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, check_fsck, wait_until
+from tests.fixtures.s3 import free_port
+
+PARTITIONS = 6
+REQUEST_MS = 2_000
+"""How long a client waits for an agent that says nothing."""
+
+
+def patient_writer(name: str, **to: Any) -> LibrdkafkaWriter:
+    options = {
+        "request.timeout.ms": REQUEST_MS,
+        "socket.timeout.ms": REQUEST_MS,
+        "topic.metadata.refresh.interval.ms": 500,
+    }
+    return LibrdkafkaWriter(name, options=options, **to)
+
+
+WRITERS: Sequence[MakeWriter] = (patient_writer, patient_writer)
+
+
+def agents_named_by(agent: AgentProcess) -> set[int]:
+    """Ports of the agents that a client is told of."""
+
+    async def ask() -> set[int]:
+        async with connected(agent.address) as client:
+            return {broker.port for broker in (await client.metadata()).brokers}
+
+    return in_thread(ask())
+
+
+def files_committed(processes: Processes) -> Mapping[tuple[int, int], int]:
+    """(writer, epoch) -> how many files it has committed."""
+    rows = processes.postgres.query("SELECT writer_id, epoch, count(*) AS files FROM files GROUP BY 1, 2")
+    return {(row["writer_id"], row["epoch"]): row["files"] for row in rows}
+
+
+def until_both_commit(processes: Processes) -> None:
+    """Clients write to an agent when they have heard of it."""
+    before = files_committed(processes)
+    wait_until(lambda: sum(now > before.get(key, 0) for key, now in files_committed(processes).items()) >= 2, 20)
+
+
+def lease_lost(processes: Processes, *, really: bool) -> None:
+    """A frozen agent's lease runs out; others serve its partitions; it wakes and goes on under the lease it has, which
+    nobody took: what it still holds is a retry to the metadata store, or has been stored in the meantime."""
+    frozen, other = processes.start(2)
+    create_topic(other.address, "t", partitions=PARTITIONS)
+    with Load(processes.bootstrap, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:
+        load.until_more(50)
+        until_both_commit(processes)
+        frozen.freeze()
+        if really:
+            sleep(LEASE_MS / 1000 + 1)
+        else:
+            processes.postgres.end_lease(frozen.port)
+        # then: the other one is named for every partition, and is enough
+        wait_until(lambda: agents_named_by(other) == {other.port}, 10)
+        load.until_more(200)
+        frozen.thaw()
+        wait_until(lambda: processes.postgres.lease_left_ms(frozen.port) > LEASE_MS / 2, 10)
+        wait_until(lambda: agents_named_by(other) == {frozen.port, other.port}, 10)
+        load.until_more(200)
+        load.finish_and_check(frozen.address)
+    assert set(files_committed(processes)) == {(writer, 0) for writer in (1, 2)}, "nobody had to be fenced"
+    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+
+
+def test_a_frozen_agent_wakes_when_its_lease_is_over(processes: Processes) -> None:
+    lease_lost(processes, really=False)
+
+
+@pytest.mark.soak
+def test_a_frozen_agent_wakes_long_after_its_lease(processes: Processes) -> None:
+    lease_lost(processes, really=True)
+
+
+def replaced(processes: Processes, *, frozen_s: float) -> None:
+    """Behind one address a new process takes the place of a frozen one, one of whose commits is on its way and arrives
+    after that; more requests lie in its sockets and were sent again elsewhere."""
+    port = free_port()
+    service = f"127.0.0.1:{port}"
+    with (
+        CommitProxy(*processes.postgres.address) as line,
+        Forwarder(service, ("127.0.0.2", port)) as address,
+    ):
+        other = processes.add()
+        slow_line = processes.postgres.url_through(line.port)
+        frozen = processes.add(listen=f"127.0.0.2:{port}", advertised_host="127.0.0.1", metadata_url=slow_line)
+        heir = processes.add(listen=f"127.0.0.3:{port}", advertised_host="127.0.0.1")
+        for agent in (other, frozen):
+            agent.begin_start()
+        for agent in (other, frozen):
+            agent.await_ready()
+        create_topic(other.address, "t", partitions=PARTITIONS)
+        bootstrap = f"{other.address},{service}"
+        with Load(bootstrap, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:
+            load.until_more(50)
+            until_both_commit(processes)
+            line.holding = True
+            wait_until(lambda: line.held > 0, 10)
+            frozen.freeze()
+            [row] = processes.postgres.query("SELECT writer_id, epoch FROM writers WHERE port = $1", port)
+            old = (row["writer_id"], row["epoch"])
+            sleep(frozen_s)
+            heir.start()
+            address.to = ("127.0.0.3", port)
+            address.cut_all()
+            committed = files_committed(processes)[old]
+            # when: the commit arrives, and after a while its sender wakes
+            line.holding = False
+            load.until_more(200)
+            frozen.thaw()
+            wait_until(lambda: "file given up error=NOT_LEADER_OR_FOLLOWER" in frozen.log, 20)
+            load.until_more(200)
+            load.finish_and_check(bootstrap)
+        assert files_committed(processes)[old] == committed, "committed under an epoch that was over"
+        check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+        processes.stop()
+
+
+def test_a_frozen_agent_whose_place_was_taken_commits_nothing_of_its_old_epoch(processes: Processes) -> None:
+    replaced(processes, frozen_s=0)
+
+
+@pytest.mark.soak
+def test_an_agent_frozen_beyond_its_lease_whose_place_was_taken_commits_nothing(processes: Processes) -> None:
+    replaced(processes, frozen_s=LEASE_MS / 1000 + 1)
