@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 import traceback
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    # An exception, so that the servers that were started are stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     size = Size.FULL if arguments.full else Size.SMALL
     tables: list[Table] = []
     print(machine(), file=sys.stderr)

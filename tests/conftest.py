@@ -7,6 +7,7 @@ pytest_plugins = [
     "tests.fixtures.dev",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
+    "tests.fixtures.skips",
     "tests.simulation.summary",
     "tests.fixtures.faults",  # after those it imports: pytest rewrites the asserts of what it loads first itself
 ]
