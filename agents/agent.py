@@ -9,6 +9,7 @@ loses nothing that was acknowledged: see `write/path.py`.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 
@@ -120,7 +121,7 @@ class Agent:
             raise
         self.address = f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}"
         self.ready = True
-        _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone)
+        _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone, pid=os.getpid())
 
     async def stop(self) -> None:
         """Drain within `drain.timeout.ms`, then go. Whatever `start` got to is undone; twice is harmless."""

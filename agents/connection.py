@@ -58,7 +58,6 @@ WRITE_PARTS = 512
 """Pieces of it; the kernel takes 1,024."""
 COPIED_BYTES = 64 << 10
 """What the transport is given, and copies, when the socket is full; it then says when there is room again."""
-STALLED_MS_MAX = 30_000
 LARGE_FRAME_BYTES = 16 << 10
 """A partial frame above this may be told to wait."""
 READ_BYTES_WHEN_FULL = 64 << 10
@@ -180,9 +179,9 @@ class Connection(asyncio.BufferedProtocol):
     def produces_waiting(self) -> bool:
         return self.sends_produce and bool(self._slots or self._unsent) and not self._ended
 
-    def has_stalled(self, now_ms: float) -> bool:
-        """Whether the client has taken next to nothing of its answers for STALLED_MS_MAX."""
-        return self._write_paused and now_ms - self._write_paused_ms > STALLED_MS_MAX
+    def has_stalled(self, since_ms: float) -> bool:
+        """Whether the client has taken next to nothing of its answers since then."""
+        return self._write_paused and self._write_paused_ms < since_ms
 
     def pump(self) -> None:
         """Begin what may be begun, write what is answered, and read on if there is room."""

@@ -25,6 +25,10 @@ _log = get_logger(__name__)
 SWEEP_MS = 1_000
 SILENT_MS_MAX = 10_000
 """How long the connection that holds up others may send nothing."""
+STALLED_MS_MAX = 30_000
+"""How long a client may take next to nothing (64 KiB) of an answer."""
+STALLED_MS_WHEN_WAITED_FOR = 3_000
+"""The same, while fetches of others wait for the memory that it holds."""
 FLUSH_MS_MAX = 2_000
 """How long a client may take to read its last answers when the agent stops."""
 RESUME_SHARE = 0.75
@@ -217,7 +221,8 @@ class Server:
 
     def _cut_stalled(self) -> None:
         """A client that does not read keeps bytes from all others."""
-        now_ms = self.broker.clock.monotonic_ms()
-        for connection in [each for each in self._connections if each.has_stalled(now_ms)]:
+        stalled_ms = STALLED_MS_WHEN_WAITED_FOR if self.broker.reader.is_waited_for else STALLED_MS_MAX
+        since_ms = self.broker.clock.monotonic_ms() - stalled_ms
+        for connection in [each for each in self._connections if each.has_stalled(since_ms)]:
             _log.warning("connection cut, its client does not read its answers")
             connection.abort()

@@ -26,7 +26,7 @@ class ObjectStoreError(SiltstoneError):
 
 class ObjectNotFoundError(ObjectStoreError):
     def __init__(self, key: str) -> None:
-        super().__init__(f"object {key!r} does not exist")
+        super().__init__(f"object {key!r} does not exist", remedy="`siltstone files list` shows the keys there are")
         self.key = key
 
 

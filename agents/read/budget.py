@@ -53,6 +53,11 @@ class ByteBudget:
     def taken(self) -> int:
         return sum(self._taken)
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for bytes that others hold."""
+        return any(not turn.given.done() for line in self._waiting for turn in line)
+
     async def take(self, wanted: int, source: Source = Source.MEMORY) -> Release:
         """Wait for `wanted` bytes. Call the result once they are free again; calling it twice frees them once."""
         wanted = min(wanted, self._limits[source])

@@ -101,6 +101,11 @@ class Reader:
         self._metrics = metrics
         self._resume = ResumePoints()
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a fetch waits because the answers of others hold all bytes that there are for it."""
+        return self._budget.is_waited_for
+
     async def read(self, wants: Sequence[Want], *, bytes_max: int, news: News | None = None) -> Reading:
         """Whole batches for each want, in order, `bytes_max` in all; at least one batch if there is any (KIP-74).
 

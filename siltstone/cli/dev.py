@@ -75,6 +75,8 @@ def dev(
     names = [zone.strip() for zone in zones.split(",")] if zones else []
     if not all(names):
         raise click.BadParameter("a zone has no name", param_hint="--zones")
+    if len(names) > agents:
+        raise click.BadParameter(f"{len(names)} zones need --agents {len(names)} at least", param_hint="--zones")
     asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell, zones=names))
 
 

@@ -200,7 +200,9 @@ def _note_without_effect(configs: Iterable[str]) -> None:
     """Say on stderr which of the configs just set change nothing."""
     for config in configs:
         if not _acts(config):
-            click.echo(f"note: {config} is kept but has no effect here: {TOPIC_CONFIGS[config].doc}", err=True)
+            click.echo(
+                f"note: {config} is kept, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True
+            )
 
 
 def parse_configs(pairs: Sequence[str]) -> dict[str, str]:

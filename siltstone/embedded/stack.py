@@ -341,7 +341,7 @@ async def _first_death(children: Sequence[_Child]) -> None:
     async def death(child: _Child) -> None:
         code = await child.process.wait()
         raise AgentDiedError(
-            f"{child.name} ended by itself with {_status(code)}; everything was stopped",
+            f"{child.name} ended with {_status(code)}; dev ends with any of its agents, everything was stopped",
             remedy="its last messages stand above; all acknowledged records are safe, start again",
         )
 

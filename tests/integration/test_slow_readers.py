@@ -8,7 +8,6 @@ import tracemalloc
 
 import pytest
 
-import agents.connection
 import agents.server
 from siltstone.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
@@ -69,22 +68,37 @@ async def test_answers_nobody_takes_are_bounded_and_others_are_served(dial: Dial
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_that_does_not_read_is_cut(
+async def test_a_client_that_does_not_read_is_cut_soon_when_others_wait_for_what_it_holds(
     dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents.connection, "STALLED_MS_MAX", 200)
+    monkeypatch.setattr(agents.server, "STALLED_MS_WHEN_WAITED_FOR", 200)
     monkeypatch.setattr(agents.server, "SWEEP_MS", 50)
     running = await start_agent(fetch_buffer_bytes_max=20 * MIB, fetch_max_bytes=20 * MIB)
     client = await filled(dial, running)
     mute = await dial.raw(running.address)
     await mute.begin(fetch((0, 0, 50 * MIB)), 11)
-    await asyncio.sleep(0.05)
-    # given: the mute one holds the whole budget
+    # given: the mute one holds the whole budget, and nobody minds
+    await asyncio.sleep(0.5)
     assert held(running) == 20 * MIB
+    assert running.metric("connections") == 2
     started = time.monotonic()
     assert len((await client.fetch("t", 0, 0, max_bytes=2 * MIB)).records) > 0
     assert time.monotonic() - started < 8
     assert running.metric("connections") == 1
+
+
+async def test_a_client_that_does_not_read_is_cut_in_the_end(
+    dial: Dial, start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents.server, "STALLED_MS_MAX", 200)
+    monkeypatch.setattr(agents.server, "SWEEP_MS", 50)
+    running = await start_agent()
+    await filled(dial, running)
+    mute = await dial.raw(running.address)
+    await mute.begin(fetch((0, 0, 50 * MIB)), 11)
+    async with asyncio.timeout(8):
+        while running.metric("connections") > 1:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_slow_reader_gets_all_of_a_large_answer(dial: Dial, start_agent: StartAgent) -> None:

@@ -21,8 +21,9 @@ def main() -> int:
     options.add_argument("--hash", action="store_true", help="print the hash of each trace")
     options.add_argument("--plant", choices=sorted(PLANTED), help="put this bug in first")
     chosen = options.parse_args()
-    first, _, last = chosen.seeds.partition("-")
-    seeds = [chosen.seed] if chosen.seed is not None else range(int(first), int(last or first) + 1)
+    seeds = [chosen.seed] if chosen.seed is not None else _range(chosen.seeds)
+    if not seeds:
+        options.error(f"--seeds {chosen.seeds}: write FIRST-LAST, for example 0-127")
     counts: Counter[Kind] = Counter()
     failed: list[int] = []
     started_s, callbacks = time.process_time(), 0
@@ -41,9 +42,19 @@ def main() -> int:
     took_s = time.process_time() - started_s
     if not chosen.hash:
         print(table(counts))
-        print("never:", *never(counts), sep="\n  ")
-        print(f"{len(seeds)} seeds, {len(failed)} failed {failed[:20]}, {took_s:.1f} s of CPU, {callbacks} callbacks")
+        if missing := never(counts):
+            print("not in these seeds (over 256 of them everything happens):", *missing, sep="\n  ")
+        print(f"{len(seeds)} seeds, {len(failed)} failed {failed or ''}, {took_s:.1f} s of CPU, {callbacks} callbacks")
     return 1 if failed else 0
+
+
+def _range(text: str) -> range:
+    """Empty when it cannot be read."""
+    first, _, last = text.partition("-")
+    try:
+        return range(int(first), int(last or first) + 1)
+    except ValueError:
+        return range(0)
 
 
 if __name__ == "__main__":
