@@ -72,11 +72,13 @@ def _is_produce(frame: memoryview) -> bool:
 class _Slot:
     """A place in the line of answers."""
 
-    __slots__ = ("parts", "release", "started_ms")
+    __slots__ = ("drops", "parts", "release", "started_ms")
 
     def __init__(self, started_ms: float) -> None:
         self.started_ms = started_ms
         self.release: Release | None = None
+        self.drops = False
+        """There is no answer but the end of the connection, once all before it have theirs."""
         self.parts: Sequence[Octets] | None = None
         """None until answered; empty when there is no answer to send."""
 
@@ -153,8 +155,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._send()
-        self.pump()
+        # Not at once: the transport is in the middle of its own writing.
+        self._pump_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
@@ -178,6 +180,11 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def produces_waiting(self) -> bool:
         return self.sends_produce and bool(self._slots or self._unsent) and not self._ended
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether complete answers have not been handed to the socket yet."""
+        return bool(self._unsent) and not self._ended
 
     def has_stalled(self, since_ms: float) -> bool:
         """Whether the client has taken next to nothing of its answers since then."""
@@ -271,17 +278,20 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._answer(slot, header, answer.result())
         except DropConnectionError:
-            return self._end("a produce request without acks was refused")
+            slot.drops, slot.parts = True, ()
         except Exception:
             _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
             return self._end("internal error")
         if not HANDLERS[header.api_key].pipelined:
             self._exclusive = False
+        # Not at once: one commit answers many requests, and their answers leave together.
+        self._pump_soon()
+        return None
+
+    def _pump_soon(self) -> None:
         if not self._pump_due:
-            # Not at once: one commit answers many requests, and their answers leave together.
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump_when_due)
-        return None
 
     def _pump_when_due(self) -> None:
         self._pump_due = False
@@ -303,10 +313,14 @@ class Connection(asyncio.BufferedProtocol):
         """Line up what is complete at the head of the line, and send."""
         while self._slots and (ready := self._slots[0].parts) is not None:
             slot = self._slots.popleft()
+            if slot.drops:
+                self._send()
+                return self._end("a produce request without acks was refused")
             self._unsent += ready
             if slot.release is not None:
                 self._unsent.append(slot.release)
         self._send()
+        return None
 
     def _send(self) -> None:
         """Write in slices, only as fast as the client reads: what waits here is views, not copies."""

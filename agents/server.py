@@ -31,6 +31,7 @@ STALLED_MS_WHEN_WAITED_FOR = 3_000
 """The same, while fetches of others wait for the memory that it holds."""
 FLUSH_MS_MAX = 2_000
 """How long a client may take to read its last answers when the agent stops."""
+FLUSH_POLL_MS = 5
 RESUME_SHARE = 0.75
 """Reading begins again below this share of the bound, so that it does not flutter."""
 
@@ -103,10 +104,12 @@ class Server:
         if self._sweeps is not None:
             self._sweeps.cancel()
             await asyncio.gather(self._sweeps, return_exceptions=True)
-        for connection in list(self._connections):
-            connection.close("agent stops")
         try:
             async with asyncio.timeout(FLUSH_MS_MAX / 1000):
+                while any(connection.is_sending for connection in self._connections):
+                    await self.broker.clock.sleep_ms(FLUSH_POLL_MS)
+                for connection in list(self._connections):
+                    connection.close("agent stops")
                 await self._nobody_left.wait()
         except TimeoutError:
             for connection in list(self._connections):
@@ -155,14 +158,17 @@ class Server:
         was_full = self.requests_are_full
         self._held_bytes += held_bytes - before
         self._held[connection] = held_bytes
+        frame_is_whole = False
         if connection.has_large_partial_frame:
             self._large.setdefault(connection)
-        elif self._large.pop(connection, self) is None and was_full:
-            # A large frame is whole: the next in line may go on.
-            self._pump_large()
+        else:
+            frame_is_whole = self._large.pop(connection, self) is None
         if self.requests_are_full and not was_full:
             for large in list(self._large):
                 large.update_reading()
+        elif was_full and (frame_is_whole or not self.requests_are_full):
+            # There is room, whoever made it, or the next in line may go on.
+            self._pump_large()
 
     @property
     def requests_are_full(self) -> bool:

@@ -319,6 +319,12 @@ def _consumer(bootstrap: str, topic: str, partitions: int, offset: int, **more: 
     return consumer
 
 
+def _at_hand(consumer: Any, count: int, timeout_s: float) -> list[Any]:
+    """What has come, as soon as something has: `consume` alone would wait for all `count`, or for the whole time."""
+    first = consumer.poll(timeout_s)
+    return [] if first is None else [first, *consumer.consume(count - 1, 0)]
+
+
 def consume(job: ConsumeJob) -> ConsumeResult:
     started = time.monotonic()
     fetch = {"fetch.message.max.bytes": 2 << 20, "queued.max.messages.kbytes": 64 << 10, "check.crcs": False}
@@ -326,7 +332,7 @@ def consume(job: ConsumeJob) -> ConsumeResult:
     read = first_read = 0
     first_s = last_s = started
     while read < job.records:
-        messages = consumer.consume(10_000, 0.1)
+        messages = _at_hand(consumer, 10_000, 0.1)
         now = time.monotonic()
         if messages:
             if messages[0].error() is not None or messages[-1].error() is not None:
@@ -392,7 +398,7 @@ def tail_read(job: TailJob) -> TailResult:
     ended = 0
     deadline = time.monotonic() + job.warmup_s + job.seconds + 60
     while ended < job.writers:
-        messages = consumer.consume(1000, 0.05)
+        messages = _at_hand(consumer, 1_000, 0.05)
         now = time.monotonic_ns()
         for message in messages:
             if message.error() is not None:

@@ -114,7 +114,9 @@ class Settings:
     produce_early_per_second: int = _count(
         20, _WRITE, "Early seals a second at most, which bounds the bill. 0: never early.", minimum=0
     )
-    produce_early_free_bytes: int = _bytes(524_288, _WRITE, "An early file this large is not counted among them.")
+    produce_early_free_bytes: int = _bytes(
+        524_288, _WRITE, "An early file this large is not counted among them.", minimum=65_536
+    )
     produce_buffer_bytes_max: int = _bytes(
         67_108_864, _WRITE, "Bytes buffered and in flight in an agent; above it, connections that produce are not read."
     )

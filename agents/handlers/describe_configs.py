@@ -5,6 +5,8 @@ A BROKER resource is answered by the agent it names; the empty name (cluster-wid
 
 from __future__ import annotations
 
+import asyncio
+
 from agents.broker import Broker
 from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, topic_entries
 from agents.topics import RequestError, code_of
@@ -21,22 +23,39 @@ from wire.messages.describe_configs import (
 )
 
 TOPIC, BROKER = 2, 4
+RESOURCES_AT_ONCE = 50
+"""Described before others have a turn."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=[await _describe(broker, header.api_version, asked, request) for asked in request.resources]
-    )
+    # What is named twice is answered once.
+    resources = {(each.resource_type, each.resource_name): each for each in request.resources}.values()
+    away: SiltstoneError | None = None
+    if any(each.resource_type == TOPIC and broker.catalog.topic(each.resource_name) is None for each in resources):
+        try:
+            await broker.follower.catch_up()
+        except SiltstoneError as error:
+            away = error
+    response = DescribeConfigsResponse()
+    for number, asked in enumerate(resources, start=1):
+        response.results.append(_describe(broker, header.api_version, asked, request, away))
+        if number % RESOURCES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return response
 
 
-async def _describe(
-    broker: Broker, version: int, asked: DescribeConfigsResource, request: DescribeConfigsRequest
+def _describe(
+    broker: Broker,
+    version: int,
+    asked: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    away: SiltstoneError | None,
 ) -> DescribeConfigsResult:
     result = DescribeConfigsResult(
         resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
     )
     try:
-        entries = await _entries(broker, asked)
+        entries = _entries(broker, asked, away)
     except SiltstoneError as error:
         result.error_code, result.error_message = code_of(error), str(error)
         return result
@@ -45,14 +64,12 @@ async def _describe(
     return result
 
 
-async def _entries(broker: Broker, asked: DescribeConfigsResource) -> list[ConfigEntry]:
+def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneError | None) -> list[ConfigEntry]:
+    """`away` is why the present could not be looked at, if it was needed."""
     if asked.resource_type == TOPIC:
         topic = broker.catalog.topic(asked.resource_name)
         if topic is None:
-            await broker.follower.catch_up()
-            topic = broker.catalog.topic(asked.resource_name)
-        if topic is None:
-            raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
+            raise away or RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
         return topic_entries(topic.configs, broker.settings)
     if asked.resource_type == BROKER:
         if asked.resource_name == "":

@@ -67,6 +67,9 @@ def handle(
     broker: Broker, header: RequestHeader, request: MetadataRequest
 ) -> MetadataResponse | Awaitable[MetadataResponse]:
     wanted = request.topics
+    if wanted:
+        # A topic is answered once however often it is named, as in Kafka.
+        wanted = list({(each.name, each.topic_id): each for each in wanted}.values())
     if wanted is None or (header.api_version == 0 and not wanted):
         return _all_topics(_asked(broker, header, request))
     if any(_find(broker, each) is None for each in wanted):

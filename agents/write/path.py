@@ -208,13 +208,18 @@ class WritePath:
     # ---- commit
 
     async def _commit_in_order(self) -> None:
-        while (file := await self._commits.get()) is not None:
+        while True:
+            file = await self._commits.get()
+            if file is None:
+                return
             try:
                 await self._finish(file)
             except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
                 _log.exception("file not committed", key=file.key)
                 # Nobody knows whether it was stored; this is the error that tells a client just that.
                 self._give_up(file, ErrorCode.REQUEST_TIMED_OUT, str(error))
+            # Its bytes and replies are not kept until the next file comes.
+            del file
 
     async def _finish(self, file: FileOnItsWay) -> None:
         try:

@@ -38,6 +38,7 @@ class ProduceReply:
         self._started_ms = clock.monotonic_ms()
         self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out)
         self._delay: asyncio.Task[None] | None = None
+        self.future.add_done_callback(self._end)
 
     def share(self, answers: Sequence[PartitionProduceResponse]) -> Share:
         """The promise of one submission, whose results go into `answers`. Ask for all before the first is handed on."""
@@ -70,6 +71,12 @@ class ProduceReply:
                 answer.error_code = ErrorCode.REQUEST_TIMED_OUT
                 answer.error_message = "the records were not committed in time; they may still be"
         self._give()
+
+    def _end(self, future: asyncio.Future[ProduceResponse | None]) -> None:
+        """Given, or the client is gone: nothing of it may wait for a timeout that the client chose."""
+        self._timer.cancel()
+        if future.cancelled() and self._delay is not None:
+            self._delay.cancel()
 
     def _give(self) -> None:
         if not self.future.done():

@@ -104,7 +104,7 @@ class Parts:
         if wanted is None or (header.api_version == 0 and not wanted):
             topics = [described(topic, named, operations) for topic in self.catalog.topics()]
         else:
-            topics = [self._answered(header.api_version, each, named, operations) for each in wanted]
+            topics = [self._answered(header.api_version, each, named, operations) for each in _once(wanted)]
         response = MetadataResponse(
             brokers=[
                 MetadataResponseBroker(
@@ -261,6 +261,11 @@ def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, .
 
 
 # ---- what a change costs
+
+
+def _once(wanted: Sequence[MetadataRequestTopic]) -> Sequence[MetadataRequestTopic]:
+    """What is named twice is answered once, where it was named first."""
+    return [each for number, each in enumerate(wanted) if each not in wanted[:number]]
 
 
 ALL = MetadataRequest(topics=None)
