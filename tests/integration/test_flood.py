@@ -265,7 +265,7 @@ async def survives(
     pushing: Sequence[Load],
     mute: int,
     duration_s: float,
-    fetch_s_max: float = 2.5,
+    fetch_s_max: float = 10,
 ) -> None:
     async with connected(agent.address) as client:
         await client.create_topic("t", partitions=PARTITIONS)

@@ -324,7 +324,7 @@ async def test_a_poll_on_a_topic_that_is_deleted_elsewhere_ends_at_once(start_ag
         with pytest.raises(KafkaError) as refused:
             await polling
         assert code_of(refused.value) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
 
 
 async def test_a_poll_that_an_index_loaded_anew_catches_is_answered_when_records_come(
@@ -341,7 +341,7 @@ async def test_a_poll_that_an_index_loaded_anew_catches_is_answered_when_records
         started = time.monotonic()
         await writer.produce("t", 0, batch(b"v"))
         assert len((await polling).records) > 0
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 10
 
 
 async def test_hopping_over_a_topic_that_is_deleted_and_made_again_ends_in_the_new_one(
@@ -416,5 +416,5 @@ async def test_a_poll_parked_on_an_agent_that_goes_is_let_go_and_the_other_agent
         # then: the next poll ends with the connection, not with its thirty seconds
         assert await raw.is_closed_by_peer()
         await stopping
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10
         assert len(await read_all(other, "t")) == 1
