@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from metadata.service import BatchResult
 from wire.batch import BatchHeader
@@ -53,4 +53,6 @@ class Submission:
 
     def __post_init__(self) -> None:
         self.bytes = sum(len(batch.records) for batch in self.batches)
-        self.held_bytes = self.bytes + SUBMISSION_BYTES + BATCH_BYTES * len(self.batches)
+        # One small batch keeps the whole request alive, though all else in it was refused.
+        frame_bytes = max((memoryview(cast(bytes, batch.records.obj)).nbytes for batch in self.batches[:1]), default=0)
+        self.held_bytes = max(self.bytes, frame_bytes) + SUBMISSION_BYTES + BATCH_BYTES * len(self.batches)

@@ -104,6 +104,28 @@ async def test_who_was_told_to_wait_for_room_is_woken_by_whoever_makes_it(dial: 
     assert server._held_bytes == 0
 
 
+async def test_a_small_batch_counts_for_the_large_request_it_keeps_alive(dial: Dial, start_agent: StartAgent) -> None:
+    store = HeldStore()
+    running = await start_agent(store=store)
+    client = await dial.kafka(running.address)
+    await client.create_topic("t", partitions=2)
+    good = build_batch([NewRecord(int(time.time() * 1000), None, b"x")])
+    torn = bytearray(build_batch([NewRecord(int(time.time() * 1000), None, b"x" * 500_000)]))
+    torn[-1] ^= 1
+    parts = [PartitionProduceData(index=0, records=good), PartitionProduceData(index=1, records=bytes(torn))]
+    store.holds = True
+    raw = await dial.raw(running.address)
+    await raw.begin(
+        ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name="t", partition_data=parts)]), 9
+    )
+    await until(lambda: running.metric("buffered_bytes") > 500_000)
+    await until(lambda: bool(store._held))
+    store.let_go()
+    answer = await raw.answer(ProduceResponse, 9)
+    assert [part.error_code for part in answer.responses[0].partition_responses] == [0, ErrorCode.CORRUPT_MESSAGE]
+    assert running.metric("buffered_bytes") == 0
+
+
 async def test_a_reply_whose_client_has_gone_is_not_kept_until_the_clients_own_timeout(
     dial: Dial, start_agent: StartAgent
 ) -> None:
