@@ -18,11 +18,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.s3_server import free_port, stop
+from bench.started import Started
 from bench.usage import Usage, usage
 
 START_S = 60.0
@@ -79,25 +79,14 @@ def find_jars(environ: Mapping[str, str] | None = None) -> Jars | None:
 # ---- the broker
 
 
-class Broker:
+class Broker(Started):
     """Started by `with`; stopped by its pid and its directory removed at the end."""
 
     def __init__(self, jars: Jars) -> None:
+        super().__init__()
         self._jars = jars
-        self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self.bootstrap = ""
-
-    def __enter__(self) -> Broker:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def read(self) -> Usage:
         assert self._process is not None

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import boto3  # pyright: ignore[reportMissingTypeStubs]  # it has none
+
+from bench.started import Started
 
 ROOT = Path(__file__).parents[1]
 ACCESS_KEY, SECRET_KEY, REGION = "bench", "benchbench", "us-east-1"
@@ -62,25 +63,14 @@ def client_environment() -> dict[str, str]:
     return {**kept, **CLIENT_ENVIRONMENT}
 
 
-class S3Server:
+class S3Server(Started):
     """Started by `with`; stopped, and its objects removed, at the end."""
 
     def __init__(self, log: Path) -> None:
+        super().__init__()
         self._log = log
-        self._stack = ExitStack()
         self._port = 0
         self.pid = 0
-
-    def __enter__(self) -> S3Server:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def url(self, latency: Latency | None = None) -> str:
         """`s3://...` of the bucket, which is the same with and without latency."""

@@ -20,7 +20,6 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -29,6 +28,7 @@ from types import MappingProxyType
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3_server import ROOT, Latency, S3Server, client_environment, server_name, stop
+from bench.started import Started
 from bench.usage import Usage, postgres_usage, usage, usage_of_all
 from metadata.migrate import migrate
 from siltstone.embedded.postgres import EmbeddedPostgres
@@ -115,7 +115,7 @@ class RunningAgent:
     metrics_url: str
 
 
-class Stack:
+class Stack(Started):
     """Started by `with`.
 
     Args:
@@ -131,28 +131,17 @@ class Stack:
         zones: Sequence[str] = (),
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        super().__init__()
         self.store = store
         self._agents_wanted = agents
         self._zones = zones
         self._settings = settings
-        self._stack = ExitStack()
         self._postgres: EmbeddedPostgres | None = None
         self._s3: S3Server | None = None
         self._store_url = ""
         self._lifeline = -1
         self.directory = Path()
         self.agents: list[RunningAgent] = []
-
-    def __enter__(self) -> Stack:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     @property
     def bootstrap(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -134,7 +135,7 @@ def _mark_heard(answer: asyncio.Future[Message]) -> None:
         answer.exception()
 
 
-class Client:
+class Client(ABC):
     """A process that talks to agents, any of them."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -149,8 +150,8 @@ class Client:
         task = self.process.spawn(self._run_to_end(), self.name)
         task.add_done_callback(self._ended)
 
-    async def run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def run(self) -> None: ...
 
     async def _run_to_end(self) -> None:
         await self.run()
