@@ -1,0 +1,65 @@
+"""What may stay and what may go of one compacted partition: the values that the rules are judged by.
+
+The rules are in two places that give the same bytes: `compactor/clean_oracle.py`, pure Python, to be read, and
+`compactor/partition_cleaner.py`, over compiled kernels, to be run. Both take batches of one partition in offset order,
+offsets stamped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+DEDUPE_BUFFER_BYTES = 128 * 1024 * 1024
+DEDUPE_ENTRY_BYTES = 41
+DEDUPE_KEYS_MAX = DEDUPE_BUFFER_BYTES // DEDUPE_ENTRY_BYTES
+assert DEDUPE_KEYS_MAX == 3_273_603
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanBounds:
+    """One partition in one merge. Offsets named `..._offset` of a bound are exclusive."""
+
+    first_uncleanable_offset: int
+    """Records at or above never enter the table and stay as they are."""
+    whole_through_offset: int
+    """The inputs hold every live extent from the log start up to here: only below may tombstones be stamped or go."""
+    now_ms: int
+    """The spec's time; a horizon at or below it has passed."""
+    delete_horizon_ms: int
+    """Stamped into a batch that keeps a tombstone and has no horizon yet."""
+    high_watermark: int
+    last_stable_offset: int
+    aborted: Sequence[tuple[int, int, int]] = ()
+    """(producer id, first offset, offset of the abort marker) of aborted transactions, by first offset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanResult:
+    """After the key passes over a partition."""
+
+    records: int
+    """Records walked below the first uncleanable offset."""
+    dead_records: int
+    keys: int
+    """Distinct keys entered, over all fillings of the buffer; what the next pass must expect."""
+    clears: int
+    """How often the buffer overflowed and was cleared (deep passes never clear)."""
+    first_clear_offset: int | None
+    """Offset of the record at which it was first cleared; tombstones at or above it must stay as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanedStats:
+    """After the rewrite of a partition."""
+
+    records_in: int
+    records_out: int
+    bytes_in: int
+    bytes_out: int
+    tombstones_out: int
+    tombstones_dropped: int
+    keyless_dropped: int
+    batches_verbatim: int
+    batches_rebuilt: int
+    batches_removed: int
