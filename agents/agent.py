@@ -22,16 +22,14 @@ from agents.handlers.config_entries import broker_defaults
 from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
-from agents.read.blocks import BlockReader
-from agents.read.budget import ByteBudget
-from agents.read.cache import BlockCache
-from agents.read.reader import Reader
+from agents.read.path import ReadPath
 from agents.server import Server, bind
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
-from metadata.service import AgentAddress, Committed, MetadataService, MetadataUnavailableError
+from metadata.compaction import Metadata
+from metadata.service import AgentAddress, Committed, MetadataUnavailableError
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
 from siltstone.logging import get_logger
@@ -53,7 +51,7 @@ class Agent:
         *,
         settings: Settings,
         store: ObjectStore,
-        metadata: MetadataService,
+        metadata: Metadata,
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
@@ -69,11 +67,6 @@ class Agent:
         self._catalog = Catalog(broker_defaults=broker_defaults(settings))
         self._index = LogIndex()
         self._arrivals = Arrivals()
-        self._hot_cache = BlockCache(settings.cache_hot_bytes, metrics.cache_bytes.labels(pool="hot").set)
-        self._hot = self._block_reader(self._hot_cache, "hot")
-        self._cold = self._block_reader(
-            BlockCache(settings.cache_cold_bytes, metrics.cache_bytes.labels(pool="cold").set), "cold"
-        )
         self._stall = WriteStall(
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), metrics
         )
@@ -87,6 +80,15 @@ class Agent:
             clock=clock,
             metrics=metrics,
             on_live_files=self._stall.files_changed,
+        )
+        self._reads = ReadPath(
+            settings=settings,
+            index=self._index,
+            store=store,
+            metadata=metadata,
+            catch_up=self._follower.catch_up,
+            clock=clock,
+            metrics=metrics,
         )
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
@@ -137,8 +139,7 @@ class Agent:
         if self._write_path is not None:
             await self._write_path.close()
         await self._follower.stop()
-        for reader in (self._hot, self._cold):
-            await reader.close()
+        await self._reads.close()
         await asyncio.gather(*self._hints, return_exceptions=True)
         if self._membership is not None:
             await self._membership.leave()
@@ -158,15 +159,6 @@ class Agent:
             await self._clock.sleep_ms(FLUSH_POLL_MS)
 
     # ---- parts
-
-    def _block_reader(self, cache: BlockCache, pool: str) -> BlockReader:
-        return BlockReader(
-            store=self._store,
-            cache=cache,
-            pool=pool,
-            concurrency=self._settings.read_concurrency,
-            metrics=self._metrics,
-        )
 
     def _new_write_path(self, membership: Membership) -> WritePath:
         settings = self._settings
@@ -197,13 +189,8 @@ class Agent:
             cluster_id=cluster_id,
             catalog=self._catalog,
             index=self._index,
-            reader=Reader(
-                index=self._index,
-                hot=self._hot,
-                cold=self._cold,
-                budget=ByteBudget(self._settings.fetch_buffer_bytes_max),
-                metrics=self._metrics,
-            ),
+            reader=self._reads.reader,
+            timestamps=self._reads.timestamps,
             write_path=write_path,
             stall=self._stall,
             arrivals=self._arrivals,
@@ -220,7 +207,7 @@ class Agent:
 
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
         """The bytes first, then the index: whoever is woken finds them in memory."""
-        self._hot_cache.put_file(file.key, file.sealed.file.body)
+        self._reads.hot_cache.put_file(file.key, file.sealed.file.body)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.body), committed)
         if self._membership is not None and len(self._membership.agents) > 1:
             hint = asyncio.create_task(self._hint(), name="hint")

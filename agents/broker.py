@@ -13,10 +13,11 @@ from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
+from agents.read.timestamps import TimestampSearch
 from agents.topic_entries import TopicEntries
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
-from metadata.service import MetadataService
+from metadata.compaction import Metadata
 from siltstone.clock import Clock
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
@@ -29,6 +30,7 @@ class Broker:
     catalog: Catalog
     index: LogIndex
     reader: Reader
+    timestamps: TimestampSearch
     write_path: WritePath
     stall: WriteStall
     arrivals: Arrivals
@@ -36,7 +38,7 @@ class Broker:
     fresh: FreshWatermarks
     membership: Membership
     producer_ids: ProducerIds
-    metadata: MetadataService
+    metadata: Metadata
     clock: Clock
     metrics: Metrics
     topic_entries: TopicEntries = field(default_factory=TopicEntries)

@@ -1,8 +1,11 @@
 """Follows the metadata store: one statement brings every new L0 file and every change, for all partitions at once.
 
 It runs on a hint or every `poll_ms`, and whenever somebody must see the present (`catch_up`). The order of taking in is
-changes first, then files: a file may speak of a partition that the same answer creates. Own commits are taken in by the
-write path at once and come by here a second time, which the index ignores.
+changes first, then files, for a file may speak of a partition that the same answer creates; then what merges replaced
+goes from the index, in slices. Last, because others run between the slices: an own commit that came in between a merge
+and the file it replaced would be taken for a live one. Own commits are taken in by the write path at once and come by
+here a second time, which the index ignores. One answer of the store is one instant: a file of it that is live was not
+merged by a change of it, and a merge that comes later comes with the change that says so.
 
 While the store does not answer, what is known stands: caught-up readers wait, known records are served. A cursor that
 fell behind the rows kept starts cold from a snapshot.
@@ -11,7 +14,7 @@ fell behind the rows kept starts cold from a snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
@@ -25,6 +28,7 @@ from metadata.service import (
     L0File,
     MetadataService,
     Snapshot,
+    Tail,
     WentBackError,
     WriterLease,
 )
@@ -133,10 +137,20 @@ class Follower:
             return
         for change in tail.changes:
             self._apply(change)
-        self._add_files(tail.files)
+        for file in tail.files:
+            self._add(file.file_id, _ref(file), file.index, live=file.live)
+        await self._drop_merged(tail)
         self._cursor = _later(self._cursor, tail.cursor)
         self._metrics.tail_files_total.inc(len(tail.files))
         self._report()
+
+    async def _drop_merged(self, tail: Tail) -> None:
+        merged = {file.file_id for file in tail.files if not file.live}
+        for change in tail.changes:
+            if change.kind is ChangeKind.MERGED:
+                merged.update(change.detail["l0_files"])
+        for _ in self._index.drop_files(merged):
+            await asyncio.sleep(0)
 
     # ---- taking in
 
@@ -164,12 +178,8 @@ class Follower:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
 
-    def _add_files(self, files: Iterable[L0File]) -> None:
-        for file in files:
-            self._add(file.file_id, _ref(file), file.index)
-
-    def _add(self, file_id: int, ref: FileRef, index: bytes) -> None:
-        self._arrivals.wake(self._index.add_file(file_id, ref, iter_index(index)))
+    def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
+        self._arrivals.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
 
     def _report(self) -> None:
         self._metrics.index_extents.set(self._index.extents)

@@ -5,6 +5,11 @@ only when it begins at the end: a gap means that a commit of another writer has 
 waits in `_waiting` and is never served early (a reader would step over records that were acknowledged).
 An extent that begins below the end is known already: own commits and the tail bring the same file twice.
 
+Only live L0 files are held. Those that a merge replaced leave *holes*: offsets below the end that no row here holds lie
+in merged files, which are looked up when somebody reads them (`read/leveled.py`). A file that was merged before it was
+heard of only moves the end; one that waits for an earlier commit when it is merged keeps its place in the line, or the
+end would never pass it.
+
 Cost: EXTENT_BYTES per extent, reported by `bytes_used`.
 """
 
@@ -12,14 +17,23 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple
 
 from metadata.packed_index import IndexRow
 
-EXTENT_BYTES = 6 * 8
-"""base, last, file id, position, length, max timestamp."""
+EXTENT_BYTES = 6 * 8 + 4
+"""base, last, file id, position, length, max timestamp; the partition in the file's list."""
+GONE = -1
+"""In place of the file id of an extent that waits, when its file was merged meanwhile."""
+DROP_SLICE = 30_000
+"""Extents looked at before `drop_files` pauses: some 3 ms."""
+
+
+def _no_partitions() -> array[int]:
+    return array("i")
 
 
 class Extent(NamedTuple):
@@ -38,6 +52,8 @@ class FileRef:
     created_ms: int
     extents: int = 0
     """Extents here that point at it; at zero the reference goes."""
+    partitions: array[int] = field(default_factory=_no_partitions)
+    """Where those extents are or were; one may be named twice."""
 
 
 class PartitionLog:
@@ -81,11 +97,19 @@ class PartitionLog:
         """Row of the first extent whose last offset is at or above `offset`; len(self) when there is none."""
         return bisect_left(self._lasts, offset)
 
+    def extent_at(self, offset: int) -> Extent | None:
+        """The extent that holds `offset`; None where a merged file does."""
+        row = self.row_of(offset)
+        return self.at(row) if row < len(self) and self._bases[row] <= offset else None
+
     def bytes_from(self, offset: int, bytes_max: int) -> int:
-        """Stored bytes from the extent that holds `offset` on, counted up to `bytes_max`."""
+        """Stored bytes from the extent that holds `offset` on, counted up to `bytes_max`; merged files hold enough."""
         total, row = 0, self.row_of(offset)
-        while total < bytes_max and row < len(self._lengths):
+        while total < bytes_max and offset < self.end:
+            if row == len(self) or self._bases[row] > offset:
+                return bytes_max
             total += self._lengths[row]
+            offset = self._lasts[row] + 1
             row += 1
         return min(total, bytes_max)
 
@@ -102,16 +126,31 @@ class PartitionLog:
         """Forget extents that lie wholly below `offset`. Returns the file ids they pointed at."""
         count = self.row_of(offset)
         dropped = list(self._files[:count])
-        for column in (
-            self._bases,
-            self._lasts,
-            self._files,
-            self._positions,
-            self._lengths,
-            self._max_timestamps,
-        ):
+        for column in self._columns():
             del column[:count]
         return dropped
+
+    def drop_files(self, file_ids: Container[int]) -> int:
+        """Forget the extents of these files. Returns how many there were; those that wait keep their place."""
+        for base_offset, extent in self.waiting.items():
+            if extent.file_id in file_ids:
+                self.waiting[base_offset] = extent._replace(file_id=GONE)
+        goes = list(map(file_ids.__contains__, self._files))
+        count = sum(goes)
+        if not count:
+            return 0
+        first = goes.index(True)
+        if all(goes[first : first + count]):  # as a rule: merges take the oldest files
+            for column in self._columns():
+                del column[first : first + count]
+            return count
+        stays = [not each for each in goes]
+        for column in self._columns():
+            column[:] = array("q", compress(column, stays))
+        return count
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return (self._bases, self._lasts, self._files, self._positions, self._lengths, self._max_timestamps)
 
     def file_ids(self) -> Sequence[int]:
         return self._files
@@ -122,6 +161,7 @@ class LogIndex:
         self._partitions: dict[int, PartitionLog] = {}
         self._files: dict[int, FileRef] = {}
         self._extents = 0
+        self._gaps: set[int] = set()
         self.newest_file_ms = 0
         """When the newest file seen was committed: what is hot is measured against it, not against a clock."""
 
@@ -134,6 +174,7 @@ class LogIndex:
         return self._files[file_id]
 
     def extents_from(self, partition_id: int, offset: int) -> Iterator[Extent]:
+        """In offset order; what lies in merged files is not among them."""
         log = self._partitions.get(partition_id)
         if log is not None:
             for row in range(log.row_of(offset), len(log)):
@@ -149,18 +190,20 @@ class LogIndex:
 
     @property
     def files(self) -> int:
+        """Live L0 files: what the write stall is decided by."""
         return len(self._files)
 
     @property
     def gaps(self) -> int:
         """Partitions in which something waits for an earlier commit to be seen."""
-        return sum(1 for log in self._partitions.values() if log.waiting)
+        return len(self._gaps)
 
     # ---- writing
 
     def clear(self) -> None:
         self._partitions.clear()
         self._files.clear()
+        self._gaps.clear()
         self._extents = 0
 
     def open_partition(self, partition_id: int, *, start: int, end: int) -> None:
@@ -173,30 +216,61 @@ class LogIndex:
         for row in rows:
             log = self._partitions.get(row.partition_id)
             if log is not None and log.start <= row.last_offset < log.end:
-                self._append(log, file_id, ref, _extent(file_id, row))
+                self._append(log, file_id, ref, row.partition_id, _extent(file_id, row))
 
-    def add_file(self, file_id: int, ref: FileRef, rows: Iterable[IndexRow]) -> list[int]:
-        """Take in a committed file. Returns the partitions whose end moved."""
+    def add_file(self, file_id: int, ref: FileRef, rows: Iterable[IndexRow], *, live: bool = True) -> list[int]:
+        """Take in a committed file. Returns the partitions whose end moved.
+
+        Of one that is not live any more (a merge was quicker than we) nothing is kept but where the log ends.
+        """
         moved: list[int] = []
         self.newest_file_ms = max(self.newest_file_ms, ref.created_ms)
         for row in rows:
             log = self._partitions.get(row.partition_id)
             if log is None or row.base_offset < log.end:
                 continue
-            extent = _extent(file_id, row)
+            extent = _extent(file_id if live else GONE, row)
             if row.base_offset > log.end:
                 # The reference must outlive the wait, so it is held now.
                 if row.base_offset not in log.waiting:
                     log.waiting[row.base_offset] = extent
-                    self._hold(file_id, ref)
+                    self._gaps.add(row.partition_id)
+                    if live:
+                        self._hold(file_id, ref, row.partition_id)
                 continue
             # What lies below the log start is over already: its move was heard of before the file.
-            if extent.last_offset >= log.start:
-                self._append(log, file_id, ref, extent)
+            if live and extent.last_offset >= log.start:
+                self._append(log, file_id, ref, row.partition_id, extent)
             log.end = extent.last_offset + 1
-            self._take_waiting(log)
+            self._take_waiting(row.partition_id, log)
             moved.append(row.partition_id)
         return moved
+
+    def drop_files(self, file_ids: Collection[int]) -> Iterator[None]:
+        """Forget files that a merge replaced; those that are not known are passed over. The ends stay.
+
+        Yields now and then, for others to run: what is gone by then reads from merged files, the rest from L0 files,
+        which outlive their merge by the grace. No file of the list may be added meanwhile.
+        """
+        files = {file_id: ref for file_id in file_ids if (ref := self._files.get(file_id)) is not None}
+        partition_ids: set[int] = set()
+        looked_at = 0
+        for ref in files.values():
+            partition_ids.update(ref.partitions)
+            looked_at += len(ref.partitions)
+            if looked_at >= DROP_SLICE:
+                looked_at = 0
+                yield
+        for partition_id in partition_ids:
+            if looked_at >= DROP_SLICE:
+                looked_at = 0
+                yield
+            log = self._partitions.get(partition_id)
+            if log is not None:
+                looked_at += len(log)
+                self._extents -= log.drop_files(files)
+        for file_id in files:
+            self._files.pop(file_id, None)
 
     def move_log_start(self, partition_id: int, offset: int) -> None:
         log = self._partitions.get(partition_id)
@@ -213,10 +287,13 @@ class LogIndex:
             self._extents -= len(log)
             self._release(log.file_ids())
             self._release([extent.file_id for extent in log.waiting.values()])
+            self._gaps.discard(partition_id)
 
-    def _take_waiting(self, log: PartitionLog) -> None:
+    def _take_waiting(self, partition_id: int, log: PartitionLog) -> None:
+        if not log.waiting:
+            return
         while (extent := log.waiting.pop(log.end, None)) is not None:
-            if extent.last_offset >= log.start:
+            if extent.file_id != GONE and extent.last_offset >= log.start:
                 log.append(extent)
                 self._extents += 1
             else:
@@ -224,17 +301,23 @@ class LogIndex:
             log.end = extent.last_offset + 1
         for base_offset in [base for base in log.waiting if base < log.end]:
             self._release([log.waiting.pop(base_offset).file_id])
+        if not log.waiting:
+            self._gaps.discard(partition_id)
 
-    def _append(self, log: PartitionLog, file_id: int, ref: FileRef, extent: Extent) -> None:
+    def _append(self, log: PartitionLog, file_id: int, ref: FileRef, partition_id: int, extent: Extent) -> None:
         log.append(extent)
         self._extents += 1
-        self._hold(file_id, ref)
+        self._hold(file_id, ref, partition_id)
 
-    def _hold(self, file_id: int, ref: FileRef) -> None:
-        self._files.setdefault(file_id, ref).extents += 1
+    def _hold(self, file_id: int, ref: FileRef, partition_id: int) -> None:
+        held = self._files.setdefault(file_id, ref)
+        held.extents += 1
+        held.partitions.append(partition_id)
 
     def _release(self, file_ids: Iterable[int]) -> None:
         for file_id in file_ids:
+            if file_id == GONE:
+                continue
             ref = self._files[file_id]
             ref.extents -= 1
             if ref.extents == 0:

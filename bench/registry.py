@@ -36,6 +36,8 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
     _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
+    _module("kernels", "the compactor's compiled kernels, per record"),
+    _module("compact", "a whole compaction of one partition, per record"),
     _module("produce", "producing through Kafka clients"),
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),

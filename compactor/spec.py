@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from compactor.cleaning import DEDUPE_KEYS_MAX
 from siltstone.errors import SiltstoneError
 
 MIB = 1 << 20
@@ -48,10 +49,13 @@ class PlanOptions:
     l0_job_files_max: int = 1_024
     l0_job_bytes_max: int = 512 * MIB
     l0_now_ms: int = 0
-    """When compaction was asked for somewhere: every L0 file older than this is leveled at once."""
+    """When compaction was asked for somewhere: all L0 files are leveled as soon as the oldest waits this long."""
     l1_runs_min: int = 32
     l2_runs_min: int = 10
     l2_similar_factor: float = 2.0
+    """The largest of a merge is at most this many times its smallest."""
+    l2_small_bytes: int = 16 * MIB
+    """Runs below this count as of one size: unlike ones cost nothing to merge, and would pile up."""
     l2_plain_bytes_max: int = 16 * GIB
     merge_bytes_max: int = 128 * GIB
     daily_interval_ms: int = 86_400_000
@@ -59,6 +63,8 @@ class PlanOptions:
     forced_dirty_wait_ms: int = 3_600_000
     """A partition over its dirty ratio with fewer dirty bytes waits this long after its last pass."""
     forced_interval_ms: int = 900_000
+    requested_interval_ms: int = 1_000
+    """Between two passes over a partition that somebody asked for, when the first did not get far enough."""
     mostly_dead_fraction: float = 0.5
     mostly_dead_bytes_min: int = 64 * MIB
     """Dead bytes of a mostly dead file that make a rewrite worth while."""
@@ -73,9 +79,13 @@ class PlanOptions:
     """Whether something runs the jobs above `spark_bytes_min`; else the embedded engine runs all, up to the cap."""
     jobs_max: int = 8
     """Live jobs at once, over all compactors; L0 jobs are not counted."""
+    forced_jobs_max: int = 4
+    """Of these, passes over one partition. One place is kept for them, and they leave one to the others."""
     l0_jobs_max: int = 4
     output_bytes: int = GIB
     """A file is cut near this, at a partition or an extent."""
+    dedupe_keys_max: int = DEDUPE_KEYS_MAX
+    """Keys that one filling of the dedupe buffer holds: a merge of fewer records needs one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,22 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from metadata.service import WriterLease
+from metadata.leveled import FileClass as FileClass  # part of this contract
+from metadata.leveled import LeveledExtent as LeveledExtent
+from metadata.service import L0File, MetadataService, Watermarks, WriterLease
 from siltstone.errors import BadInputError, FencedError, SiltstoneError
 
 JOB_LEASE_MS = 10_000
 JOB_BEAT_MS = 2_000
+JOB_ATTEMPTS_MAX = 5
+"""Claims after which a job whose holders all vanished is failed."""
+PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
+EXHAUSTED_RETRY_MS = 600_000
+"""How long the inputs of such a job are left alone."""
+REFUSED_RETRY_MS = 60_000
+"""How long the inputs of a refused commit are left alone."""
 
 
 class JobLostError(FencedError):
@@ -47,44 +56,15 @@ class InputsBusyError(SiltstoneError):
     """Another live job holds one of these inputs, or one is not live. No job was made; plan anew."""
 
 
+class NotCompactedError(BadInputError):
+    """Compaction was asked for of a topic without `compact` in its cleanup.policy."""
+
+
 class InvalidOffsetError(BadInputError):
     """DeleteRecords above the high watermark or below zero."""
 
 
 # ---- values -------------------------------------------------------------------------------------------------------
-
-
-class FileClass(StrEnum):
-    """A property of L1 and L2 files: compacted topics and others never share an output."""
-
-    PLAIN = "plain"
-    COMPACTED = "compacted"
-
-
-class LeveledExtent(NamedTuple):
-    """A live extent of an L1 or L2 file: offsets are stamped inside, `position` is its first byte in the object."""
-
-    extent_id: int
-    partition_id: int
-    base_offset: int
-    last_offset: int
-    """Inclusive. The extent answers for all of [base, last], though dedupe may have left only some of them."""
-    file_id: int
-    key: str
-    level: int
-    file_size_bytes: int
-    position: int
-    length: int
-    """0 = covers its offsets with no batch at all."""
-    block_index_position: int
-    block_index_length: int
-    record_count: int
-    crc32c: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-    has_tombstones: bool
-    flagged_reason: str | None
-    """Why its bytes cannot be read as batches; merges copy it verbatim."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +141,10 @@ class CompactionView:
     busy_files: frozenset[int]
     """L0 files and files with at least one extent that are inputs of a live job."""
     busy_extents: frozenset[int]
+    live_jobs: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many jobs are ready or running, by kind."""
+    last_daily_ms: int | None = None
+    """When the newest `daily` job that did not fail was made; None = none is known."""
 
 
 class JobState(StrEnum):
@@ -319,6 +303,24 @@ class Expired:
     """Whose log start moved."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemView:
+    """What the invariants of L1 and above judge, at one instant."""
+
+    now_ms: int
+    watermarks: Sequence[Watermarks]
+    l0_files: Sequence[L0File]
+    """Live ones, by file id."""
+    extents: Sequence[LeveledExtent]
+    """Live ones, by partition and offset."""
+    live_extents: Mapping[int, int]
+    """What the rows of live L1+ files say of themselves: file id -> live extents."""
+    job_inputs: Sequence[tuple[int, int, int | None]]
+    """(job id, file id, extent id) of live jobs; None = the whole L0 file."""
+    pins: Sequence[int]
+    """Creation times of live pins."""
+
+
 class CompactionMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`; those that change something also `MetadataInDoubtError`:
     all but `create_job` may simply be called again."""
@@ -328,7 +330,9 @@ class CompactionMetadata(Protocol):
         """A fresh node id (epoch 0) from the agents' sequence, with a lease of JOB_LEASE_MS."""
         ...
 
-    async def beat_compactor(self, lease: WriterLease) -> None: ...
+    async def beat_compactor(self, lease: WriterLease) -> None:
+        """Extend the lease; one that merely ran out revives. Raises WriterFencedError when it was ended."""
+        ...
 
     async def unregister_compactor(self, lease: WriterLease) -> None:
         """End the lease; running jobs of this holder become ready again."""
@@ -385,7 +389,7 @@ class CompactionMetadata(Protocol):
     async def jobs(
         self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, limit: int = 100
     ) -> Sequence[MergeJob]:
-        """Newest first; `topic_id`: jobs with an input (live jobs) or forced partition of that topic."""
+        """Newest first; `topic_id`: jobs with an L1+ input (live jobs) or a forced partition of that topic."""
         ...
 
     async def job(self, job_id: int) -> MergeJob | None: ...
@@ -393,7 +397,14 @@ class CompactionMetadata(Protocol):
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
         """Ask for a pass over every partition of a compacted topic, up to its high watermark now (or the stable
         offset, or what `min.compaction.lag.ms` leaves cleanable now). Returns the offset per partition id; the planner
-        acts on it at once. Raises UnknownTopicError."""
+        acts on it at once. A partition that is cleaned through there gets another pass only where it may do something:
+        it holds tombstones, which may have had their time, or its keys overflowed the buffer.
+
+        Raises UnknownTopicError, NotCompactedError."""
+        ...
+
+    async def system_view(self) -> SystemView:
+        """Everything the invariants judge, at one instant."""
         ...
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
@@ -438,7 +449,7 @@ class CompactionMetadata(Protocol):
     async def now_ms(self) -> int: ...
 
     async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
-        """Dead for longer than `grace_ms`, input of no live job, and protected by no pin, oldest first."""
+        """Dead for at least `grace_ms`, input of no live job, and protected by no pin, oldest first."""
         ...
 
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
@@ -457,7 +468,10 @@ class CompactionMetadata(Protocol):
 
     # -- pins
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
-        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`. Returns the pin id."""
+        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`. Returns the pin id.
+
+        Take the pin first, then look at what lives: a file that dies at or after the pin's creation is protected.
+        """
         ...
 
     async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
@@ -469,3 +483,7 @@ class CompactionMetadata(Protocol):
     async def pins(self) -> Sequence[tuple[int, str, int, int]]:
         """(pin id, holder, created ms, expires ms) of live pins."""
         ...
+
+
+class Metadata(MetadataService, CompactionMetadata, Protocol):
+    """Both contracts, as both implementations keep them."""

@@ -5,6 +5,7 @@
          bytes of that extent are whole record batches that hold just these offsets;
 - LOG-3  live extents of a partition are disjoint and cover [log start, high watermark);
 - FILE-1 a live file's object exists, with its length and CRC;
+- FILE-2, FILE-3, MERGE-1, and LOG-2 of the bytes of L1 and above: `metadata/invariants_leveled.py`;
 - PROD-1 a retried batch is stored once: a producer's remembered batches are distinct, consecutive and below the high
          watermark, and no two stored batches carry the same producer id, epoch and sequence.
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from metadata.leveled import LeveledExtent
 from metadata.packed_index import IndexRow, iter_index
 from metadata.producer_state import SEQUENCES
 from metadata.service import NO_PRODUCER, FileInfo, FileState, L0File, ProducerState, Watermarks
@@ -32,6 +34,8 @@ class Violation:
     id: str
     """LOG-1, ..."""
     message: str
+    key: str = ""
+    """The object that it is about, where it is about one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class LiveExtent:
 
     key: str
     row: IndexRow
+    level: int = 0
 
 
 class StoredObject(Protocol):
@@ -60,14 +65,32 @@ class Objects(Protocol):
     async def get(self, key: str) -> bytes | None: ...
 
 
-def live_extents(files: Iterable[L0File], watermarks: Mapping[int, Watermarks]) -> list[LiveExtent]:
-    """An L0 extent lives while its file does, its partition exists and its last offset is at or above the log start."""
-    return [
+def live_extents(
+    files: Iterable[L0File], watermarks: Mapping[int, Watermarks], leveled: Iterable[LeveledExtent] = ()
+) -> list[LiveExtent]:
+    """An L0 extent lives while its file does, its partition exists and its last offset is at or above the log start.
+
+    `leveled`: the live ones of L1 and above, which have a state of their own.
+    """
+    of_l0 = [
         LiveExtent(key=file.key, row=row)
         for file in files
         for row in iter_index(file.index)
         if row.partition_id in watermarks and row.last_offset >= watermarks[row.partition_id].log_start_offset
     ]
+    return of_l0 + [LiveExtent(key=extent.key, row=_as_row(extent), level=extent.level) for extent in leveled]
+
+
+def _as_row(extent: LeveledExtent) -> IndexRow:
+    return IndexRow(
+        partition_id=extent.partition_id,
+        base_offset=extent.base_offset,
+        last_offset=extent.last_offset,
+        position=extent.position,
+        length=extent.length,
+        min_timestamp_ms=extent.min_timestamp_ms,
+        max_timestamp_ms=extent.max_timestamp_ms,
+    )
 
 
 def check_log_1(
@@ -97,10 +120,11 @@ def check_log_1(
 
 def check_log_2(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermarks]) -> list[Violation]:
     """Every offset in [log start, high watermark) lies in a live extent."""
+    rows = _rows_by_partition(extents)
     return [
         _violation("LOG-2", partition_id, f"[{start}, {end}) is in no live extent")
         for partition_id, mark in watermarks.items()
-        for start, end in _uncovered(_rows_of(extents, partition_id), mark)
+        for start, end in _uncovered(rows[partition_id], mark)
     ]
 
 
@@ -118,9 +142,18 @@ async def check_log_2_bytes(extents: Iterable[LiveExtent], objects: Objects) -> 
 def check_log_3(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermarks]) -> list[Violation]:
     """Live extents are disjoint and cover [log start, high watermark)."""
     violations: list[Violation] = []
-    extents = list(extents)
+    by_partition = _rows_by_partition(extents)
+    violations += [
+        _violation("LOG-3", partition_id, "live extents of a partition that does not exist")
+        for partition_id in by_partition.keys() - watermarks.keys()
+    ]
     for partition_id, mark in watermarks.items():
-        rows = _rows_of(extents, partition_id)
+        rows = by_partition[partition_id]
+        violations += [
+            _violation("LOG-3", partition_id, f"a live extent ends at {row.last_offset}, below the log start")
+            for row in rows
+            if row.last_offset < mark.log_start_offset
+        ]
         violations += [
             _violation("LOG-3", partition_id, f"two live extents hold [{after.base_offset}, {before.last_offset}]")
             for before, after in pairwise(rows)
@@ -145,7 +178,9 @@ async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Viol
         stat = await objects.head(file.key)
         body = await objects.get(file.key) if stat is not None and stat.crc32c is None else None
         if stat is None or (stat.crc32c is None and body is None):
-            violations.append(Violation(id="FILE-1", message=f"live file {file.file_id}: no object {file.key}"))
+            violations.append(
+                Violation(id="FILE-1", message=f"live file {file.file_id}: no object {file.key}", key=file.key)
+            )
             continue
         found = stat.crc32c if body is None else crc32c(body)
         if (stat.size_bytes, found) != (file.size_bytes, file.crc32c):
@@ -153,7 +188,7 @@ async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Viol
                 f"live file {file.file_id}, object {file.key}: {stat.size_bytes} bytes with CRC-32C {found},"
                 f" not {file.size_bytes} with {file.crc32c}"
             )
-            violations.append(Violation(id="FILE-1", message=message))
+            violations.append(Violation(id="FILE-1", message=message, key=file.key))
     return violations
 
 
@@ -228,16 +263,20 @@ async def _extent_bytes(
     for key, of_file in by_key.items():
         body = await objects.get(key)
         if body is None:
-            violations.append(Violation(id="LOG-2", message=f"no object {key}, which live extents lie in"))
+            violations.append(Violation(id="LOG-2", message=f"no object {key}, which live extents lie in", key=key))
             continue
         for extent in of_file:
             yield extent, body[extent.row.position : extent.row.position + extent.row.length]
 
 
-def _rows_of(extents: Iterable[LiveExtent], partition_id: int) -> list[IndexRow]:
-    return sorted(
-        (extent.row for extent in extents if extent.row.partition_id == partition_id), key=lambda row: row.base_offset
-    )
+def _rows_by_partition(extents: Iterable[LiveExtent]) -> defaultdict[int, list[IndexRow]]:
+    """In offset order."""
+    rows: defaultdict[int, list[IndexRow]] = defaultdict(list)
+    for extent in extents:
+        rows[extent.row.partition_id].append(extent.row)
+    for of_partition in rows.values():
+        of_partition.sort(key=lambda row: row.base_offset)
+    return rows
 
 
 def _uncovered(rows: Sequence[IndexRow], mark: Watermarks) -> Iterator[tuple[int, int]]:

@@ -11,77 +11,25 @@ import asyncio
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from metadata import service as s
+from metadata.memory_jobs import MemoryJobs
+from metadata.memory_retention import MemoryRetention
+from metadata.memory_tables import File, MemoryDatabase, Partition, Writer
+from metadata.memory_views import MemoryViews, l0_file, watermarks_of
 from metadata.object_keys import key_hour, key_level
-from metadata.packed_index import encode_index
-from metadata.producer_state import Producer, is_possible, judge, may_lack_state
+from metadata.packed_index import decode_index, encode_index
+from metadata.producer_state import is_possible, judge, may_lack_state
 from metadata.stretches import stretches
 from siltstone.clock import Clock, SystemClock
 from siltstone.ids import IdSource, SystemIds
 from wire.error_codes import ErrorCode
 
 
-@dataclass(slots=True)
-class _Writer:
-    address: s.AgentAddress
-    epoch: int = 0
-    last_seq: int = -1
-    lease_until_ms: int | None = None
-    """None: no lease."""
-    draining: bool = False
-    forgotten: tuple[int, int] = (-1, -1)
-    """The highest (epoch, seq) whose row was forgotten."""
-    files: list[int] = field(default_factory=list[int])
-
-
-@dataclass(slots=True)
-class _File:
-    info: s.FileInfo
-    results: tuple[s.BatchResult, ...] = ()
-
-
-@dataclass(slots=True)
-class _Partition:
-    predecessor_deleted_ms: int | None = None
-    """When the last topic of this name was deleted; None: none was."""
-    next_offset: int = 0
-    log_start_offset: int = 0
-
-
-@dataclass(slots=True)
-class MemoryDatabase:
-    """What the tables hold."""
-
-    cluster_id: str
-    store_bound: bool = False
-    next_node_id: int = 1
-    next_partition_id: int = 1
-    next_file_id: int = 1
-    next_change_id: int = 1
-    next_producer_id: int = 0
-    forgotten_key_hour: int = 0
-    forgotten_change_id: int = 0
-    writers: dict[int, _Writer] = field(default_factory=dict[int, _Writer])
-    topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
-    deleted_topics: dict[str, int] = field(default_factory=dict[str, int])
-    """The time of the last deletion, by name."""
-    partitions: dict[int, _Partition] = field(default_factory=dict[int, _Partition])
-    files: dict[int, _File] = field(default_factory=dict[int, _File])
-    file_ids: dict[str, int] = field(default_factory=dict[str, int])
-    """By key."""
-    producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
-    producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
-    changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
-    """With the time each was made."""
-    news: list[asyncio.Event] = field(default_factory=list[asyncio.Event])
-
-
-class MemoryMetadata:
-    """A `MetadataService` over a `MemoryDatabase`."""
+class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
+    """Both contracts over a `MemoryDatabase`. The three parents are `CompactionMetadata`."""
 
     def __init__(
         self,
@@ -122,7 +70,7 @@ class MemoryMetadata:
         writer_id = known.get((address.host, address.port))
         if writer_id is None:
             writer_id, db.next_node_id = db.next_node_id, db.next_node_id + 1
-            writer = db.writers[writer_id] = _Writer(address=address)
+            writer = db.writers[writer_id] = Writer(address=address)
         else:
             writer = db.writers[writer_id]
             writer.epoch += 1
@@ -155,10 +103,11 @@ class MemoryMetadata:
     async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> s.Topic:
         if any(topic.name == name for topic in self.database.topics.values()):
             raise s.TopicExistsError(f"topic {name!r} exists already")
+        topic_id = self._ids.uuid4()
         topic = s.Topic(
-            topic_id=self._ids.uuid4(),
+            topic_id=topic_id,
             name=name,
-            partition_ids=self._new_partitions(name, partitions),
+            partition_ids=self._new_partitions(topic_id, name, partitions),
             configs=dict(configs),
             created_ms=self._clock.wall_ms(),
         )
@@ -172,15 +121,21 @@ class MemoryMetadata:
         gone = set(topic.partition_ids)
         db = self.database
         del db.topics[topic_id]
-        db.deleted_topics[topic.name] = self._clock.wall_ms()
+        db.config_versions.pop(topic_id, None)
+        now_ms = db.deleted_topics[topic.name] = self._clock.wall_ms()
+        for partition_id in topic.partition_ids:
+            db.kill_extents([row.extent_id for row in db.leveled(partition_id)], now_ms=now_ms)
         db.partitions = {id_: partition for id_, partition in db.partitions.items() if id_ not in gone}
         db.producers = {where: state for where, state in db.producers.items() if where[0] not in gone}
+        db.producers_seen_ms = {where: at for where, at in db.producers_seen_ms.items() if where[0] not in gone}
         self._changed(s.ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
         merged = {**self._topic(topic_id).configs, **changes}
         configs = {name: value for name, value in merged.items() if value is not None}
         topic = self.database.topics[topic_id] = replace(self._topic(topic_id), configs=configs)
+        versions = self.database.config_versions
+        versions[topic_id] = versions.get(topic_id, 1) + 1
         self._changed(s.ChangeKind.CONFIGS_CHANGED, topic, configs=configs)
         return topic
 
@@ -189,7 +144,7 @@ class MemoryMetadata:
         present = len(topic.partition_ids)
         if count <= present:
             raise s.InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
-        partition_ids = topic.partition_ids + self._new_partitions(topic.name, count - present)
+        partition_ids = topic.partition_ids + self._new_partitions(topic_id, topic.name, count - present)
         topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
         self._changed(s.ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))
         return topic
@@ -265,7 +220,7 @@ class MemoryMetadata:
             return db.files[known].info.state is s.FileState.ABORTED
         file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
         db.file_ids[key] = file_id
-        db.files[file_id] = _File(
+        db.files[file_id] = File(
             info=s.FileInfo(
                 file_id=file_id,
                 key=key,
@@ -284,15 +239,15 @@ class MemoryMetadata:
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
         known = self.database.partitions
-        return {id_: _watermarks(id_, known[id_]) for id_ in partition_ids if id_ in known}
+        return {id_: watermarks_of(id_, known[id_]) for id_ in partition_ids if id_ in known}
 
     async def snapshot(self) -> s.Snapshot:
         db = self.database
         return s.Snapshot(
             topics=await self.topics(),
-            watermarks=[_watermarks(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
             files=[
-                _l0_file(file.info)
+                l0_file(file.info)
                 for _, file in sorted(db.files.items())
                 if file.info.level == 0 and file.info.state is s.FileState.LIVE
             ],
@@ -311,7 +266,7 @@ class MemoryMetadata:
             after = cursor.writers.get(writer_id, (-1, -1))
             cold = cold or after < writer.forgotten
             for file_id in reversed(writer.files):
-                file = _l0_file(db.files[file_id].info)
+                file = l0_file(db.files[file_id].info)
                 if (file.epoch, file.seq) <= after:
                     break
                 files.append(file)
@@ -367,7 +322,7 @@ class MemoryMetadata:
         old_names = [name for name, deleted_ms in db.deleted_topics.items() if deleted_ms < expired_ms]
         for name in old_names:
             del db.deleted_topics[name]
-        return len(old) + len(gone) + len(old_names)
+        return len(old) + len(gone) + len(old_names) + self._forget_work(before_ms)
 
     # -- inside
 
@@ -377,25 +332,21 @@ class MemoryMetadata:
             raise s.UnknownTopicError(f"there is no topic with id {topic_id}")
         return topic
 
-    def _new_partitions(self, name: str, count: int) -> tuple[int, ...]:
+    def _new_partitions(self, topic_id: uuid.UUID, name: str, count: int) -> tuple[int, ...]:
         db = self.database
         new = range(db.next_partition_id, db.next_partition_id + count)
         db.next_partition_id += count
-        db.partitions.update({id_: _Partition(db.deleted_topics.get(name)) for id_ in new})
+        db.partitions.update({id_: Partition(topic_id, db.deleted_topics.get(name)) for id_ in new})
         return tuple(new)
 
     def _changed(self, kind: s.ChangeKind, topic: s.Topic, **detail: Any) -> None:
-        db = self.database
-        change = s.Change(
-            change_id=db.next_change_id, kind=kind, topic_id=topic.topic_id, detail={"name": topic.name, **detail}
-        )
-        db.changes.append((change, self._clock.wall_ms()))
-        db.next_change_id += 1
+        named = {"name": topic.name, **detail}
+        self.database.append_change(kind, topic.topic_id, named, now_ms=self._clock.wall_ms())
 
     def _allocated_ms(self, producer_id: int) -> int | None:
         return next((at_ms for block, at_ms in self.database.producer_id_blocks if producer_id in block), None)
 
-    def _check_writer(self, request: s.CommitL0) -> _Writer:
+    def _check_writer(self, request: s.CommitL0) -> Writer:
         """Raises WriterFencedError, CommitRefusedError."""
         lease = request.lease
         writer = self.database.writers.get(lease.writer_id)
@@ -408,10 +359,11 @@ class MemoryMetadata:
             raise s.CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten")
         return writer
 
-    def _insert_file(self, request: s.CommitL0, index: bytes, results: tuple[s.BatchResult, ...], now_ms: int) -> _File:
+    def _insert_file(self, request: s.CommitL0, index: bytes, results: tuple[s.BatchResult, ...], now_ms: int) -> File:
         db = self.database
         file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
-        empty = index == encode_index(())
+        rows = decode_index(index)
+        empty = not rows
         info = s.FileInfo(
             file_id=file_id,
             key=request.key,
@@ -424,40 +376,19 @@ class MemoryMetadata:
             crc32c=request.crc32c,
             created_ms=now_ms,
             index=index,
+            dead_ms=now_ms if empty else None,
+            live_extents=len(rows),
         )
         db.file_ids[request.key] = file_id
-        file = db.files[file_id] = _File(info=info, results=results)
+        file = db.files[file_id] = File(info=info, results=results, lo=file_id, hi=file_id)
+        file.max_timestamp_ms = max((row.max_timestamp_ms for row in rows), default=-1)
         return file
 
 
-def _repeated(file: _File) -> s.Committed:
+def _repeated(file: File) -> s.Committed:
     """What the first call answered. Raises CommitRefusedError for an aborted key."""
     if file.info.state is s.FileState.ABORTED:
         raise s.CommitRefusedError(f"key {file.info.key!r} was aborted")
     return s.Committed(
         file_id=file.info.file_id, results=file.results, index=file.info.index, created_ms=file.info.created_ms
-    )
-
-
-def _watermarks(partition_id: int, partition: _Partition) -> s.Watermarks:
-    return s.Watermarks(
-        partition_id=partition_id,
-        log_start_offset=partition.log_start_offset,
-        last_stable_offset=partition.next_offset,
-        high_watermark=partition.next_offset,
-    )
-
-
-def _l0_file(info: s.FileInfo) -> s.L0File:
-    if info.writer_id is None or info.epoch is None or info.seq is None:
-        raise s.WentBackError(f"file {info.file_id} is live or dead in L0 but has no writer")
-    return s.L0File(
-        file_id=info.file_id,
-        key=info.key,
-        writer_id=info.writer_id,
-        epoch=info.epoch,
-        seq=info.seq,
-        size_bytes=info.size_bytes,
-        created_ms=info.created_ms,
-        index=info.index,
     )

@@ -1,4 +1,4 @@
-"""The metadata contract over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
+"""The metadata contracts over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
 
 Connections of one service: a pool of 4 (up to 8), one for commits, one for the tail and watermarks, one each to listen
 and to notify. None stays in a transaction between two calls.
@@ -8,17 +8,30 @@ from __future__ import annotations
 
 from metadata.postgres_agents import PostgresAgents
 from metadata.postgres_commit import Committer
+from metadata.postgres_compaction import PostgresCompaction
 from metadata.postgres_connection import Database
+from metadata.postgres_jobs import PostgresJobs
 from metadata.postgres_log import PostgresLog
+from metadata.postgres_merge import PostgresMerge
 from metadata.postgres_news import PostgresNews
+from metadata.postgres_retention import PostgresRetention
 from metadata.postgres_topics import PostgresTopics
 from metadata.service import CommitL0, Committed
 from siltstone.clock import Clock, SystemClock
 from siltstone.ids import IdSource, SystemIds
 
 
-class PostgresMetadata(PostgresAgents, PostgresTopics, PostgresLog):
-    """A `MetadataService`. The three parents are its parts by table; each works on the one `Database`."""
+class PostgresMetadata(
+    PostgresAgents,
+    PostgresTopics,
+    PostgresLog,
+    PostgresJobs,
+    PostgresMerge,
+    PostgresCompaction,
+    PostgresRetention,
+):
+    """Both contracts: `MetadataService` and `CompactionMetadata`. The parents are its parts; each works on the one
+    `Database`."""
 
     def __init__(
         self,
@@ -32,6 +45,7 @@ class PostgresMetadata(PostgresAgents, PostgresTopics, PostgresLog):
         PostgresAgents.__init__(self, database)
         PostgresTopics.__init__(self, database)
         PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
+        PostgresRetention.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._committer = Committer(database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._postgres_news = PostgresNews(database)
 

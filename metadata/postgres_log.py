@@ -45,22 +45,23 @@ behind AS (
 )
 SELECT 'cold' AS part, NULL::bigint AS id, NULL::text AS name, NULL::integer AS writer_id, NULL::integer AS epoch,
     NULL::bigint AS seq, NULL::bigint AS size_bytes, NULL::bigint AS created_ms, NULL::bytea AS index,
-    NULL::uuid AS topic_id, NULL::jsonb AS detail
+    NULL::boolean AS live, NULL::uuid AS topic_id, NULL::jsonb AS detail
 WHERE $4 < (SELECT forgotten_change_id FROM cluster) OR EXISTS (SELECT FROM behind WHERE cold)
 UNION ALL
-SELECT 'file', f.file_id, f.key, f.writer_id, f.epoch, f.seq, f.size_bytes, f.created_ms, f.index, NULL, NULL
+SELECT 'file', f.file_id, f.key, f.writer_id, f.epoch, f.seq, f.size_bytes, f.created_ms, f.index, f.state = 'live',
+    NULL, NULL
 FROM behind b CROSS JOIN LATERAL (
     SELECT * FROM files f
     WHERE f.level = 0 AND f.writer_id = b.writer_id AND (f.epoch, f.seq) > (b.epoch, b.seq)
     ORDER BY f.epoch, f.seq LIMIT {TAIL_FILES_MAX}
 ) AS f
 UNION ALL
-SELECT 'change', c.change_id, c.kind, NULL, NULL, NULL, NULL, NULL, NULL, c.topic_id, c.detail
+SELECT 'change', c.change_id, c.kind, NULL, NULL, NULL, NULL, NULL, NULL, NULL, c.topic_id, c.detail
 FROM changes c WHERE c.change_id > $4
 ORDER BY 1, 2
 """  # noqa: S608 - the one thing put in is our own number
 
-_WATERMARKS = """
+WATERMARKS_QUERY = """
 SELECT w.partition_id, w.next_offset, l.log_start_offset, l.last_stable_offset
 FROM watermarks w JOIN log_starts l ON l.partition_id = w.partition_id
 """
@@ -85,7 +86,7 @@ class PostgresLog:
             [seq for _, seq in cursor.writers.values()],
             cursor.change_id,
         )
-        files = [_l0_file(row, row["id"], row["name"]) for row in rows if row["part"] == "file"]
+        files = [l0_file_of(row, row["id"], row["name"], live=row["live"]) for row in rows if row["part"] == "file"]
         changes = [_change(row) for row in rows if row["part"] == "change"]
         if any(row["part"] == "cold" for row in rows):
             return Tail(files=(), changes=(), cursor=cursor, cold=True)
@@ -97,8 +98,8 @@ class PostgresLog:
         return Tail(files=files, changes=changes, cursor=Cursor(writers=seen, change_id=change_id))
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
-        rows = await self._fetch(f"{_WATERMARKS} WHERE w.partition_id = ANY ($1::integer[])", list(partition_ids))
-        return {row["partition_id"]: _watermarks(row) for row in rows}
+        rows = await self._fetch(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY ($1::integer[])", list(partition_ids))
+        return {row["partition_id"]: watermarks_of(row) for row in rows}
 
     async def _fetch(self, query: str, *arguments: Any) -> Sequence[Any]:
         async with self._reader.lock:
@@ -121,11 +122,11 @@ class PostgresLog:
             floor = await connection.execute(sa.text("SELECT forgotten_change_id FROM cluster"))
             live = sa.select(FILES).where(FILES.c.level == 0, FILES.c.state == "live").order_by(FILES.c.file_id)
             files = (await connection.execute(live)).mappings().all()
-            watermarks = (await connection.execute(sa.text(f"{_WATERMARKS} ORDER BY 1"))).mappings().all()
+            watermarks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings().all()
             return Snapshot(
                 topics=await read_topics(connection),
-                watermarks=[_watermarks(row) for row in watermarks],
-                files=[_l0_file(row, row["file_id"], row["key"]) for row in files],
+                watermarks=[watermarks_of(row) for row in watermarks],
+                files=[l0_file_of(row, row["file_id"], row["key"]) for row in files],
                 cursor=Cursor(
                     writers={row.writer_id: (row.epoch, row.last_seq) for row in writers},
                     change_id=max(change_id.scalar_one(), floor.scalar_one()),
@@ -172,7 +173,8 @@ class PostgresLog:
         return await self._database.read(work)
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
+        """Drop changes, times of deletions, rows of deleted and aborted files, ended jobs, compactors, duties and pins,
+        of before `before_ms`. Returns how many.
 
         Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on. The
         newest file row always stays: it is how we notice that the database went back.
@@ -196,6 +198,14 @@ WITH old_files AS (
     DELETE FROM changes WHERE created_ms < :before_ms RETURNING change_id
 ), old_names AS (
     DELETE FROM deleted_topics WHERE deleted_ms < least(:before_ms, clock_ms() - :expiration_ms) RETURNING name
+), old_jobs AS (
+    DELETE FROM merge_jobs WHERE state IN ('done', 'failed') AND finished_ms < :before_ms RETURNING job_id
+), old_compactors AS (
+    DELETE FROM compactors WHERE lease_until_ms < least(:before_ms, clock_ms()) RETURNING node_id
+), old_duties AS (
+    DELETE FROM duties WHERE until_ms < least(:before_ms, clock_ms()) RETURNING name
+), old_pins AS (
+    DELETE FROM pins WHERE expires_ms < least(:before_ms, clock_ms()) RETURNING pin_id
 ), per_writer AS (
     SELECT DISTINCT ON (writer_id) writer_id, epoch, seq FROM old_files WHERE writer_id IS NOT NULL
     ORDER BY writer_id, epoch DESC, seq DESC
@@ -211,10 +221,12 @@ WITH old_files AS (
         forgotten_change_id = greatest(forgotten_change_id, (SELECT max(change_id) FROM old_changes))
 )
 SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (SELECT count(*) FROM old_names)
+    + (SELECT count(*) FROM old_jobs) + (SELECT count(*) FROM old_compactors) + (SELECT count(*) FROM old_duties)
+    + (SELECT count(*) FROM old_pins)
 """
 
 
-def _watermarks(row: Mapping[Any, Any]) -> Watermarks:
+def watermarks_of(row: Mapping[Any, Any]) -> Watermarks:
     high = row["next_offset"]
     stable = row["last_stable_offset"]
     return Watermarks(
@@ -225,7 +237,7 @@ def _watermarks(row: Mapping[Any, Any]) -> Watermarks:
     )
 
 
-def _l0_file(row: Mapping[Any, Any], file_id: int, key: str) -> L0File:
+def l0_file_of(row: Mapping[Any, Any], file_id: int, key: str, *, live: bool = True) -> L0File:
     return L0File(
         file_id=file_id,
         key=key,
@@ -235,6 +247,7 @@ def _l0_file(row: Mapping[Any, Any], file_id: int, key: str) -> L0File:
         size_bytes=row["size_bytes"],
         created_ms=row["created_ms"],
         index=row["index"],
+        live=live,
     )
 
 
@@ -250,4 +263,6 @@ def _change(row: Mapping[Any, Any]) -> Change:
 
 def _file_info(row: Mapping[Any, Any]) -> FileInfo:
     names = ("file_id", "key", "level", "writer_id", "epoch", "seq", "size_bytes", "crc32c", "created_ms", "index")
-    return FileInfo(state=FileState(row["state"]), **{name: row[name] for name in names})
+    more = ("dead_ms", "live_extents", "job_id")
+    fields = {name: row[name] for name in (*names, *more)}
+    return FileInfo(state=FileState(row["state"]), file_class=row["class"], **fields)

@@ -1,8 +1,9 @@
 """Topics in Postgres: one transaction a change, with a row in `changes` as its last step.
 
-Order of locks: the topic's row, then watermark rows in id order, then the name's row in `deleted_topics`, then the lock
-of `changes`. The commit function takes watermark rows in id order and nothing of the rest, so the two cannot deadlock:
-a deletion waits for commits in flight, and a commit that comes after it finds no watermark row and refuses the batches.
+Order of locks: the topic's row, then watermark rows in id order, then the name's row in `deleted_topics`, then what
+`metadata/postgres_rows.py` says, the lock of `changes` last. The commit function takes watermark rows in id order and
+nothing of the rest, so the two cannot deadlock: a deletion waits for commits in flight, and a commit that comes after
+it finds no watermark row and refuses the batches. It waits for merges, too, and kills what they put in.
 
 A deletion is timed after the watermarks are locked: whoever had state on the topic has an older producer id. A topic of
 the same name made meanwhile waits at the name's unique index, so its partitions see the time of that deletion.
@@ -15,19 +16,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB, aggregate_order_by, insert
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.postgres_connection import Database
+from metadata.postgres_rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
 from metadata.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
-from metadata.tables import DELETED_TOPICS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
+from metadata.tables import DELETED_TOPICS, EXTENTS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
 
-_APPEND_CHANGE = sa.text("SELECT append_change_v1(:kind, :topic_id, :detail)").bindparams(
-    sa.bindparam("kind", type_=sa.Text),
-    sa.bindparam("topic_id", type_=sa.Uuid),
-    sa.bindparam("detail", type_=JSONB),
-)
 _INSERT_PARTITIONS = sa.text(
     """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
     SELECT t.topic_id, n, clock_ms(), d.deleted_ms
@@ -73,6 +70,7 @@ class PostgresTopics:
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         async def work(connection: AsyncConnection) -> None:
+            await begin_killing(connection)
             topic = await _locked(connection, topic_id)
             gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
             rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
@@ -80,6 +78,10 @@ class PostgresTopics:
             deleted = insert(DELETED_TOPICS).values(name=topic.name, deleted_ms=sa.text("clock_ms()"))
             again = {"deleted_ms": deleted.excluded.deleted_ms}
             await connection.execute(deleted.on_conflict_do_update(index_elements=["name"], set_=again))
+            await lock_partitions(connection, topic.partition_ids)
+            live = sa.select(EXTENTS.c.extent_id).where(EXTENTS.c.partition_id.in_(gone), EXTENTS.c.state == "live")
+            dying = sorted((await connection.execute(live)).scalars())
+            await kill_extents(connection, dying, at_ms=await now_ms(connection))
             for table in (WATERMARKS, LOG_STARTS, PRODUCERS):
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):
@@ -159,9 +161,7 @@ async def _add_partitions(connection: AsyncConnection, topic_id: uuid.UUID, numb
 
 
 async def _append(connection: AsyncConnection, kind: ChangeKind, topic: Topic, detail: Mapping[str, Any]) -> None:
-    """Last of all: everybody who changes anything waits behind this lock until we have committed."""
-    row = {"kind": kind.value, "topic_id": topic.topic_id, "detail": {"name": topic.name, **detail}}
-    await connection.execute(_APPEND_CHANGE, row)
+    await append_change(connection, kind, topic.topic_id, {"name": topic.name, **detail})
 
 
 def _topic(

@@ -195,7 +195,7 @@ class ChangeKind(StrEnum):
     CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides, as they now are)
     PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, as they now are)
     LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
-    MERGED = "merged"  # reserved for the compactor
+    MERGED = "merged"  # job_id, l0_files: [file ids of L0 files that the merge replaced]; only when there are any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +216,8 @@ class L0File:
     size_bytes: int
     created_ms: int
     index: bytes
+    live: bool = True
+    """False: merged before the follower looked. Its rows only move the end of their partitions; read them from L1+."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,14 @@ class FileInfo:
     crc32c: int
     created_ms: int
     index: bytes
+    """The packed index; without rows from L1 up."""
+    file_class: str | None = None
+    """A `metadata.compaction.FileClass` from L1 up."""
+    dead_ms: int | None = None
+    live_extents: int = 0
+    """L0: the rows of its index while it lives."""
+    job_id: int | None = None
+    """The merge that wrote it; None for L0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +339,7 @@ class MetadataService(Protocol):
         ...
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        """Raises UnknownTopicError. Its name may be used again at once, under a new id.
+        """Raises UnknownTopicError. Its name may be used again at once, under a new id. Its L1+ extents die.
 
         The time is remembered by name: on the next topic of that name, producers with an older id go on as they were.
         """

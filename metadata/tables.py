@@ -91,10 +91,10 @@ LOG_STARTS = sa.Table(
     sa.Column("log_start_offset", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("last_stable_offset", sa.BigInteger),
     sa.Column("cleaned_through_offset", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("clean_bytes", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("dirty_bytes", sa.BigInteger, nullable=False, server_default="0"),
-    sa.Column("earliest_dirty_ms", sa.BigInteger),
     sa.Column("last_cleaned_ms", sa.BigInteger),
+    sa.Column("last_forced_ms", sa.BigInteger),
+    sa.Column("passes_needed", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("requested_through_offset", sa.BigInteger),
 )
 
 FILES = sa.Table(
@@ -118,11 +118,14 @@ FILES = sa.Table(
     sa.Column("job_id", sa.BigInteger),
     sa.Column("live_extents", sa.Integer, nullable=False, server_default="0"),
     sa.Column("config_version", sa.BigInteger),
+    sa.Column("trouble_until_ms", sa.BigInteger),
+    sa.Column("trouble", sa.Text),
     sa.Column("results", sa.LargeBinary, nullable=False, server_default=r"\x"),
     sa.Column("index", sa.LargeBinary, nullable=False, server_default=r"\x01"),
     sa.UniqueConstraint("key", name="files_key"),
     sa.Index("files_writer_seq", "writer_id", "epoch", "seq", unique=True, postgresql_where=sa.text("level = 0")),
     sa.Index("files_live", "level", "file_id", postgresql_where=sa.text("state = 'live'")),
+    sa.Index("files_dead", "dead_ms", "file_id", postgresql_where=sa.text("state = 'dead'")),
     sa.Index("files_not_live", "state", "created_ms", postgresql_where=sa.text("state <> 'live'")),
 )
 
@@ -136,8 +139,8 @@ EXTENTS = sa.Table(
     sa.Column("file_id", sa.BigInteger, nullable=False),
     sa.Column("position", sa.BigInteger, nullable=False),
     sa.Column("length", sa.BigInteger, nullable=False),
-    sa.Column("block_index_position", sa.BigInteger),
-    sa.Column("block_index_length", sa.Integer),
+    sa.Column("block_index_position", sa.BigInteger, nullable=False),
+    sa.Column("block_index_length", sa.Integer, nullable=False),
     sa.Column("record_count", sa.BigInteger, nullable=False),
     sa.Column("crc32c", sa.BigInteger, nullable=False),
     sa.Column("min_ts_ms", sa.BigInteger, nullable=False),
@@ -148,6 +151,72 @@ EXTENTS = sa.Table(
     sa.Column("flagged_reason", sa.Text),
     sa.Index("extents_live", "partition_id", "last_offset", postgresql_where=sa.text("state = 'live'")),
     sa.Index("extents_file", "file_id"),
+)
+
+COMPACTORS = sa.Table(
+    "compactors",
+    METADATA,
+    sa.Column("node_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("host", sa.Text, nullable=False),
+    sa.Column("lease_until_ms", sa.BigInteger, nullable=False),
+)
+
+DUTIES = sa.Table(
+    "duties",
+    METADATA,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("holder", sa.Integer, nullable=False),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+)
+
+_LIVE_JOB = sa.text("state IN ('ready', 'running')")
+_ENDED_JOB = sa.text("state IN ('done', 'failed')")
+MERGE_JOBS = sa.Table(
+    "merge_jobs",
+    METADATA,
+    sa.Column("job_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False, server_default="ready"),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("spec", pg.JSONB, nullable=False),
+    sa.Column("holder", sa.Integer),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("started_ms", sa.BigInteger),
+    sa.Column("deadline_ms", sa.BigInteger),
+    sa.Column("finished_ms", sa.BigInteger),
+    sa.Column("lease_until_ms", sa.BigInteger),
+    sa.Column("limit_ms", sa.BigInteger, nullable=False),
+    sa.Column("input_files", sa.Integer, nullable=False),
+    sa.Column("input_bytes", sa.BigInteger, nullable=False),
+    sa.Column("forced_partition_ids", pg.ARRAY(sa.Integer), nullable=False, server_default="{}"),
+    sa.Column("progress", pg.JSONB, nullable=False, server_default="{}"),
+    sa.Column("result", pg.JSONB, nullable=False, server_default="{}"),
+    sa.Column("error", sa.Text, nullable=False, server_default=""),
+    sa.Column("output_file_ids", pg.ARRAY(sa.BigInteger), nullable=False, server_default="{}"),
+    sa.Column("trimmed_extents", sa.Integer, nullable=False, server_default="0"),
+    sa.Index("merge_jobs_live", "job_id", postgresql_where=_LIVE_JOB),
+    sa.Index("merge_jobs_ended", "finished_ms", postgresql_where=_ENDED_JOB),
+)
+
+MERGE_INPUTS = sa.Table(
+    "merge_inputs",
+    METADATA,
+    sa.Column("job_id", sa.BigInteger, nullable=False),
+    sa.Column("file_id", sa.BigInteger),
+    sa.Column("extent_id", sa.BigInteger),
+    sa.Index("merge_inputs_job", "job_id"),
+    sa.Index("merge_inputs_file", "file_id", unique=True, postgresql_where=sa.text("file_id IS NOT NULL")),
+    sa.Index("merge_inputs_extent", "extent_id", unique=True, postgresql_where=sa.text("extent_id IS NOT NULL")),
+)
+
+PINS = sa.Table(
+    "pins",
+    METADATA,
+    sa.Column("pin_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("expires_ms", sa.BigInteger, nullable=False),
 )
 
 PRODUCERS = sa.Table(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from metadata.compaction import Metadata
 from metadata.memory import MemoryMetadata
-from metadata.service import MetadataService
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import BadInputError
 from siltstone.ids import IdSource
@@ -22,8 +22,8 @@ def open_metadata(
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     clock: Clock | None = None,
     ids: IdSource | None = None,
-) -> MetadataService:
-    """The service at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
+) -> Metadata:
+    """Both contracts at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
 
     Call `open` before use and `close` after. Raises MetadataUrlError.
     """

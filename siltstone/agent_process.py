@@ -10,28 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from agents.agent import Agent
-from metadata.service import MetadataService
-from metadata.urls import open_metadata
+from metadata.compaction import Metadata
 from siltstone.clock import Clock, SystemClock
 from siltstone.embedded.running import RunningAgent
-from siltstone.errors import BadInputError
 from siltstone.http_endpoint import HttpEndpoint
 from siltstone.ids import IdSource, SystemIds
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
+from siltstone.opening import lifeline_watched, opened_stores
 from siltstone.settings import Settings
 from siltstone.stopping import stop_signals, unless
-from storage.cluster import check_cluster
-from storage.metered import Metered
 from storage.objects import ObjectStore
-from storage.probe import probe_conditional_create
-from storage.retrying import Retrying
-from storage.urls import open_store
 
 _log = get_logger(__name__)
 
@@ -39,8 +32,8 @@ GARBAGE_THRESHOLDS = (20_000, 20, 20)
 """Python's default of 700 looks for cycles after every few requests, among thousands of batches that are in use."""
 
 
-class MissingUrlError(BadInputError):
-    """Nothing says where records or metadata live."""
+Beside = Callable[[Settings, ObjectStore, Metadata, Clock, IdSource, Metrics], AbstractAsyncContextManager[None]]
+"""Something that works on the same open stores for as long as the agent runs."""
 
 
 async def run_agent(
@@ -59,15 +52,21 @@ async def run_agent(
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         on_ready(running)
 
-    with stop_signals(stopping), _lifeline(lifeline, stopping):
+    with stop_signals(stopping), lifeline_watched(lifeline, stopping):
         await serve_agent(settings, on_ready=ready, stopping=stopping)
 
 
-async def serve_agent(settings: Settings, *, on_ready: Callable[[RunningAgent], None], stopping: asyncio.Event) -> None:
-    """`run_agent` without signals: until `stopping` is set."""
+async def serve_agent(
+    settings: Settings,
+    *,
+    on_ready: Callable[[RunningAgent], None],
+    stopping: asyncio.Event,
+    beside: Beside | None = None,
+) -> None:
+    """`run_agent` without signals: until `stopping` is set. `beside` is for stores that live in one process."""
     metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
     async with AsyncExitStack() as stack:
-        agent = await unless(stopping, _started(settings, metrics, clock, ids, stack))
+        agent = await unless(stopping, _started(settings, metrics, clock, ids, stack, beside))
         if agent is None:
             return
         metrics_url = ""
@@ -95,62 +94,13 @@ def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
     return [] if agent.ready else ["not started"]
 
 
-async def _started(settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, stack: AsyncExitStack) -> Agent:
+async def _started(
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, stack: AsyncExitStack, beside: Beside | None
+) -> Agent:
     store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids))
+    if beside is not None:
+        await stack.enter_async_context(beside(settings, store, metadata, clock, ids, metrics))
     agent = Agent(settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
     stack.push_async_callback(agent.stop)
     await agent.start()
     return agent
-
-
-@asynccontextmanager
-async def opened_stores(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource
-) -> AsyncGenerator[tuple[ObjectStore, MetadataService]]:
-    """Both stores, open and checked against each other."""
-    for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
-        if not url:
-            raise MissingUrlError(
-                f"{name} is not set", remedy="see docs/settings.md; `siltstone dev` brings everything along"
-            )
-    async with AsyncExitStack() as stack:
-        # both URLs are read before either place is touched
-        store = Retrying(Metered(open_store(settings.object_store_url), metrics, clock), clock, ids)
-        metadata = open_metadata(
-            settings.metadata_url,
-            producer_id_expiration_ms=settings.producer_id_expiration_ms,
-            clock=clock,
-            ids=ids,
-        )
-        stack.push_async_callback(store.close)
-        await store.open()
-        stack.push_async_callback(metadata.close)
-        await metadata.open()
-        identity = await metadata.cluster_identity()
-        # before the probe, which writes: a store that belongs to somebody else is left as it is
-        if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):
-            await metadata.bind_store()
-        (await probe_conditional_create(store, ids, clock)).check()
-        yield store, metadata
-
-
-@contextmanager
-def _lifeline(descriptor: int | None, stopping: asyncio.Event) -> Generator[None]:
-    """Set `stopping` when the parent, who holds the other end of the pipe, is gone."""
-    if descriptor is None:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def readable() -> None:
-        if not os.read(descriptor, 1):
-            loop.remove_reader(descriptor)
-            _log.warning("parent is gone")
-            stopping.set()
-
-    loop.add_reader(descriptor, readable)
-    try:
-        yield
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)

@@ -1,18 +1,22 @@
-"""`siltstone fsck`: the invariants of `metadata/invariants.py`, checked on a live system. Reads, never writes.
+"""`siltstone fsck`: the invariants of `metadata/invariants*.py`, checked on a live system. Reads, never writes.
 
-What is read, in this order, so that a running system is not accused of what it did in between: file rows and producers
-first, then one snapshot of watermarks and live files (watermarks only grow: what was seen first must lie below what was
-seen later), then the objects, which stay for a grace after they are replaced. Each object is read once for its CRC and
-batches, and once more for the producers' sequences; a few are fetched ahead, so memory is bounded by READ_AHEAD files.
+What is read, in this order, so that a running system is not accused of what it did in between: the list of objects,
+file rows and producers, then one view of everything that lives (watermarks only grow: what was seen first must lie
+below what was seen later), then the objects, which stay for a grace after they are replaced. What was found wrong with
+an object is looked at again at the end: its file may have been merged away, or the janitor may have come by.
+
+L0 objects are read whole, once for CRC and batches and once more for the producers' sequences, a few ahead; larger
+ones stream by in chunks. So memory is bounded by READ_AHEAD files or chunks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from metadata.compaction import LeveledExtent, Metadata, SystemView
 from metadata.invariants import (
     LiveExtent,
     Violation,
@@ -25,17 +29,29 @@ from metadata.invariants import (
     check_prod_1_bytes,
     live_extents,
 )
+from metadata.invariants_leveled import (
+    Allowances,
+    check_file_2,
+    check_file_3,
+    check_leveled_bytes,
+    check_merge_1,
+)
 from metadata.service import FileInfo, FileState, MetadataService
+from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore
 
 PAGE_FILES = 1000
 READ_AHEAD = 8
+CHUNK_BYTES = 8 << 20
 
 INVARIANTS = {
     "LOG-1": "offsets of a partition are given once, in order",
     "LOG-2": "what was acknowledged is readable at its offset",
     "LOG-3": "live extents are disjoint and leave no gap",
     "FILE-1": "a live file's object exists, with its length and CRC",
+    "FILE-2": "every object is live, in grace, pinned, in flight or a young orphan",
+    "FILE-3": "a merged file counts its live extents right",
+    "MERGE-1": "nothing is input of two live merges",
     "PROD-1": "a retried batch is stored once",
 }
 
@@ -56,33 +72,47 @@ class Finding:
 
 
 async def check_system(
-    metadata: MetadataService, store: ObjectStore, *, quick: bool, progress: Progress
+    metadata: Metadata,
+    store: ObjectStore,
+    *,
+    quick: bool,
+    progress: Progress,
+    allowances: Allowances | None = None,
 ) -> Sequence[Finding]:
     """Check every invariant; `quick` leaves out what needs the objects' bytes (FILE-1 looks at lengths alone).
 
     Raises the errors of both services; what is wrong with the data is in the findings.
     """
+    objects = [(stat.key, stat.last_modified_ms) for level in LEVEL_PREFIXES async for stat in store.list(level)]
     files = await all_files(metadata)
     states = await metadata.producer_states()
-    snapshot = await metadata.snapshot()
-    marks = {mark.partition_id: mark for mark in snapshot.watermarks}
-    extents = live_extents(snapshot.files, marks)
-    found: dict[str, list[Violation]] = {
-        "LOG-1": check_log_1(files, marks, complete=False),
-        "LOG-2": check_log_2(extents, marks),
-        "LOG-3": check_log_3(extents, marks),
-        "FILE-1": [],
-        "PROD-1": check_prod_1(states, marks),
-    }
+    view = await metadata.system_view()
+    marks = {mark.partition_id: mark for mark in view.watermarks}
+    extents = live_extents(view.l0_files, marks, view.extents)
     live = [file for file in files if file.state is FileState.LIVE]
-    checked_in_objects = await _check_objects(live, extents, store, quick=quick, progress=progress)
-    for violation in checked_in_objects:
-        found.setdefault(violation.id, []).append(violation)
+    unsettled = [
+        *await _check_objects(live, extents, view, store, quick=quick, progress=progress),
+        *await _check_listed(objects, files, view, metadata, allowances or Allowances()),
+    ]
+    found: dict[str, list[Violation]] = defaultdict(list)
+    for violation in [
+        *check_log_1(files, marks, complete=False),
+        *check_log_2(extents, marks),
+        *check_log_3(extents, marks),
+        *check_file_3(view),
+        *check_merge_1(view),
+        *check_prod_1(states, marks),
+        *await _looked_at_again(unsettled, metadata, store),
+    ]:
+        found[violation.id].append(violation)
     counts = {
         "LOG-1": (len(files), "files"),
         "LOG-2": (len(extents), "extents"),
         "LOG-3": (len(marks), "partitions"),
         "FILE-1": (len(live), "files"),
+        "FILE-2": (len(objects), "objects"),
+        "FILE-3": (len(view.live_extents), "files"),
+        "MERGE-1": (len(view.job_inputs), "inputs"),
         "PROD-1": (len(states), "producers"),
     }
     return [
@@ -99,7 +129,114 @@ async def all_files(metadata: MetadataService) -> list[FileInfo]:
     return files
 
 
+async def _check_listed(
+    objects: Sequence[tuple[str, int]],
+    files: Sequence[FileInfo],
+    view: SystemView,
+    metadata: Metadata,
+    allowances: Allowances,
+) -> list[Violation]:
+    at_work = await metadata.writers_at_work() | {agent.writer_id for agent in await metadata.live_agents()}
+    return check_file_2(
+        objects,
+        {file.key: file for file in files},
+        view,
+        in_flight=lambda key: _writer_of(key) in at_work,
+        allowances=allowances,
+    )
+
+
+def _writer_of(key: str) -> int | None:
+    try:
+        return parse_file_key(key).writer_id
+    except BadKeyError:
+        return None
+
+
+async def _looked_at_again(
+    violations: Sequence[Violation], metadata: Metadata, store: ObjectStore
+) -> Sequence[Violation]:
+    """Those that still hold: the file of a missing object is live yet, a superfluous object is there yet."""
+    if not any(violation.key for violation in violations):
+        return violations
+    states = {file.key: file.state for file in await all_files(metadata)}
+    still: list[Violation] = []
+    for violation in violations:
+        state = states.get(violation.key)
+        if violation.id == "FILE-2":
+            was_committed = state is FileState.LIVE
+            holds = not was_committed and await _exists(store, violation.key)
+        else:
+            holds = not violation.key or state is FileState.LIVE
+        if holds:
+            still.append(violation)
+    return still
+
+
+async def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        await store.head(key)
+    except ObjectNotFoundError:
+        return False
+    return True
+
+
 async def _check_objects(
+    live: Sequence[FileInfo],
+    extents: Sequence[LiveExtent],
+    view: SystemView,
+    store: ObjectStore,
+    *,
+    quick: bool,
+    progress: Progress,
+) -> list[Violation]:
+    """FILE-1 and the bytes of every live file. Counts L0 files twice, for their two passes, if they are read."""
+    l0 = [file for file in live if file.level == 0]
+    leveled = [file for file in live if file.level > 0]
+    total = (1 if quick else 2) * len(l0) + len(leveled)
+
+    def l0_progress(done: int, _: int) -> None:
+        progress(done, total)
+
+    violations = await _check_l0(
+        l0, [extent for extent in extents if extent.level == 0], store, quick=quick, progress=l0_progress
+    )
+    of_file: dict[int, list[LeveledExtent]] = defaultdict(list)
+    for extent in view.extents:
+        of_file[extent.file_id].append(extent)
+    for done, file in enumerate(leveled, start=total - len(leveled) + 1):
+        violations += await _check_leveled(file, of_file[file.file_id], store, quick=quick)
+        progress(done, total)
+    return violations
+
+
+async def _check_leveled(
+    file: FileInfo, extents: Sequence[LeveledExtent], store: ObjectStore, *, quick: bool
+) -> list[Violation]:
+    violations: list[Violation] = []
+    try:
+        stat = await store.head(file.key)
+        crc = file.crc32c
+        if not quick:
+            violations, _, crc = await check_leveled_bytes(file.key, extents, _chunks(store, stat))
+    except ObjectNotFoundError:
+        message = f"live file {file.file_id}: no object {file.key}"
+        return [Violation(id="FILE-1", message=message, key=file.key)]
+    if (stat.size_bytes, crc) != (file.size_bytes, file.crc32c):
+        message = (
+            f"live file {file.file_id}, object {file.key}: {stat.size_bytes} bytes with CRC-32C {crc},"
+            f" not {file.size_bytes} with {file.crc32c}"
+        )
+        violations.append(Violation(id="FILE-1", message=message, key=file.key))
+    return violations
+
+
+async def _chunks(store: ObjectStore, stat: ObjectStat) -> AsyncIterator[bytes]:
+    for position in range(0, stat.size_bytes, CHUNK_BYTES):
+        yield await store.get_range(stat.key, position, min(CHUNK_BYTES, stat.size_bytes - position))
+
+
+async def _check_l0(
     live: Sequence[FileInfo], extents: Sequence[LiveExtent], store: ObjectStore, *, quick: bool, progress: Progress
 ) -> list[Violation]:
     violations: list[Violation] = []

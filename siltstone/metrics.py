@@ -17,6 +17,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 BYTES = (4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 2097152.0, 4194304.0, 8388608.0, 16777216.0, 67108864.0)
 
+LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0)
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -39,6 +41,9 @@ class Metrics:
         self._declare_clients()
         self._declare_files()
         self._declare_reads_and_health()
+        self._declare_merges()
+        self._declare_dedupe()
+        self._declare_deletion()
 
     def render(self) -> bytes:
         """All metrics in the Prometheus text format (`CONTENT_TYPE`)."""
@@ -120,6 +125,93 @@ class Metrics:
         self.tail_gaps = self._gauge("tail_gaps", "Partitions with an extent that waits for an earlier one.")
         self.tail_errors_total = self._counter("tail_errors_total", "Polls of the tail that failed.")
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
+
+    def _declare_merges(self) -> None:
+        self.merges_total = self._counter(
+            "merges_total",
+            "Merges this compactor ended, by kind (`level`, `merge`, `daily`, `forced`, `purge`): `done`, `failed`,"
+            " `lost` (its lease or its time ran out), `given_back` or `stale` (planned too long ago).",
+            "kind",
+            "outcome",
+        )
+        self.merge_seconds = self._histogram(
+            "merge_seconds", "From the claim of a merge to its commit.", LONG_SECONDS, "kind"
+        )
+        self.merge_input_bytes_total = self._counter(
+            "merge_input_bytes_total", "Bytes of the inputs of merges done.", "kind"
+        )
+        self.merge_output_bytes_total = self._counter(
+            "merge_output_bytes_total",
+            "Bytes of the outputs of merges done; all kinds over `l0_bytes_total` of all agents, plus 1, is the write"
+            " amplification.",
+            "kind",
+        )
+        self.merge_trimmed_extents_total = self._counter(
+            "merge_trimmed_extents_total", "Output extents stored dead because their records were deleted meanwhile."
+        )
+        self.merge_jobs = self._gauge("merge_jobs", "Merges planned and not ended: `ready` or `running`.", "state")
+        self.merge_memory_bytes = self._gauge("merge_memory_bytes", "Memory set aside for merges that run here.")
+        self.level_files = self._gauge(
+            "level_files", "Live files by level (`0`, `1`, `2`); those of 0 and 1 are the backlog.", "level"
+        )
+        self.level_bytes = self._gauge("level_bytes", "Their bytes.", "level")
+        self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
+        self.compactor_errors_total = self._counter(
+            "compactor_errors_total",
+            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `retain`, `sweep`, `orphans` or `watch`.",
+            "loop",
+        )
+        self.compactor_duty = self._gauge(
+            "compactor_duty", "1 while this compactor has the duty: `plan`, `retain` or `sweep`.", "duty"
+        )
+
+    def _declare_dedupe(self) -> None:
+        self.cleaned_bytes_total = self._counter("cleaned_bytes_total", "Bytes that dedupe left out.")
+        self.cleaned_records_total = self._counter("cleaned_records_total", "Records that dedupe left out.")
+        self.recopy_percent = self._gauge("recopy_percent", "Bytes written per 100 read by the last dedupe.")
+        self.dedupe_buffer_percent = self._gauge(
+            "dedupe_buffer_percent", "How full the last dedupe's fullest partition made the buffer of keys."
+        )
+        self.dedupe_seconds = self._gauge("dedupe_seconds", "How long the last dedupe took.")
+        self.dedupe_overflows_total = self._counter(
+            "dedupe_overflows_total", "Partitions with more keys than the buffer holds; their next pass is deep."
+        )
+        self.dirty_ratio_max = self._gauge(
+            "dirty_ratio_max", "Dirty bytes over all bytes of the dirtiest compacted partition, L1 and up."
+        )
+        self.dirty_bytes = self._gauge("dirty_bytes", "Dirty bytes of all compacted partitions.")
+        self.seconds_since_clean_max = self._gauge(
+            "seconds_since_clean_max",
+            "Since the last pass from the log start, of the dirty partition that waits longest (never passed: since its"
+            " oldest file was written).",
+        )
+        self.uncleanable_partitions = self._gauge(
+            "uncleanable_partitions", "Compacted partitions with bytes that cannot be read; these are copied as is."
+        )
+        self.uncleanable_bytes = self._gauge("uncleanable_bytes", "Those bytes.")
+
+    def _declare_deletion(self) -> None:
+        self.expired_extents_total = self._counter("expired_extents_total", "Extents that retention took.")
+        self.expired_bytes_total = self._counter("expired_bytes_total", "Bytes that retention took.")
+        self.expired_producers_total = self._counter("expired_producers_total", "Silent producers forgotten.")
+        self.dead_bytes = self._gauge("dead_bytes", "Bytes of live files that no live extent needs.")
+        self.dead_files_waiting = self._gauge("dead_files_waiting", "Dead files not deleted yet (in grace, pinned).")
+        self.dead_bytes_waiting = self._gauge("dead_bytes_waiting", "Their bytes.")
+        self.deleted_files_total = self._counter("deleted_files_total", "Dead files whose deletion was confirmed.")
+        self.deleted_bytes_total = self._counter("deleted_bytes_total", "Their bytes.")
+        self.delete_failures_total = self._counter(
+            "delete_failures_total", "Objects that the store did not delete; they are tried again."
+        )
+        self.orphans = self._gauge("orphans", "Old objects that nothing referred to at the last listing.")
+        self.orphans_spared = self._gauge("orphans_spared", "Of these, those whose writer is still at work.")
+        self.orphans_refused = self._gauge(
+            "orphans_refused", "1 while there are too many orphans to be true, or clocks differ: none is deleted."
+        )
+        self.orphans_deleted_total = self._counter("orphans_deleted_total", "Orphans deleted.")
+        self.foreign_objects = self._gauge(
+            "foreign_objects", "Objects at the last listing whose keys are not ours; they are left alone."
+        )
+        self.multiparts_aborted_total = self._counter("multiparts_aborted_total", "Stale uploads aborted.")
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))

@@ -136,6 +136,16 @@ class Faulty(WrappedStore):
             await call()
         raise _error(rule.fault, op, publishes=publishes)
 
+    async def act_on_part(self, key: str, write: Callable[[], Awaitable[None]]) -> None:
+        """A part whose answer was lost is written again under its number: what the store has of the first is as if it
+        had never been, so LOST_ANSWER does not write it."""
+        rule = self._plan.decide("multipart_write", [key], self._ids.jitter)
+        if rule is not None and rule.fault is not Fault.DELAY:
+            raise _error(rule.fault, "multipart_write", publishes=False)
+        if rule is not None:
+            await self._clock.sleep_ms(rule.delay_ms)
+        await write()
+
 
 class FaultyMultipart:
     def __init__(self, store: Faulty, key: str, inner: MultipartUpload) -> None:
@@ -144,7 +154,7 @@ class FaultyMultipart:
         self._inner = inner
 
     async def write(self, part: Body) -> None:
-        await self._store.act("multipart_write", [self._key], lambda: self._inner.write(part))
+        await self._store.act_on_part(self._key, lambda: self._inner.write(part))
 
     async def complete(self) -> None:
         await self._store.act("multipart_complete", [self._key], self._inner.complete, publishes=True)

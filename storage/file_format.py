@@ -41,6 +41,14 @@ INDEX_BYTES_MAX = 256 * 2**20
 
 SECTION_REQUIRED = 0x0001
 """A section flag: a reader that does not know this kind must refuse the file."""
+SECTION_BLOCK_INDEXES = 1
+"""Section kind: the block indexes of all extents, one after another (`storage/block_index.py`)."""
+SECTION_PROPERTIES = 2
+"""Section kind: what a merge was (`storage/file_properties.py`)."""
+EXTENT_MAY_HAVE_TOMBSTONES = 0x0001
+"""A row flag: a record without a value may lie in the extent."""
+EXTENT_FLAGGED = 0x0002
+"""A row flag: merges found its bytes not to be the batches they should be and copy them as they are."""
 
 _TRAILER = struct.Struct(">QQIHH4x")
 _TRAILER_CRC = struct.Struct(">I8s")
@@ -56,6 +64,10 @@ assert _ROW.size == ROW_BYTES
 
 class CorruptFileError(SiltstoneError):
     """These bytes are not a file of ours, or not as they were written. The message says which field is wrong."""
+
+
+class UnknownFormatError(CorruptFileError):
+    """A whole file, but of a version, or with a part, that this release does not know."""
 
 
 class ExtentSource(NamedTuple):
@@ -104,6 +116,8 @@ class ExtentRow(NamedTuple):
     block_index_length: int = 0
     block_index_position: int = 0
     """From the start of the file; 0 with length 0 where there is none (L0)."""
+    flags: int = 0
+    """EXTENT_... bits; others are of a later release and ignored."""
 
 
 class Section(NamedTuple):
@@ -204,7 +218,7 @@ def encode_footer(
     """
     try:
         packed = [
-            _ROW.pack(row[0].bytes, row[1], 0, row[2], row[3], row[4], row[5], row[6], row[7], row[8], *row[9:])
+            _ROW.pack(row[0].bytes, row[1], row[12], row[2], row[3], row[4], row[5], row[6], row[7], row[8], *row[9:12])
             for row in rows
         ]
         header = _INDEX_HEADER.pack(
@@ -232,7 +246,7 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
         raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, its bytes have {actual:08x}")
     position, length, index_crc, version, flags = _TRAILER.unpack_from(end)
     if version != FORMAT_VERSION or flags:
-        raise CorruptFileError(
+        raise UnknownFormatError(
             f"format version {version} with flags {flags:#06x}; this release reads version {FORMAT_VERSION}, no flags",
             remedy="read it with the release that wrote it, or a later one",
         )
@@ -289,8 +303,8 @@ def read_file(body: Body) -> FileIndex:
 
 
 def _read_row(index: Body, at: int) -> ExtentRow:
-    topic, partition, _flags, *rest = _ROW.unpack_from(index, at)
-    return ExtentRow(uuid.UUID(bytes=topic), partition, *rest)
+    topic, partition, flags, *rest = _ROW.unpack_from(index, at)
+    return ExtentRow._make((uuid.UUID(bytes=topic), partition, *rest, flags))
 
 
 def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end: int) -> None:
@@ -312,8 +326,8 @@ def _check_places(extents: Sequence[ExtentRow], sections: Sequence[Section], end
             raise CorruptFileError(
                 f"section {number} says {section.length} bytes at {section.position}, past the end of the data at {end}"
             )
-        if section.flags & SECTION_REQUIRED:
-            raise CorruptFileError(
+        if section.flags & SECTION_REQUIRED and section.kind not in (SECTION_BLOCK_INDEXES, SECTION_PROPERTIES):
+            raise UnknownFormatError(
                 f"section {number} is of kind {section.kind}, which a reader must know and this release does not",
                 remedy="read it with the release that wrote it, or a later one",
             )

@@ -1,14 +1,18 @@
 """What `siltstone file inspect KEY` shows: a file's own account of itself, checked against its bytes.
 
-It reads the trailer, the index and, when asked, the extents; writes nothing. Of an L0 file the commit's packed index,
+It reads the trailer, the index, the properties and block indexes of a merged file and, when asked, the extents; writes
+nothing. Bytes of an extent that merges have flagged are not judged as batches. Of an L0 file the commit's packed index,
 not this, says what is in the log: batches that were refused show here too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from storage.block_index import BlockEntry, decode_block_index
 from storage.file_format import (
+    EXTENT_FLAGGED,
+    SECTION_PROPERTIES,
     TRAILER_BYTES,
     CorruptFileError,
     ExtentRow,
@@ -18,6 +22,7 @@ from storage.file_format import (
     read_index,
     read_trailer,
 )
+from storage.file_properties import FileProperties, decode_properties
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStore
 from wire.batch import CorruptBatchError, crc_matches, iter_headers
@@ -25,6 +30,9 @@ from wire.crc import crc32c
 
 TAIL_BYTES = 64 * 1024
 """Read first: with this the index of most files comes along in one request."""
+STRETCH_BYTES = 8 * 1024 * 1024
+PROPERTIES_BYTES_MAX = 64 * 1024 * 1024
+"""Some hundred thousand inputs; more is taken for damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +62,14 @@ class ExtentReport:
     """None = its bytes were not read."""
     batches: tuple[BatchReport, ...]
     damage: str
-    """What is wrong with its batches, as far as they were walked; "" = nothing."""
+    """What is wrong with its batches, as far as they were walked, or its block index; "" = nothing."""
+    blocks: tuple[BlockEntry, ...] = ()
+    """Its block index; () where it has none."""
+
+    @property
+    def is_flagged(self) -> bool:
+        """Merges copy it unread."""
+        return self.row.flags & EXTENT_FLAGGED != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +84,39 @@ class FileReport:
     created_ms: int
     sections: tuple[Section, ...]
     extents: tuple[ExtentReport, ...]
+    properties: FileProperties | None
+    """What merge wrote it; None in L0."""
+    damage: str
+    """What is wrong with its sections; "" = nothing."""
 
     @property
     def is_sound(self) -> bool:
         """As far as it was looked at."""
-        return all(extent.crc_matches is not False and not extent.damage for extent in self.extents)
+        return not self.damage and all(extent.crc_matches is not False and not extent.damage for extent in self.extents)
 
 
 async def inspect_file(store: ObjectStore, key: str, *, verify: bool = True, walk_batches: bool = False) -> FileReport:
     """Read and check one file; `verify` reads its extents and checks their CRCs, `walk_batches` lists their batches.
 
-    One extent is in memory at a time. Raises ObjectNotFoundError, CorruptFileError when trailer or index are damaged;
-    damage inside an extent is reported, not raised.
+    One extent is in memory at a time, less of it when batches are not walked. Raises ObjectNotFoundError,
+    CorruptFileError when trailer or index are damaged; damage inside an extent is reported, not raised.
     """
     stat = await store.head(key)
     trailer, index = await _read_footer(store, key, stat.size_bytes)
     extents: list[ExtentReport] = []
     for row in index.extents:
-        if (verify or walk_batches) and row.length:
+        if walk_batches and row.length:
             body = await store.get_range(key, row.position, row.length)
-            extents.append(inspect_extent(row, body, walk_batches=walk_batches))
+            report = inspect_extent(row, body, walk_batches=True)
+        elif verify and row.length:
+            report = ExtentReport(row=row, crc_matches=await _crc_matches(store, key, row), batches=(), damage="")
         else:
-            extents.append(ExtentReport(row=row, crc_matches=None, batches=(), damage=""))
+            report = ExtentReport(row=row, crc_matches=None, batches=(), damage="")
+        if (verify or walk_batches) and row.block_index_length:
+            block_index = await store.get_range(key, row.block_index_position, row.block_index_length)
+            report = with_blocks(report, block_index)
+        extents.append(report)
+    properties, damage = await _read_properties(store, key, index)
     try:
         file_key = parse_file_key(key)
     except BadKeyError:
@@ -105,6 +131,8 @@ async def inspect_file(store: ObjectStore, key: str, *, verify: bool = True, wal
         created_ms=index.created_ms,
         sections=index.sections,
         extents=tuple(extents),
+        properties=properties,
+        damage=damage,
     )
 
 
@@ -112,7 +140,7 @@ def inspect_extent(row: ExtentRow, body: bytes, *, walk_batches: bool) -> Extent
     """Pure: judge the bytes of one extent by its row."""
     batches: list[BatchReport] = []
     damage = ""
-    if walk_batches:
+    if walk_batches and not row.flags & EXTENT_FLAGGED:
         try:
             for position, header in iter_headers(body):
                 batches.append(
@@ -138,6 +166,49 @@ def inspect_extent(row: ExtentRow, body: bytes, *, walk_batches: bool) -> Extent
             damage = f"{sum(not batch.crc_matches for batch in batches)} of {len(batches)} batches fail their CRC-32C"
     matches = len(body) == row.length and crc32c(body) == row.crc32c
     return ExtentReport(row=row, crc_matches=matches, batches=tuple(batches), damage=damage)
+
+
+async def _crc_matches(store: ObjectStore, key: str, row: ExtentRow) -> bool:
+    """Whether the extent's bytes are those its row was written for. Read in stretches: it may have gigabytes."""
+    crc, end = 0, row.position + row.length
+    for start in range(row.position, end, STRETCH_BYTES):
+        wanted = min(STRETCH_BYTES, end - start)
+        stretch = await store.get_range(key, start, wanted)
+        if len(stretch) < wanted:
+            return False
+        crc = crc32c(stretch, crc)
+    return crc == row.crc32c
+
+
+def with_blocks(report: ExtentReport, block_index: bytes) -> ExtentReport:
+    """Pure: the report with its block index, and what is wrong with that."""
+    try:
+        blocks = decode_block_index(block_index, extent_length=report.row.length)
+    except CorruptFileError as error:
+        return replace(report, damage=report.damage or str(error))
+    starts = {batch.position - report.row.position: batch.base_offset for batch in report.batches}
+    if starts and not report.damage:
+        for block in blocks:
+            if starts.get(block.position) != block.base_offset:
+                said = f"no batch of offset {block.base_offset} at {block.position}, where its block index has one"
+                return replace(report, blocks=tuple(blocks), damage=said)
+    return replace(report, blocks=tuple(blocks))
+
+
+async def _read_properties(store: ObjectStore, key: str, index: FileIndex) -> tuple[FileProperties | None, str]:
+    """The properties, or what is wrong with them; (None, "") where there are none."""
+    section = next((each for each in index.sections if each.kind == SECTION_PROPERTIES), None)
+    if section is None or not section.length:
+        return None, ""
+    if section.length > PROPERTIES_BYTES_MAX:
+        return None, f"properties of {section.length} bytes; at most {PROPERTIES_BYTES_MAX} are read"
+    data = await store.get_range(key, section.position, section.length)
+    if crc32c(data) != section.crc32c:
+        return None, f"properties with CRC-32C {crc32c(data):08x}, the index says {section.crc32c:08x}"
+    try:
+        return decode_properties(data), ""
+    except CorruptFileError as error:
+        return None, str(error)
 
 
 async def _read_footer(store: ObjectStore, key: str, size_bytes: int) -> tuple[Trailer, FileIndex]:

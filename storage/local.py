@@ -289,11 +289,17 @@ class TemporaryFile:
         self.descriptor = descriptor
         self.path = path
         self._open = True
+        self._size_bytes = 0
 
     def append(self, body: Body) -> None:
+        """One that raised half-way may be repeated: it starts at the same place."""
         view = memoryview(body)
+        position = self._size_bytes
         while len(view):
-            view = view[os.write(self.descriptor, view[:_WRITE_BYTES_MAX]) :]
+            written = os.pwrite(self.descriptor, view[:_WRITE_BYTES_MAX], position)
+            position += written
+            view = view[written:]
+        self._size_bytes = position
 
     def discard(self) -> None:
         """Close it and drop its temporary name. Repeating is harmless."""
@@ -321,7 +327,11 @@ class LocalMultipart:
         await self._store._run(self._temporary.discard)  # pyright: ignore[reportPrivateUsage]  # same module
 
     def _complete(self) -> None:
-        self._store.publish(self._temporary, self._key)
+        try:
+            self._store.publish(self._temporary, self._key)
+        except PutInDoubtError:
+            self._temporary.discard()  # the object has its key; who settles the doubt does not come back here
+            raise
         self._temporary.discard()
 
 

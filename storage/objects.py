@@ -93,7 +93,9 @@ class Deleted:
 class MultipartUpload(Protocol):
     """A large object in parts (at least 5 MiB each but the last). Invisible until `complete`."""
 
-    async def write(self, part: Body) -> None: ...
+    async def write(self, part: Body) -> None:
+        """The next part; one at a time. One that raised counts as not written: the same part may be written again."""
+        ...
 
     async def complete(self) -> None:
         """Publish under the key if absent. Raises ObjectExistsError, PutInDoubtError."""

@@ -35,6 +35,8 @@ from wire.crc import crc32c as compute_crc32c
 
 T = TypeVar("T")
 
+SETTLE_READ_BYTES = 8 * 1024 * 1024
+
 
 class Retrying(WrappedStore):
     """`deadline_ms` bounds when the last try of a call may begin, counted from the call."""
@@ -133,7 +135,7 @@ class Retrying(WrappedStore):
             stat = await self.retry(lambda: self._inner.head(key), tries)
             stored_crc32c = stat.crc32c
             if stored_crc32c is None and stat.size_bytes == size_bytes:
-                stored_crc32c = compute_crc32c(await self.retry(lambda: self._inner.get(key), tries))
+                stored_crc32c = await self._stored_crc32c(key, size_bytes, tries)
         except ObjectNotFoundError:
             return False
         except ObjectStoreError as error:
@@ -141,6 +143,15 @@ class Retrying(WrappedStore):
         if (stat.size_bytes, stored_crc32c) == (size_bytes, crc32c):
             return True
         raise ObjectExistsError(key) from unsettled
+
+    async def _stored_crc32c(self, key: str, size_bytes: int, tries: _Tries) -> int:
+        """By reading the object, a stretch at a time: a merged file may be larger than memory."""
+        crc = 0
+        for start in range(0, size_bytes, SETTLE_READ_BYTES):
+            # the default binds this turn's start
+            part = await self.retry(lambda at=start: self._inner.get_range(key, at, SETTLE_READ_BYTES), tries)
+            crc = compute_crc32c(part, crc)
+        return crc
 
     def _tries(self) -> _Tries:
         return _Tries(self._clock, self._ids, self._deadline_ms, self._base_ms, self._cap_ms)

@@ -9,5 +9,7 @@ pytest_plugins = [
     "tests.fixtures.s3",
     "tests.fixtures.skips",
     "tests.simulation.summary",
-    "tests.fixtures.faults",  # after those it imports: pytest rewrites the asserts of what it loads first itself
+    # after those they import: pytest rewrites the asserts of what it loads first itself
+    "tests.fixtures.faults",
+    "tests.fixtures.compactors",
 ]

@@ -19,6 +19,7 @@ from wire.errors import EncodingError, MalformedMessageError, UnknownApiError, U
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from wire.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from wire.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
@@ -70,6 +71,7 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
             _api(ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
             _api(CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
             _api(DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
+            _api(DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
             _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
             _api(DescribeConfigsRequest, DescribeConfigsResponse, (0, 4)),
             _api(CreatePartitionsRequest, CreatePartitionsResponse, (0, 3)),

@@ -155,4 +155,7 @@ async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, commi
 def _fill_records(part: _Part, taken: Taken) -> None:
     if taken.error is not ErrorCode.NONE:
         part.answer.error_code = taken.error
+    if taken.error is ErrorCode.OFFSET_OUT_OF_RANGE:
+        # The log start has moved past it while we looked.
+        part.answer.high_watermark = part.answer.last_stable_offset = part.answer.log_start_offset = -1
     part.answer.records = taken.buffers

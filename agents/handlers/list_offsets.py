@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.read.reader import TIMESTAMP_ERRORS, TimestampedOffset
+from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from metadata.service import MetadataUnavailableError, Watermarks
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
@@ -90,13 +90,14 @@ async def _answer(
         except TIMESTAMP_ERRORS as error:
             _log.error("no offset for timestamp", partition_id=partition_id, error=str(error))
             return _failed(asked, ErrorCode.KAFKA_STORAGE_ERROR)
-        except TimeoutError:
+        except (TimeoutError, MetadataUnavailableError):
             return _failed(asked, ErrorCode.LEADER_NOT_AVAILABLE)
     return _found(asked, version, found, watermarks)
 
 
 async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) -> TimestampedOffset | None:
-    """Raises TIMESTAMP_ERRORS, and TimeoutError when this agent does not come to see the present."""
+    """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError when this agent does not come to see the
+    present."""
     partition_id = watermarks.partition_id
     deadline_ms = broker.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
@@ -104,8 +105,8 @@ async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) 
         if left_ms <= 0 or not await broker.arrivals.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:
-        return await broker.reader.largest_timestamp(partition_id)
-    return await broker.reader.offset_of_timestamp(partition_id, timestamp)
+        return await broker.timestamps.largest(partition_id)
+    return await broker.timestamps.first_at(partition_id, timestamp)
 
 
 def _found(

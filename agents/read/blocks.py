@@ -3,7 +3,7 @@
 `read` answers at once when the bytes are in memory. Otherwise the missing blocks are fetched: neighbours in one GET,
 and a block that somebody else is fetching already is waited for, not fetched again (single flight). A waiter that
 goes away does not cancel the fetch. At most `concurrency` GETs run at a time, so that a big replay cannot take every
-connection.
+connection; what is read ahead of anybody's question takes at most half of these.
 
 Errors are those of the object store; a short answer is an ObjectStoreError, for an object never shrinks.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 
 from agents.read.cache import BLOCK_BYTES, BlockCache
 from siltstone.metrics import Metrics
@@ -28,6 +29,7 @@ class BlockReader:
         self._hits = metrics.cache_requests_total.labels(pool=pool, outcome="hit")
         self._misses = metrics.cache_requests_total.labels(pool=pool, outcome="miss")
         self._slots = asyncio.Semaphore(concurrency)
+        self._slots_ahead = asyncio.Semaphore(max(1, concurrency // 2))
         self._flying: dict[tuple[str, int], asyncio.Future[bytes]] = {}
         self._gets: set[asyncio.Task[None]] = set()
 
@@ -37,7 +39,7 @@ class BlockReader:
         if whole is not None:
             self._hits.inc()
             return whole[start : start + length]
-        blocks = _blocks_of(start, length)
+        blocks = blocks_of(start, length)
         found = [self._cache.block(key, block) for block in blocks]
         present = [body for body in found if body is not None]
         if len(present) != len(found):
@@ -49,7 +51,18 @@ class BlockReader:
 
     def holds(self, key: str, start: int, length: int) -> bool:
         """Whether `cached` would find the bytes."""
-        return self._cache.holds(key, _blocks_of(start, length))
+        return self._cache.holds(key, blocks_of(start, length))
+
+    def is_coming(self, key: str, block: int) -> bool:
+        """Whether a block is here or on its way."""
+        return (key, block) in self._flying or self._cache.holds(key, range(block, block + 1))
+
+    def start(self, key: str, size_bytes: int, run: Sequence[int]) -> None:
+        """Read neighbouring blocks, none of which `is_coming`, ahead of anybody's question, in one GET."""
+        self._start_get(key, size_bytes, run, ahead=True)
+
+    def demote(self, key: str, block: int) -> None:
+        self._cache.demote(key, block)
 
     async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
         """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""
@@ -57,7 +70,7 @@ class BlockReader:
         if here is not None:
             return here
         self._misses.inc()
-        blocks = _blocks_of(start, length)
+        blocks = blocks_of(start, length)
         bodies = await self._load(key, size_bytes, blocks)
         view = _cut([memoryview(bodies[block]) for block in blocks], start - blocks[0] * BLOCK_BYTES, length)
         if len(view) != length:
@@ -76,28 +89,30 @@ class BlockReader:
                 awaited[block] = flying
             else:
                 missing.append(block)
-        for run in _runs(missing):
+        for run in runs_of(missing):
             awaited |= self._start_get(key, size_bytes, run)
         for block, future in awaited.items():
             # Shielded: the fetch belongs to everybody who waits for it.
             bodies[block] = await asyncio.shield(future)
         return bodies
 
-    def _start_get(self, key: str, size_bytes: int, run: Sequence[int]) -> dict[int, asyncio.Future[bytes]]:
+    def _start_get(
+        self, key: str, size_bytes: int, run: Sequence[int], *, ahead: bool = False
+    ) -> dict[int, asyncio.Future[bytes]]:
         futures = {block: asyncio.get_running_loop().create_future() for block in run}
         for block, future in futures.items():
             self._flying[key, block] = future
             future.add_done_callback(_mark_seen)
-        task = asyncio.create_task(self._get(key, size_bytes, futures), name=f"get {key}")
+        task = asyncio.create_task(self._get(key, size_bytes, futures, ahead=ahead), name=f"get {key}")
         self._gets.add(task)
         task.add_done_callback(self._gets.discard)
         return futures
 
-    async def _get(self, key: str, size_bytes: int, futures: dict[int, asyncio.Future[bytes]]) -> None:
+    async def _get(self, key: str, size_bytes: int, futures: dict[int, asyncio.Future[bytes]], *, ahead: bool) -> None:
         first, last = min(futures), max(futures)
         start = first * BLOCK_BYTES
         try:
-            async with self._slots:
+            async with self._slots_ahead if ahead else nullcontext(), self._slots:
                 body = await self._store.get_range(key, start, min((last + 1) * BLOCK_BYTES, size_bytes) - start)
             for block, future in futures.items():
                 cut = body[(block - first) * BLOCK_BYTES : (block - first + 1) * BLOCK_BYTES]
@@ -125,11 +140,12 @@ def _mark_seen(future: asyncio.Future[bytes]) -> None:
         future.exception()
 
 
-def _blocks_of(start: int, length: int) -> range:
+def blocks_of(start: int, length: int) -> range:
+    """The aligned blocks that hold `length` bytes from `start`."""
     return range(start // BLOCK_BYTES, (start + length - 1) // BLOCK_BYTES + 1)
 
 
-def _runs(blocks: Iterable[int]) -> Iterator[list[int]]:
+def runs_of(blocks: Iterable[int]) -> Iterator[list[int]]:
     """Neighbouring blocks together, at most GET_BLOCKS_MAX in one."""
     run: list[int] = []
     for block in blocks:

@@ -40,6 +40,11 @@ class BlockCache:
         """Whether the bytes are here; asking does not make them any younger."""
         return (key, _WHOLE) in self._entries or all((key, block) in self._entries for block in blocks)
 
+    def demote(self, key: str, block: int) -> None:
+        """Make a block the first to go: whoever it was read for has had it."""
+        if (key, block) in self._entries:
+            self._entries.move_to_end((key, block), last=False)
+
     def _get(self, key: _Key) -> memoryview | None:
         body = self._entries.get(key)
         if body is None:

@@ -1,21 +1,31 @@
 """Which bytes answer a Fetch. Pure: extents and limits in, byte ranges out; then bytes in, whole batches out.
 
+A partition's records lie in L0 files, whose extents the index holds, and in merged files, whose extents are looked up
+and cached. A plan goes from the fetch offset up, extent by extent, whatever level each is of. What it would need and
+nobody knows yet it names (`missing`); the caller gets it and plans again.
+
 A plan is an upper bound: an extent's batches cannot be told apart before they are read, so ranges are planned from
-sizes alone and `take_batches` then applies Kafka's rule exactly: whole batches only, within the partition's and the
+sizes alone and the taker then applies Kafka's rule exactly: whole batches only, within the partition's and the
 request's limit, save that the first batch of the first partition with data is returned however large it is (KIP-74).
 
 Offsets of L0 batches are not in the file. They follow from the extent's base offset and the batches before, so a read
-starts at the head of an extent, or at a `Resume` point: the place where the last answer for that offset ended.
+starts at the head of an extent, or at a `Resume` point: the place where the last answer for that offset ended. Batches
+of merged files carry their offsets, and dedupe leaves gaps between them: the batch to begin with may lie in the block
+that the block index names, at the head of the next, or in a later extent. So bytes count as planned only from where a
+batch at or above the offset must begin, and the plan goes on until it has enough of those.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeGuard
 
 from agents.log_index import Extent, LogIndex
-from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, read_header, stamp_offset
+from metadata.compaction import LeveledExtent
+from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
+from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, read_header
 
 RESUME_POINTS_MAX = 10_000
 READ_BYTES_MIN = 64 << 10
@@ -29,6 +39,8 @@ class Resume:
     file_id: int
     offset: int
     position: int
+    reads: int = 1
+    """Answers that came one after the other up to here."""
 
 
 class ResumePoints:
@@ -49,39 +61,204 @@ class ResumePoints:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """`length` bytes from `position` of a file; the batch there has `base_offset` as its first offset."""
+    """`length` bytes from `position` of a file, beginning with a batch."""
 
     file_id: int
+    key: str
+    file_size_bytes: int
+    created_ms: int | None
+    """None: a merged file, whose batches carry their offsets."""
     position: int
     length: int
     base_offset: int
+    """L0: first offset of the batch at `position`. Merged: no batch of the extent begins below."""
+    from_offset: int
+    """Batches that end below it are not wanted."""
+    last_offset: int
+    """Of the extent: no batch of it goes beyond."""
+    extent_start: int
     extent_end: int
     """Position at which the extent ends: a batch may go on behind the range up to here."""
 
+    @property
+    def is_merged(self) -> bool:
+        return self.created_ms is None
+
+
+class LeveledView(Protocol):
+    """What is known of merged files, without asking anybody."""
+
+    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
+        """The extent that holds `offset`; None = not known."""
+        ...
+
+    def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
+        """Its block index; None = not known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MissingExtents:
+    """Nobody knows yet which merged file holds this offset."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBlocks:
+    """The block index of this extent has to be read."""
+
+    extent: LeveledExtent
+
+
+Missing: TypeAlias = MissingExtents | MissingBlocks
+
+
+@dataclass(slots=True)
+class PartitionPlan:
+    end: int
+    """The log's end when this was planned: the answer's high watermark is not above it."""
+    ranges: list[ReadRange] = field(default_factory=list[ReadRange])
+    missing: Missing | None = None
+    """To be got before this plan is worth acting on; None when there is something to read, or nothing at all."""
+    flagged: LeveledExtent | None = None
+    """The plan ends before this extent, whose bytes cannot be read as batches."""
+
+    holds_some: bool = False
+    """A batch at or above the offset begins in one of the ranges for sure: they are not all gap."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.length for each in self.ranges)
+
 
 def plan_partition(
-    index: LogIndex, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
-) -> list[ReadRange]:
+    index: LogIndex,
+    leveled: LeveledView,
+    partition_id: int,
+    offset: int,
+    bytes_max: int,
+    resume: Resume | None,
+    *,
+    ranges_max: int | None = None,
+) -> PartitionPlan:
     """Ranges that hold the batches from `offset` on, about `bytes_max` of them and at least one batch's beginning."""
-    ranges: list[ReadRange] = []
-    left = max(bytes_max, READ_BYTES_MIN)
-    for extent in index.extents_from(partition_id, offset):
-        planned = _range_of(extent, offset, left, resume)
-        ranges.append(planned)
-        left -= planned.length
-        if left <= 0:
-            break
-    return ranges
+    log = index.partition(partition_id)
+    if log is None:
+        return PartitionPlan(end=0)
+    plan = PartitionPlan(end=log.end)
+    wanted = left = max(bytes_max, READ_BYTES_MIN)
+    row = log.row_of(offset)
+    while left > 0 and offset < log.end and (ranges_max is None or len(plan.ranges) < ranges_max):
+        while row < len(log) and log.at(row).last_offset < offset:
+            row += 1
+        extent = log.at(row) if row < len(log) else None
+        if extent is not None and extent.base_offset <= offset:
+            left -= _plan_l0(plan, index, extent, offset, left, resume)
+            offset = extent.last_offset + 1
+            continue
+        merged = leveled.extent_at(partition_id, offset)
+        found = MissingExtents(offset) if merged is None else _plan_merged(plan, leveled, merged, offset, left, resume)
+        if isinstance(found, int) and merged is not None:
+            left -= found
+            offset = merged.last_offset + 1
+            continue
+        if isinstance(found, MissingExtents | MissingBlocks) and left == wanted:
+            plan.missing = found
+        break
+    plan.holds_some = left < wanted
+    return plan
 
 
-def _range_of(extent: Extent, offset: int, left: int, resume: Resume | None) -> ReadRange:
+def _plan_l0(
+    plan: PartitionPlan, index: LogIndex, extent: Extent, offset: int, left: int, resume: Resume | None
+) -> int:
+    """Add the extent's range. Returns the bytes of it that count."""
     end = extent.position + extent.length
+    position, base_offset, length = extent.position, extent.base_offset, min(left, extent.length)
     if offset > extent.base_offset:
-        if resume is not None and resume.file_id == extent.file_id and extent.position <= resume.position < end:
-            return ReadRange(extent.file_id, resume.position, min(left, end - resume.position), resume.offset, end)
-        # Somewhere inside, and only the batches before can tell where: the whole extent.
-        return ReadRange(extent.file_id, extent.position, extent.length, extent.base_offset, end)
-    return ReadRange(extent.file_id, extent.position, min(left, extent.length), extent.base_offset, end)
+        if _fits(resume, extent.file_id, offset) and position <= resume.position < end:
+            position, base_offset = resume.position, resume.offset
+            length = min(left, end - position)
+        else:
+            # Somewhere inside, and only the batches before can tell where: the whole extent.
+            length = extent.length
+    ref = index.file(extent.file_id)
+    plan.ranges.append(
+        ReadRange(
+            extent.file_id,
+            ref.key,
+            ref.size_bytes,
+            ref.created_ms,
+            position,
+            length,
+            base_offset,
+            offset,
+            extent.last_offset,
+            extent.position,
+            end,
+        )
+    )
+    return length
+
+
+def _plan_merged(
+    plan: PartitionPlan,
+    leveled: LeveledView,
+    extent: LeveledExtent,
+    offset: int,
+    left: int,
+    resume: Resume | None,
+) -> int | Missing | None:
+    """Add the extent's range. Returns the bytes of it that count, what is missing, or None when it cannot be read."""
+    if extent.flagged_reason is not None:
+        plan.flagged = extent
+        return None
+    end = extent.position + extent.length
+    start = sure_from = extent.position
+    if extent.length == 0:
+        return 0
+    if offset > extent.base_offset:
+        if _fits(resume, extent.file_id, offset) and start <= resume.position <= end:
+            start = sure_from = resume.position
+        elif extent.length <= BLOCK_BYTES:
+            sure_from = end
+        else:
+            blocks = leveled.blocks_of(extent)
+            if blocks is None:
+                return MissingBlocks(extent)
+            start, sure_from = _block_at(extent, blocks, offset)
+    if start == end:
+        return 0  # the last answer took its last batch; dedupe has taken what came after
+    length = min(end - start, sure_from - start + left)
+    plan.ranges.append(
+        ReadRange(
+            extent.file_id,
+            extent.key,
+            extent.file_size_bytes,
+            None,
+            start,
+            length,
+            extent.base_offset,
+            offset,
+            extent.last_offset,
+            extent.position,
+            end,
+        )
+    )
+    return length - (sure_from - start)
+
+
+def _fits(resume: Resume | None, file_id: int, offset: int) -> TypeGuard[Resume]:
+    """The plan may have come past the offset of the resume point, by an extent of another file that is newer."""
+    return resume is not None and resume.file_id == file_id and resume.offset == offset
+
+
+def _block_at(extent: LeveledExtent, blocks: Sequence[BlockEntry], offset: int) -> tuple[int, int]:
+    """Where to begin reading, and where, if anywhere in the extent, a batch at or above `offset` has begun."""
+    block = block_of_offset(blocks, offset)
+    sure_from = block_end(blocks, block, extent.length)
+    return extent.position + blocks[block].position, extent.position + sure_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +282,9 @@ class CutBatch:
     """BATCH_HEADER_BYTES when not even the header is there."""
 
 
-def batches_of(data: memoryview, base_offset: int) -> Iterator[FoundBatch | CutBatch]:
-    """Batches of an L0 range in order; a CutBatch comes last. Raises CorruptBatchError."""
-    start = 0
+def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutBatch]:
+    """Batches of a range's bytes in order; a CutBatch comes last. Raises CorruptBatchError."""
+    start, base_offset = 0, where.base_offset
     while start < len(data):
         if len(data) - start < BATCH_HEADER_BYTES:
             yield CutBatch(base_offset, start, BATCH_HEADER_BYTES)
@@ -115,7 +292,14 @@ def batches_of(data: memoryview, base_offset: int) -> Iterator[FoundBatch | CutB
         header = read_header(data, start)
         size = header.size_bytes
         if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
-            raise CorruptBatchError(f"no record batch at byte {start} of the range for offset {base_offset}")
+            raise CorruptBatchError(f"no record batch at byte {where.position + start} of {where.key}")
+        if where.is_merged:
+            if header.base_offset < base_offset or header.last_offset > where.last_offset:
+                raise CorruptBatchError(
+                    f"a batch of offsets {header.base_offset} to {header.last_offset} at byte {where.position + start}"
+                    f" of {where.key}, where they should lie in {base_offset} to {where.last_offset}"
+                )
+            base_offset = header.base_offset
         if start + size > len(data):
             yield CutBatch(base_offset, start, size)
             return
@@ -123,10 +307,3 @@ def batches_of(data: memoryview, base_offset: int) -> Iterator[FoundBatch | CutB
         yield FoundBatch(base_offset, next_offset, start, size)
         start += size
         base_offset = next_offset
-
-
-def stamped(data: memoryview, batch: FoundBatch) -> tuple[bytes, memoryview]:
-    """The batch with its offset: 16 new bytes and the rest as stored."""
-    whole = data[batch.start : batch.start + batch.size_bytes]
-    head = stamp_offset(whole, batch.base_offset)
-    return head, whole[len(head) :]

@@ -1,54 +1,49 @@
 """The read path's shell: plan -> bytes from memory or the store -> whole batches with their offsets.
 
-All ranges of a request that are not in memory are fetched at the same time, then taken in the request's order. A
-partition whose bytes cannot be had answers with an error of its own; the others go on. What is at hand does not wait
-long for what must come from the store: a partition that is not there in time gets no records in this answer, its read
-goes on, and the next fetch finds it. Files committed in the last HOT_MS before the newest one are the hot tail; older
-ones have a cache, GET slots and a share of the budget of their own, so that a replay of old data, or a store that is
-down, neither evicts the tail nor takes its connections nor holds it up.
+What lies in merged files is looked up first where it is not known, for all partitions of a request at the same time.
+Then all ranges that are not in memory are fetched at the same time, and taken in the request's order. A partition that
+cannot be looked up, or whose bytes cannot be had, answers with an error of its own; the others go on. What is at hand
+does not wait long for what must come from elsewhere: a partition that is not there in time gets no records in this
+answer, its look-up or read goes on, and the next fetch finds it.
+
+A file that is gone (404) was merged since it was planned, and its grace is over: what led to it is forgotten, looked up
+anew and planned again, a few times. Who reads on and on is read ahead for (`ahead.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from agents.log_index import Extent, FileRef, LogIndex
-from agents.read.blocks import BlockReader
-from agents.read.budget import ByteBudget, Release, Source
+from agents.read.ahead import AHEAD_BYTES, AHEAD_RANGES_MAX, ReadAhead
+from agents.read.budget import ByteBudget, Release
+from agents.read.locate import Found, Locator
+from agents.read.patience import News, Patience
 from agents.read.plan import (
     READ_BYTES_MIN,
     CutBatch,
     FoundBatch,
+    PartitionPlan,
     ReadRange,
     Resume,
     ResumePoints,
     batches_of,
-    plan_partition,
-    stamped,
 )
+from agents.read.pools import Pools
+from metadata.service import MetadataUnavailableError
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from storage.objects import ObjectStoreError
-from wire.batch import CorruptBatchError, read_header
-from wire.codecs import CodecError
+from storage.objects import ObjectNotFoundError, ObjectStoreError
+from wire.batch import CorruptBatchError, stamp_offset
 from wire.error_codes import ErrorCode
-from wire.records import CorruptRecordError, walk
 
 _log = get_logger(__name__)
 
-HOT_MS = 60_000
-PATIENCE_MS = 250.0
-"""How long records at hand wait for others that must come from the store."""
-STORE_WAIT_MS_MAX = 15_000.0
-"""How long anybody waits for the store: below clients' `request.timeout.ms`, or they would take us for dead."""
-
-News: TypeAlias = Callable[[], Awaitable[bool]]
-"""Returns True when records have come that the answer cannot hold any more, so that it should leave soon."""
+PLANS_MAX = 3
+"""Of one request: a file may be gone each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +60,30 @@ class Taken:
     buffers: list[bytes | memoryview] = field(default_factory=list[bytes | memoryview])
     size_bytes: int = 0
     error: ErrorCode = ErrorCode.NONE
+    gone: ReadRange | None = None
+    """Its object does not exist, and nothing was taken before it."""
+    last: ReadRange | None = None
+    """Where the last batch was taken from."""
+    next_offset: int = -1
+    """After the last batch; and where in its object it ended."""
+    position: int = -1
+    _run: tuple[memoryview, int, int] | None = None
+    """Where the last buffer lies, if the next batch may follow it without a seam."""
 
-
-@dataclass(frozen=True, slots=True)
-class TimestampedOffset:
-    offset: int
-    timestamp_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    range: ReadRange
-    ref: FileRef
-
-
-_Bytes: TypeAlias = memoryview | SiltstoneError | None
+    def add(self, where: ReadRange, data: memoryview, batch: FoundBatch) -> None:
+        end = batch.start + batch.size_bytes
+        self.size_bytes += batch.size_bytes
+        self.last, self.next_offset, self.position = where, batch.next_offset, where.position + end
+        if not where.is_merged:
+            head = stamp_offset(data[batch.start : end], batch.base_offset)
+            self.buffers += (head, data[batch.start + len(head) : end])
+            return
+        start = batch.start
+        if self._run is not None and self._run[0] is data and self._run[2] == start:
+            start = self._run[1]
+            self.buffers.pop()
+        self.buffers.append(data[start:end])
+        self._run = (data, start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +94,17 @@ class Reading:
     """Frees the bytes in the budget; to be called when the answer has left."""
 
 
+_Bytes: TypeAlias = memoryview | SiltstoneError | None
+
+
 class Reader:
-    def __init__(
-        self, *, index: LogIndex, hot: BlockReader, cold: BlockReader, budget: ByteBudget, metrics: Metrics
-    ) -> None:
-        self._index = index
-        self._hot = hot
-        self._cold = cold
+    def __init__(self, *, locator: Locator, pools: Pools, ahead: ReadAhead, budget: ByteBudget) -> None:
+        self._locator = locator
+        self._pools = pools
+        self._ahead = ahead
         self._budget = budget
-        self._metrics = metrics
         self._resume = ResumePoints()
+        self._looking: set[asyncio.Task[None]] = set()
 
     @property
     def is_waited_for(self) -> bool:
@@ -111,257 +116,275 @@ class Reader:
 
         Waits until the bytes planned fit the budget of all answers.
         """
-        plans = self._plan(wants, bytes_max)
-        planned = [each for plan in plans for each in plan]
-        release = await self._budget.take(sum(each.range.length for each in planned), self._source(planned))
+        found = self._locator.begin()
+        patience = Patience(news)
         try:
-            data = await self._fetch(plans, news)
+            for _ in range(PLANS_MAX - 1):
+                reading = await self._read(found, wants, bytes_max, patience)
+                if not await self._look_again(found, wants, reading, patience):
+                    return reading
+                reading.release()
+            return await self._read(found, wants, bytes_max, patience)
+        finally:
+            patience.close()
+
+    async def close(self) -> None:
+        for task in self._looking:
+            task.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+
+    async def _read(self, found: Found, wants: Sequence[Want], bytes_max: int, patience: Patience) -> Reading:
+        plans, errors = await self._located(found, wants, bytes_max, patience)
+        for plan in plans:
+            if plan.missing is not None:
+                plan.ranges.clear()  # what it lacks did not come
+        ranges = [each for plan in plans for each in plan.ranges]
+        release = await self._budget.take(sum(each.length for each in ranges), self._pools.source(ranges))
+        try:
+            data = await self._fetch(plans, patience)
             answers: list[Taken] = []
             total = place = 0
-            for want, plan in zip(wants, plans, strict=True):
-                taken = await self._take(want, plan, data[place : place + len(plan)], bytes_max, total)
+            for number, (want, plan) in enumerate(zip(wants, plans, strict=True)):
+                taken = Taken(error=errors.get(number, ErrorCode.NONE))
+                if taken.error is ErrorCode.NONE:
+                    views = data[place : place + len(plan.ranges)]
+                    await self._take(want, plan, views, taken, bytes_max, total)
+                    self._go_on(found, want, plan, taken)
                 answers.append(taken)
-                place += len(plan)
+                place += len(plan.ranges)
                 total += taken.size_bytes
         except BaseException:
             release()
             raise
         return Reading(answers, release)
 
-    async def offset_of_timestamp(self, partition_id: int, timestamp_ms: int) -> TimestampedOffset | None:
-        """The first record in offset order whose timestamp is at or above `timestamp_ms` (Kafka's rule: by record).
+    # ---- where
 
-        Raises ObjectStoreError, CorruptBatchError, CorruptRecordError, CodecError.
-        """
-        offset = 0
-        while (log := self._index.partition(partition_id)) is not None:
-            # By offset, not by row: rows move up when the log start does, which it may while we read.
-            row = log.first_row_with_timestamp(timestamp_ms, log.row_of(offset))
-            if row >= len(log):
-                return None
-            extent = log.at(row)
-            found = await self._first_record(extent, timestamp_ms, log.start)
-            if found is not None:
-                return found
-            offset = extent.last_offset + 1
-        return None
+    async def _located(
+        self, found: Found, wants: Sequence[Want], bytes_max: int, patience: Patience
+    ) -> tuple[list[PartitionPlan], dict[int, ErrorCode]]:
+        """Plans, after all that the first of them need was looked up; and why wants cannot be read, by number."""
+        errors: dict[int, ErrorCode] = {}
+        given_up: set[int] = set()
+        plans = self._plan(found, wants, bytes_max)
+        for _ in range(len(wants) + PLANS_MAX):
+            missing = [number for number, plan in enumerate(plans) if plan.missing and number not in given_up]
+            if not missing:
+                break
+            ended = await self._locate(found, wants, plans, missing, patience)
+            errors |= ended
+            given_up.update(number for number in missing if ended.get(number) is not ErrorCode.NONE)
+            plans = self._plan(found, wants, bytes_max, given_up)
+            if any(plan.holds_some for plan in plans):
+                break
+        return plans, errors
 
-    async def largest_timestamp(self, partition_id: int) -> TimestampedOffset | None:
-        """The first record that carries the partition's largest timestamp; None when empty. Raises as above."""
-        log = self._index.partition(partition_id)
-        row = log.row_of_largest_timestamp() if log is not None else -1
-        if log is None or row < 0:
-            return None
-        extent = log.at(row)
-        return await self._first_record(extent, extent.max_timestamp_ms, log.start)
+    def _plan(
+        self, found: Found, wants: Sequence[Want], bytes_max: int, given_up: Container[int] = ()
+    ) -> list[PartitionPlan]:
+        """`given_up`: wants whose look-up failed or is late; what they are missing does not come in this answer."""
+        plans: list[PartitionPlan] = []
+        left, holds_some = bytes_max, False
+        look_up_left = max(bytes_max, 1)
+        for number, want in enumerate(wants):
+            plan = PartitionPlan(end=0)
+            # After the limit only an empty answer is left, unless nothing has been found yet at all.
+            if left > 0 or not holds_some:
+                limit = max(0, min(want.bytes_max, left))
+                plan = self._locator.plan(found, want.partition_id, want.offset, limit, self._resume_of(want))
+            if plan.missing is None:
+                # All that is planned counts, though less may be taken: it is what the request makes us hold.
+                left -= plan.bytes
+                holds_some = holds_some or plan.holds_some
+            elif number not in given_up:
+                # Not more are looked up than the answer can hold; but they take nothing from those that are known.
+                if look_up_left <= 0:
+                    plan = PartitionPlan(end=0)
+                look_up_left -= max(want.bytes_max, 1)
+            plans.append(plan)
+        return plans
+
+    def _resume_of(self, want: Want) -> Resume | None:
+        return self._resume.get(want.partition_id, want.offset)
+
+    async def _locate(
+        self,
+        found: Found,
+        wants: Sequence[Want],
+        plans: Sequence[PartitionPlan],
+        missing: Sequence[int],
+        patience: Patience,
+    ) -> dict[int, ErrorCode]:
+        """Find what the plans of these wants are missing. Returns how that ended, by want; what is late is left out."""
+        tasks = {
+            number: asyncio.create_task(
+                self._locator.locate(
+                    found, want.partition_id, want.offset, max(0, want.bytes_max), self._resume_of(want)
+                ),
+                name=f"locate {want.partition_id}:{want.offset}",
+            )
+            for number, want in ((number, wants[number]) for number in missing)
+        }
+        heads = [plan.ranges[0] for plan in plans if plan.missing is None and plan.ranges]
+        try:
+            await patience.wait(
+                tasks.values(),
+                at_hand=any(self._pools.holds(head) for head in heads),
+                puts_at_hand=lambda task: task.result() is ErrorCode.NONE,
+            )
+        finally:
+            for task in tasks.values():
+                task.cancel()  # what it asked for comes all the same, for the next fetch
+        return {number: task.result() for number, task in tasks.items() if task.done() and not task.cancelled()}
+
+    async def _look_again(self, found: Found, wants: Sequence[Want], reading: Reading, patience: Patience) -> bool:
+        """Whether objects were gone, and the request should be planned anew. With records at hand it should not."""
+        gone = [
+            (want.partition_id, taken.gone)
+            for want, taken in zip(wants, reading.taken, strict=True)
+            if taken.gone is not None
+        ]
+        if not gone:
+            return False
+        task = asyncio.create_task(self._forget(found, gone), name="look again")
+        self._looking.add(task)
+        task.add_done_callback(self._looking.discard)
+        if any(taken.buffers for taken in reading.taken):
+            for taken in reading.taken:
+                if taken.gone is not None:
+                    taken.error = ErrorCode.NONE  # the client asks again, and finds it
+            return False
+        await patience.wait([task], at_hand=False, puts_at_hand=lambda _: True)
+        return task.done()
+
+    async def _forget(self, found: Found, gone: Sequence[tuple[int, ReadRange]]) -> None:
+        for partition_id, where in gone:
+            _log.info("a file is gone, looking again", key=where.key, partition_id=partition_id)
+            try:
+                await self._locator.look_again(found, partition_id, where)
+            except MetadataUnavailableError as error:
+                _log.warning("not looked up", partition_id=partition_id, error=str(error))
 
     # ---- bytes
 
-    def _plan(self, wants: Sequence[Want], bytes_max: int) -> list[list[_Planned]]:
-        plans: list[list[_Planned]] = []
-        left = bytes_max
-        for want in wants:
-            ranges: list[ReadRange] = []
-            # After the limit only an empty answer is left, unless nothing has been found yet at all.
-            if left > 0 or not any(plans):
-                resume = self._resume.get(want.partition_id, want.offset)
-                limit = max(0, min(want.bytes_max, left))
-                ranges = plan_partition(self._index, want.partition_id, want.offset, limit, resume)
-            plans.append([_Planned(each, self._index.file(each.file_id)) for each in ranges])
-            # All that is planned counts, though less may be taken: it is what the request makes us hold.
-            left -= sum(each.length for each in ranges)
-        return plans
-
-    def _source(self, planned: Sequence[_Planned]) -> Source:
-        farthest = Source.MEMORY
-        for each in planned:
-            where = (each.ref.key, each.range.position, each.range.length)
-            if not self._hot.holds(*where):
-                if self._is_hot(each.ref):
-                    farthest = max(farthest, Source.TAIL)
-                elif not self._cold.holds(*where):
-                    return Source.HISTORY
-        return farthest
-
-    async def _fetch(self, plans: Sequence[Sequence[_Planned]], news: News | None) -> list[_Bytes]:
+    async def _fetch(self, plans: Sequence[PartitionPlan], patience: Patience) -> list[_Bytes]:
         """Bytes, error, or None for what did not come in time, in the order of the plans."""
-        planned = [each for plan in plans for each in plan]
-        data: list[_Bytes] = [self._cached(each) for each in planned]
-        if all(view is not None for view in data):
-            return data
+        ranges = [each for plan in plans for each in plan.ranges]
+        data: list[_Bytes] = [self._pools.cached(each) for each in ranges]
         reads = {
-            place: asyncio.create_task(self._stored(planned[place]), name=f"read {planned[place].ref.key}")
+            place: asyncio.create_task(self._stored(ranges[place]), name=f"read {ranges[place].key}")
             for place, view in enumerate(data)
             if view is None
         }
-        heard = asyncio.ensure_future(news()) if news is not None else None
+        if not reads:
+            return data
         # Records of a partition are at hand when its first range is.
-        heads = list(itertools.accumulate((len(plan) for plan in plans[:-1]), initial=0))
-        heads = [place for place, plan in zip(heads, plans, strict=True) if plan]
+        firsts = itertools.accumulate((len(plan.ranges) for plan in plans[:-1]), initial=0)
+        heads = [place for place, plan in zip(firsts, plans, strict=True) if plan.ranges]
+        head_reads = {reads[place] for place in heads if place in reads}
         try:
-            at_hand = any(data[place] is not None for place in heads)
-            await _wait_for_store({*reads.values()}, {reads[at] for at in heads if at in reads}, heard, at_hand)
+            await patience.wait(
+                reads.values(),
+                at_hand=any(data[place] is not None for place in heads),
+                puts_at_hand=lambda read: read in head_reads and isinstance(read.result(), memoryview),
+            )
             for place, read in reads.items():
                 data[place] = read.result() if read.done() else None
         finally:
             # Nobody waits any more; the GETs themselves go on and fill the cache.
-            for task in (*reads.values(), *([heard] if heard is not None else [])):
+            for task in reads.values():
                 task.cancel()
         return data
 
-    def _cached(self, planned: _Planned) -> memoryview | None:
-        view = self._hot.cached(planned.ref.key, planned.range.position, planned.range.length)
-        if view is None and not self._is_hot(planned.ref):
-            view = self._cold.cached(planned.ref.key, planned.range.position, planned.range.length)
-        if view is not None:
-            self._metrics.fetch_bytes_total.labels(source="memory").inc(planned.range.length)
-        return view
-
-    async def _stored(self, planned: _Planned) -> memoryview | SiltstoneError:
-        reader = self._hot if self._is_hot(planned.ref) else self._cold
-        where = planned.range
+    async def _stored(self, where: ReadRange) -> memoryview | SiltstoneError:
         try:
-            async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
-                view = await reader.read(planned.ref.key, planned.ref.size_bytes, where.position, where.length)
+            return await self._pools.stored(where)
         except ObjectStoreError as error:
-            _log.error("object not readable", key=planned.ref.key, error=str(error))
             return error
-        except TimeoutError:
-            _log.error("object not read in time", key=planned.ref.key, waited_ms=STORE_WAIT_MS_MAX)
-            return ObjectStoreError(f"{planned.ref.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms")
-        self._metrics.fetch_bytes_total.labels(source="store").inc(where.length)
-        return view
-
-    def _is_hot(self, ref: FileRef) -> bool:
-        return ref.created_ms >= self._index.newest_file_ms - HOT_MS
 
     # ---- batches
 
     async def _take(
-        self,
-        want: Want,
-        plan: Sequence[_Planned],
-        data: Sequence[_Bytes],
-        bytes_max: int,
-        total: int,
-    ) -> Taken:
-        taken = Taken()
+        self, want: Want, plan: PartitionPlan, data: Sequence[_Bytes], taken: Taken, bytes_max: int, total: int
+    ) -> None:
         left = min(want.bytes_max, bytes_max - total)
-        for planned, view in zip(plan, data, strict=True):
-            if view is None:
-                break
-            try:
+        where: ReadRange | None = None
+        try:
+            for where, view in zip(plan.ranges, data, strict=True):
+                if view is None:
+                    break
                 if isinstance(view, SiltstoneError):
                     raise view
-                if not await self._take_range(want, planned, view, taken, left, first=total == 0):
+                if not await self._take_range(want, plan, where, view, taken, left, first=total == 0):
                     break
-            except (ObjectStoreError, CorruptBatchError) as error:
-                # What was taken before stands: the next fetch begins at the trouble and reports it.
-                if not taken.buffers:
-                    corrupt = isinstance(error, CorruptBatchError)
-                    taken.error = ErrorCode.CORRUPT_MESSAGE if corrupt else ErrorCode.KAFKA_STORAGE_ERROR
-                    _log.error("partition not readable", partition_id=want.partition_id, error=str(error))
-                break
-        return taken
+            else:
+                if plan.flagged is not None:
+                    raise CorruptBatchError(
+                        f"{plan.flagged.key} holds offsets {plan.flagged.base_offset} to {plan.flagged.last_offset} in "
+                        f"bytes that are not batches: {plan.flagged.flagged_reason}"
+                    )
+        except (ObjectStoreError, CorruptBatchError) as error:
+            # What was taken before stands: the next fetch begins at the trouble and reports it.
+            if not taken.buffers:
+                corrupt = isinstance(error, CorruptBatchError)
+                taken.error = ErrorCode.CORRUPT_MESSAGE if corrupt else ErrorCode.KAFKA_STORAGE_ERROR
+                taken.gone = where if isinstance(error, ObjectNotFoundError) else None
+                say = _log.info if taken.gone is not None else _log.error  # as a rule the next plan finds it
+                say("partition not readable", partition_id=want.partition_id, error=str(error))
 
     async def _take_range(
-        self, want: Want, planned: _Planned, data: memoryview, taken: Taken, left: int, *, first: bool
+        self,
+        want: Want,
+        plan: PartitionPlan,
+        where: ReadRange,
+        data: memoryview,
+        taken: Taken,
+        left: int,
+        *,
+        first: bool,
     ) -> bool:
         """Take what fits from one range. True = all of it was taken, go on with the next."""
-        where = planned.range
-        base_offset, position = where.base_offset, where.position
         while True:
             cut: CutBatch | None = None
-            for batch in batches_of(data, base_offset):
+            for batch in batches_of(data, where):
                 if isinstance(batch, CutBatch):
                     cut = batch
                     break
-                if batch.next_offset <= want.offset:
+                if batch.next_offset <= where.from_offset:
                     continue
-                if taken.size_bytes + batch.size_bytes > left and not (first and not taken.buffers):
+                fits = taken.size_bytes + batch.size_bytes <= left or (first and not taken.buffers)
+                # A merged file may know more of the log than the high watermark of this answer.
+                if not fits or batch.next_offset > plan.end:
                     return False
-                taken.buffers += stamped(data, batch)
-                taken.size_bytes += batch.size_bytes
-                self._remember(want.partition_id, where, batch, position)
+                taken.add(where, data, batch)
             if cut is None:
-                return position + len(data) >= where.extent_end
+                return where.position + len(data) >= where.extent_end
             if taken.buffers or not first:
                 return False
             # The very first batch is larger than the range: read it whole, for it must be returned (KIP-74).
-            position, base_offset = position + cut.start, cut.base_offset
+            position = where.position + cut.start
             length = min(where.extent_end - position, max(cut.size_bytes, READ_BYTES_MIN))
             if length < cut.size_bytes:
-                raise CorruptBatchError(f"a batch in {planned.ref.key} runs past its extent")
-            again = await self._stored(
-                _Planned(ReadRange(where.file_id, position, length, base_offset, where.extent_end), planned.ref)
-            )
-            if isinstance(again, SiltstoneError):
-                raise again
-            data = again
+                raise CorruptBatchError(f"a batch in {where.key} runs past its extent")
+            where = replace(where, position=position, length=length, base_offset=cut.base_offset)
+            data = await self._pools.stored(where)
 
-    def _remember(self, partition_id: int, where: ReadRange, batch: FoundBatch, position: int) -> None:
-        end = position + batch.start + batch.size_bytes
-        if end < where.extent_end:
-            self._resume.put(partition_id, Resume(where.file_id, batch.next_offset, end))
-
-    async def _first_record(self, extent: Extent, timestamp_ms: int, log_start_offset: int) -> TimestampedOffset | None:
-        whole = ReadRange(
-            extent.file_id, extent.position, extent.length, extent.base_offset, extent.position + extent.length
+    def _go_on(self, found: Found, want: Want, plan: PartitionPlan, taken: Taken) -> None:
+        """Remember where the answer ended, and read ahead for who has read on from the answer before."""
+        last = taken.last
+        if last is None:
+            return
+        before = self._resume_of(want)
+        point = Resume(last.file_id, taken.next_offset, taken.position, before.reads + 1 if before is not None else 1)
+        self._resume.put(want.partition_id, point)
+        if point.reads == 1 or self._pools.is_hot(last):
+            return
+        for where in plan.ranges:
+            is_last = where.file_id == last.file_id and where.extent_start == last.extent_start
+            self._ahead.passed(where, taken.position if is_last else where.extent_end)
+            if is_last:
+                break
+        to_come = self._locator.plan(
+            found, want.partition_id, point.offset, AHEAD_BYTES, point, ranges_max=AHEAD_RANGES_MAX
         )
-        planned = _Planned(whole, self._index.file(extent.file_id))
-        data = self._cached(planned)
-        if data is None:
-            stored = await self._stored(planned)
-            if isinstance(stored, SiltstoneError):
-                raise stored
-            data = stored
-        for batch in batches_of(data, extent.base_offset):
-            if isinstance(batch, CutBatch):
-                raise CorruptBatchError(f"an extent of {planned.ref.key} ends inside a batch")
-            found = _record_at(
-                data[batch.start : batch.start + batch.size_bytes], batch, timestamp_ms, log_start_offset
-            )
-            if found is not None:
-                return found
-        return None
-
-
-async def _wait_for_store(
-    reads: set[asyncio.Task[memoryview | SiltstoneError]],
-    heads: set[asyncio.Task[memoryview | SiltstoneError]],
-    heard: asyncio.Future[bool] | None,
-    at_hand: bool,
-) -> None:
-    """Until all have come, or something was at hand for PATIENCE_MS: bytes of one of `heads`, or news."""
-    while reads and not at_hand:
-        waiting = {*reads, *([heard] if heard is not None else [])}
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if heard in done:
-            at_hand, heard = heard.result(), None
-        at_hand = at_hand or any(isinstance(read.result(), memoryview) for read in heads if read.done())
-        reads = {read for read in reads if not read.done()}
-    if reads:
-        await asyncio.wait(reads, timeout=PATIENCE_MS / 1000)
-
-
-TIMESTAMP_ERRORS = (ObjectStoreError, CorruptBatchError, CorruptRecordError, CodecError)
-"""What a look-up by timestamp may raise."""
-
-
-def _record_at(
-    data: memoryview, batch: FoundBatch, timestamp_ms: int, log_start_offset: int
-) -> TimestampedOffset | None:
-    """The first record of one batch at or above the timestamp and the log start."""
-    header = read_header(data)
-    if header.max_timestamp_ms < timestamp_ms or batch.next_offset <= log_start_offset:
-        return None
-    for record in walk(data):
-        stamp = (
-            header.max_timestamp_ms
-            if header.is_log_append_time
-            else header.base_timestamp_ms + record.timestamp_delta_ms
-        )
-        offset = batch.base_offset + record.offset_delta
-        if stamp >= timestamp_ms and offset >= log_start_offset:
-            return TimestampedOffset(offset, stamp)
-    return None
+        self._ahead.go_on(want.partition_id, [each for each in to_come.ranges if not self._pools.is_hot(each)])

@@ -19,15 +19,20 @@ from siltstone.errors import SiltstoneError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     # name: (module:attribute, one line of help)
-    "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents."),
+    "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents, a compactor."),
     "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
-    "topics": ("siltstone.cli.topics:topics", "Create, list, describe, alter and delete topics."),
+    "topics": ("siltstone.cli.topics:topics", "Create, list, describe, explain, alter and delete topics."),
+    "compact": ("siltstone.cli.compact:compact", "Compact a topic now, or say what is due."),
+    "compaction": ("siltstone.cli.compaction:compaction", "Watch compaction at work."),
+    "levels": ("siltstone.cli.levels:levels", "Show the levels as a picture: L0, L1, L2, run by run."),
     "files": ("siltstone.cli.files:files", "Show the files that hold the records."),
     "file": ("siltstone.cli.file_inspect:file", "Look inside one file."),
     "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants on a live system."),
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
     "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
+    "jobs": ("siltstone.cli.jobs:jobs", "List merges and show one: state, progress, result."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
+    "compactor": ("siltstone.cli.compactor:compactor", "Run one compactor against a given Postgres and object store."),
 }
 
 TRACEBACK_VARIABLE = "SILTSTONE_TRACEBACK"

@@ -24,8 +24,10 @@ def demo(rows: int | None, data: Path | None) -> None:
     """Send 336,776 flights through an agent and compare what comes back.
 
     Starts `siltstone dev` on a free port, writes every flight out of New York in 2013 with confluent-kafka (idempotent,
-    zstd), reads them back with aiokafka, compares record by record, shows what lies in the store, and stops everything.
-    The last line begins with OK. Needs the extra: pip install 'siltstone[demo]'.
+    zstd), reads them back with aiokafka, compares record by record, and shows what lies in the store. Then the same
+    flights as a compacted topic, keyed by tail number: merged through L1 to L2, read back as the latest flight of each
+    aircraft, compared with a plain dict. Stops everything; the last line begins with OK.
+    Needs the extra: pip install 'siltstone[demo]'.
 
     \b
     Examples:

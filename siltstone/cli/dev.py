@@ -32,6 +32,14 @@ DEFAULT_DATA = Path("./siltstone-data")
     metavar="N",
     help="How many, on PORT, PORT+1, ... (port 0: any free ones).",
 )
+@click.option(
+    "--compactors",
+    type=click.IntRange(0, 64),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many; 0 = nothing is merged or deleted.",
+)
 @click.option("--zones", metavar="A,B,...", help="Availability zones, given to the agents in turn.")
 @click.option("--object-store", metavar="URL", help="Instead of DIR/objects: s3://..., file:///... or memory://.")
 @click.option("--metadata", metavar="URL", help="Instead of a Postgres of its own: postgresql://... or memory://.")
@@ -41,6 +49,7 @@ def dev(
     data: Path,
     listen: str | None,
     agents: int,
+    compactors: int,
     zones: str | None,
     object_store: str | None,
     metadata: str | None,
@@ -48,10 +57,10 @@ def dev(
     config: Path | None,
     assignments: tuple[str, ...],
 ) -> None:
-    """Run a whole stack on this machine: Postgres, an object store in a directory, agents.
+    """Run a whole stack on this machine: Postgres, an object store in a directory, agents, a compactor.
 
     Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect, then `metrics: URL[,URL...]`. Ctrl-C (or
-    SIGTERM) stops everything in order; a second Ctrl-C does not wait for the agents. The schema of the metadata, given
+    SIGTERM) stops everything in order; a second Ctrl-C does not wait for that. The schema of the metadata, given
     or its own, is brought up to date first. What memory:// keeps ends with the process, so object store and metadata
     are both there or both not: where one is given as memory://, the other is memory:// too.
 
@@ -77,7 +86,7 @@ def dev(
         raise click.BadParameter("a zone has no name", param_hint="--zones")
     if len(names) > agents:
         raise click.BadParameter(f"{len(names)} zones need --agents {len(names)} at least", param_hint="--zones")
-    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell, zones=names))
+    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell, zones=names, compactors=compactors))
 
 
 def _tell(running: Sequence[RunningAgent]) -> None:

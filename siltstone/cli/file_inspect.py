@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from datetime import UTC, datetime
 
@@ -10,7 +11,11 @@ import click
 
 from siltstone.cli.output import json_option, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_store, place_options, resolved_store
+from storage.file_properties import encode_properties
 from storage.inspect import BatchReport, ExtentReport, FileReport, inspect_file
+
+INPUTS_SHOWN = 10
+"""In the table; `--json` has all."""
 
 
 @click.group()
@@ -68,16 +73,42 @@ def _print(report: FileReport, *, batches: bool) -> None:
             f"CRC-32C {trailer.index_crc32c:08x}",
             "extents": f"{len(report.extents):,}",
             "sections": f"{len(report.sections):,}",
+            **_merge_pairs(report),
         }
     )
-    columns = ["topic id", "partition", "position", "bytes", "offsets", "records", "from", "to", "CRC-32C"]
-    print_table(columns, [_extent_cells(extent) for extent in report.extents], right=["position", "bytes", "records"])
+    columns = ["topic id", "partition", "position", "bytes", "offsets", "records", "blocks", "from", "to", "CRC-32C"]
+    cells = [_extent_cells(extent) for extent in report.extents]
+    print_table(columns, cells, right=["position", "bytes", "records", "blocks"])
     if batches:
         _print_batches(report)
-    for extent in report.extents:
+    for number, extent in enumerate(report.extents):
+        if extent.is_flagged:
+            reason = report.properties.flagged.get(number, "") if report.properties else ""
+            click.echo(f"flagged: partition {extent.row.partition} at {extent.row.position}: {reason or 'unread'}")
         if extent.damage:
             click.echo(f"damaged: partition {extent.row.partition} at {extent.row.position}: {extent.damage}")
+    if report.damage:
+        click.echo(f"damaged: {report.damage}")
     click.echo("sound" if report.is_sound else "DAMAGED")
+
+
+def _merge_pairs(report: FileReport) -> dict[str, str]:
+    """What merge wrote the file, and of which topics."""
+    properties = report.properties
+    if properties is None:
+        return {}
+    topics = [
+        f"{topic.name} ({topic_id}), config version {topic.config_version}"
+        for topic_id, topic in properties.topics.items()
+    ]
+    shown = [f"{file_id} ({key})" for file_id, key in properties.inputs[:INPUTS_SHOWN]]
+    more = len(properties.inputs) - len(shown)
+    return {
+        "merge": f"job {properties.job_id}, {properties.kind}, epoch {properties.epoch}",
+        "class": properties.file_class,
+        "topics": "\n".join(topics) or "-",
+        "inputs": "\n".join([*shown, *([f"and {more:,} more"] if more else [])]) or "-",
+    }
 
 
 def _extent_cells(extent: ExtentReport) -> list[str]:
@@ -85,7 +116,8 @@ def _extent_cells(extent: ExtentReport) -> list[str]:
     crc = "not read" if extent.crc_matches is None else "matches" if extent.crc_matches else "DIFFERS"
     offsets = "at commit" if row.base_offset < 0 else f"{row.base_offset} to {row.last_offset}"
     times = [_time_text(row.min_timestamp_ms), _time_text(row.max_timestamp_ms)]
-    sizes = [f"{row.position:,}", f"{row.length:,}", offsets, f"{row.record_count:,}"]
+    blocks = f"{len(extent.blocks):,}" if extent.blocks else "-"
+    sizes = [f"{row.position:,}", f"{row.length:,}", offsets, f"{row.record_count:,}", blocks]
     return [str(row.topic_id), str(row.partition), *sizes, *times, f"{row.crc32c:08x} {crc}"]
 
 
@@ -145,6 +177,8 @@ def _as_json(report: FileReport) -> dict[str, object]:
                 "topic_id": str(extent.row.topic_id),
                 "crc_matches": extent.crc_matches,
                 "damage": extent.damage,
+                "flagged": extent.is_flagged,
+                "block_index": [block._asdict() for block in extent.blocks],
                 "batches": [
                     {name: getattr(batch, name) for name in BatchReport.__dataclass_fields__}
                     for batch in extent.batches
@@ -153,4 +187,6 @@ def _as_json(report: FileReport) -> dict[str, object]:
             for extent in report.extents
         ],
         "sections": [section._asdict() for section in report.sections],
+        "damage": report.damage,
+        "properties": json.loads(encode_properties(report.properties)) if report.properties else None,
     }

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from metadata.service import MetadataService
+from metadata.compaction import Metadata
 from metadata.urls import open_metadata
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.clock import SystemClock
@@ -24,7 +24,7 @@ from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import BadInputError
 from siltstone.ids import SystemIds
-from siltstone.settings import is_memory
+from siltstone.settings import Settings, is_memory
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore
@@ -41,6 +41,8 @@ class Places:
     data: Path | None
     metadata_url: str
     object_store_url: str
+    settings: Settings
+    """All that the command was given, by whatever way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +51,15 @@ class Urls:
 
     metadata: str
     object_store: str
+    bootstrap: str = ""
+    """HOST:PORT[,...] of the agents of a running `--data` directory; empty when that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
     """Open services."""
 
-    metadata: MetadataService
+    metadata: Metadata
     store: ObjectStore
 
 
@@ -86,15 +90,17 @@ def place_options(command: Callable[..., T]) -> Callable[..., T]:
         assignments: tuple[str, ...],
         **kwargs: Any,
     ) -> T:
-        if data is None:
-            settings = read_settings(
-                config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
-            )
-            places = Places(data=None, metadata_url=settings.metadata_url, object_store_url=settings.object_store_url)
-        elif metadata_url or object_store_url or config or assignments:
-            raise click.UsageError("--data says where everything lies: give it alone, or give URLs or settings")
-        else:
-            places = Places(data=data, metadata_url="", object_store_url="")
+        if data is not None and (metadata_url or object_store_url or any(map(_is_place, assignments))):
+            raise click.UsageError("--data says where everything lies: give it, or give URLs")
+        settings = read_settings(
+            config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
+        )
+        places = Places(
+            data=data,
+            metadata_url=settings.metadata_url if data is None else "",
+            object_store_url=settings.object_store_url if data is None else "",
+            settings=settings,
+        )
         return command(*args, places=places, **kwargs)
 
     return with_places
@@ -107,7 +113,7 @@ def resolved(places: Places) -> Generator[Urls]:
         yield Urls(metadata=places.metadata_url, object_store=places.object_store_url)
         return
     with attach(places.data) as attached:
-        yield Urls(metadata=attached.metadata_url, object_store=attached.object_store_url)
+        yield Urls(metadata=attached.metadata_url, object_store=attached.object_store_url, bootstrap=attached.bootstrap)
 
 
 def resolved_store(places: Places) -> str:
@@ -119,7 +125,7 @@ def resolved_store(places: Places) -> str:
 
 
 @asynccontextmanager
-async def opened_metadata(url: str) -> AsyncGenerator[MetadataService]:
+async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
     """Raises BadInputError when `url` is empty, and what opening it raises."""
     metadata = open_metadata(_named(url, "metadata", "--metadata"))
     await metadata.open()
@@ -161,6 +167,10 @@ async def same_cluster(system: System) -> tuple[str, Action]:
         stored = None
     identity = await system.metadata.cluster_identity()
     return identity.cluster_id, decide(identity.cluster_id, identity.store_bound, stored, is_empty)
+
+
+def _is_place(assignment: str) -> bool:
+    return assignment.partition("=")[0].strip() in ("metadata.url", "object.store.url")
 
 
 def _named(url: str, what: str, option: str) -> str:

@@ -11,7 +11,10 @@ import click
 
 from metadata.topic_configs import TOPIC_CONFIGS
 from siltstone.cli.output import json_option, print_json, print_pairs, print_table
+from siltstone.cli.places import Places, place_options, resolved
+from siltstone.cli.topics_compaction import bootstrap_of, explain_command, print_states, read_explained
 from siltstone.client import EARLIEST, LATEST, ConfigEntry, KafkaClient, connected
+from siltstone.compaction_report import is_compacted, states_json
 from wire.messages.metadata import MetadataResponseTopic
 
 T = TypeVar("T")
@@ -34,14 +37,18 @@ def bootstrap_option(command: Command) -> Command:
 
 @click.group()
 def topics() -> None:
-    """Create, list, describe, alter and delete topics.
+    """Create, list, describe, alter and delete topics; explain how far compaction is with one.
 
     \b
     Examples:
       siltstone topics create orders --partitions 6 --config retention.ms=86400000
       siltstone topics alter orders --config cleanup.policy=compact --delete-config retention.ms
+      siltstone topics explain orders --data ./siltstone-data
       siltstone topics delete orders --yes
     """
+
+
+topics.add_command(explain_command)
 
 
 @topics.command()
@@ -97,25 +104,27 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 @topics.command()
 @click.argument("name")
 @bootstrap_option
+@place_options
 @json_option
-def describe(name: str, bootstrap: str, as_json: bool) -> None:
+@click.pass_context
+def describe(context: click.Context, name: str, bootstrap: str, places: Places, as_json: bool) -> None:
     """Show the partitions, offsets and configs of topic NAME.
 
+    Of a compacted topic also how far compaction is, where --data or --metadata says where that is known: dirty ratio,
+    what no pass has seen yet (the head), last pass, and which partitions are due.
+
     \b
-    Example:
+    Examples:
       siltstone topics describe orders
+      siltstone topics describe users --data ./siltstone-data
     """
-
-    async def work(
-        client: KafkaClient,
-    ) -> tuple[MetadataResponseTopic, Mapping[int, int], Mapping[int, int], Sequence[ConfigEntry]]:
-        topic = await client.topic(name)
-        partitions = [partition.partition_index for partition in topic.partitions]
-        starts = await client.list_offsets(name, partitions, EARLIEST)
-        ends = await client.list_offsets(name, partitions, LATEST)
-        return topic, starts, ends, await client.topic_configs(name)
-
-    topic, starts, ends, configs = _run(bootstrap, work)
+    if places.data is None and not places.metadata_url:
+        topic, starts, ends, configs = _run(bootstrap, _reader(name))
+        explained = None
+    else:
+        with resolved(places) as urls:
+            topic, starts, ends, configs = _run(bootstrap_of(context, urls, bootstrap), _reader(name))
+            explained = asyncio.run(read_explained(urls.metadata, name, places.settings))
     partitions = [
         {
             "partition": each.partition_index,
@@ -125,18 +134,40 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         }
         for each in sorted(topic.partitions, key=lambda each: each.partition_index)
     ]
+    compacted = is_compacted({each.name: each.value or "" for each in configs if each.name == "cleanup.policy"})
     if as_json:
         shown = [
             {"name": each.name, "value": each.value, "source": each.source, "acts": _acts(each.name)}
             for each in configs
         ]
-        print_json({"name": name, "topic_id": str(topic.topic_id), "partitions": partitions, "configs": shown})
+        answer = {"name": name, "topic_id": str(topic.topic_id), "partitions": partitions, "configs": shown}
+        if compacted and explained is not None:
+            answer["compaction"] = states_json(explained.states)
+        print_json(answer)
         return
     print_pairs({"topic": name, "id": str(topic.topic_id), "partitions": str(len(partitions))})
     columns = ["partition", "agent", "log start offset", "high watermark"]
     print_table(columns, [[str(cell) for cell in row.values()] for row in partitions], right=columns)
+    if compacted and explained is not None:
+        print_states(explained.states, explained.evidence.now_ms)
+    elif compacted:
+        click.echo("how far compaction is: add --data DIR or --metadata URL")
     rows = [[each.name, each.value or "", each.source, "acts" if _acts(each.name) else "no effect"] for each in configs]
     print_table(["config", "value", "from", "here"], rows)
+
+
+_Described = tuple[MetadataResponseTopic, Mapping[int, int], Mapping[int, int], Sequence[ConfigEntry]]
+
+
+def _reader(name: str) -> Callable[[KafkaClient], Awaitable[_Described]]:
+    async def read(client: KafkaClient) -> _Described:
+        topic = await client.topic(name)
+        partitions = [partition.partition_index for partition in topic.partitions]
+        starts = await client.list_offsets(name, partitions, EARLIEST)
+        ends = await client.list_offsets(name, partitions, LATEST)
+        return topic, starts, ends, await client.topic_configs(name)
+
+    return read
 
 
 @topics.command()

@@ -195,6 +195,43 @@ async def read_back(
     return took_ms
 
 
+async def read_to_end(
+    bootstrap: str,
+    topic: str,
+    partitions: int,
+    add: Callable[[int, int, bytes | None, bytes | None], None],
+    clock: Clock,
+) -> float:
+    """Give every record from offset 0 to the present end of each partition to `add` (partition, offset, key, value).
+
+    The time it took in ms. Raises MismatchError when nothing comes any more before the end.
+    """
+    consumer, assigned = _consumer(bootstrap, topic, partitions)
+    started_ms = clock.monotonic_ms()
+    await consumer.start()
+    try:
+        consumer.assign(assigned)
+        for each in assigned:
+            consumer.seek(each, 0)
+        # the last record of a partition is the latest of its key, so it is there to be waited for
+        unfinished = {each.partition: end for each, end in (await consumer.end_offsets(assigned)).items() if end}
+        last_record_ms = clock.monotonic_ms()
+        while unfinished:
+            arrived = await consumer.getmany(timeout_ms=1000, max_records=5000)
+            for records in arrived.values():
+                for record in records:
+                    add(record.partition, record.offset, record.key, record.value)
+                    if record.offset + 1 >= unfinished.get(record.partition, 0):
+                        unfinished.pop(record.partition, None)
+            if arrived:
+                last_record_ms = clock.monotonic_ms()
+            elif clock.monotonic_ms() - last_record_ms > READ_STALL_MS:
+                raise MismatchError(f"nothing came for {READ_STALL_MS // 1000} s; not at the end: {unfinished}")
+        return clock.monotonic_ms() - started_ms
+    finally:
+        await consumer.stop()
+
+
 def _consumer(bootstrap: str, topic: str, partitions: int) -> tuple[_Consumer, Sequence[_TopicPartition]]:
     """aiokafka has no types: this is the one place that says so."""
     import aiokafka  # pyright: ignore[reportMissingTypeStubs]

@@ -1,4 +1,5 @@
-"""The demo from end to end: start a stack, write all flights, read them back, compare, show what was written, stop.
+"""The demo from end to end: start a stack, write all flights, read them back, compare, show what was written; then the
+same flights as a compacted topic (`aircraft.py`); check the invariants; stop.
 
 The order matters in two places: what is shown about the store is read after the last record was compared and before the
 stack stops, and OK is said only after the stack has stopped, so that OK also means that nothing is left running.
@@ -20,10 +21,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from siltstone.cli.compact import shown_progress
 from siltstone.cli.output import print_pairs, size_text
 from siltstone.client import connected
 from siltstone.clock import Clock
-from siltstone.demo import clients, report
+from siltstone.demo import aircraft, clients, report
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
@@ -44,8 +46,6 @@ class Outcome:
     produced: clients.Produced
     read_ms: float
     sha256: str
-    invariants: int
-    """How many were checked, all clean."""
     counted: report.Samples
     """What the agents' counters rose by."""
 
@@ -66,10 +66,23 @@ def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Cl
             )
             outcome = _round_trip(stack, rows, console, clock)
             _show(stack, outcome, console)
+            compacted = aircraft.compact_flights(
+                stack,
+                flights(PARTITIONS, limit=rows),
+                PARTITIONS,
+                total=outcome.produced.records,
+                console=console,
+                clock=clock,
+                progress=lambda what, total: _progress(console, what, total),
+                shown=shown_progress,
+            )
+            aircraft.print_result(compacted)
+            console.print(f"fsck: {_fsck(stack.data)} invariants hold", markup=False)
         took_s = (clock.monotonic_ms() - started_ms) / 1000
     console.print(
-        f"OK {outcome.produced.records:,} records came back as they were sent, in order, in {PARTITIONS} partitions; "
-        f"SHA-256 {outcome.sha256[:16]}...; {took_s:.0f} s",
+        f"OK {outcome.produced.records:,} records came back as they were sent, in order, in {PARTITIONS} partitions, "
+        f"SHA-256 {outcome.sha256[:16]}...; compacted, {compacted.compacted.before.records:,} came to the latest of "
+        f"each of {compacted.aircraft:,} aircraft; {took_s:.0f} s",
         markup=False,
         soft_wrap=True,
     )
@@ -90,12 +103,12 @@ def _round_trip(stack: Stack, rows: int | None, console: Console, clock: Clock) 
         read_ms = asyncio.run(clients.read_back(stack.bootstrap, TOPIC, PARTITIONS, comparison, advance, clock))
     sha256 = comparison.finish()
     counted = report.rise(before, report.scrape(stack.metrics_urls))
-    return Outcome(produced=produced, read_ms=read_ms, sha256=sha256, invariants=_fsck(stack.data), counted=counted)
+    return Outcome(produced=produced, read_ms=read_ms, sha256=sha256, counted=counted)
 
 
 def _show(stack: Stack, outcome: Outcome, console: Console) -> None:
     produced = outcome.produced
-    sizes = report.object_sizes(stack.data / "objects")
+    sizes = report.object_sizes(stack.data / "objects" / "l0")
     per_second = produced.records / max(produced.took_ms, 1) * 1000
     read_per_second = produced.records / max(outcome.read_ms, 1) * 1000
     print_pairs(
@@ -108,7 +121,6 @@ def _show(stack: Stack, outcome: Outcome, console: Console) -> None:
             "produce latency": report.latency_text(produced.latencies_ms),
             "read": f"{outcome.read_ms / 1000:.1f} s, {read_per_second:,.0f} records/s",
             "SHA-256": outcome.sha256,
-            "fsck": f"{outcome.invariants} invariants hold",
         },
         title="What was written",
     )

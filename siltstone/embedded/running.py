@@ -1,4 +1,4 @@
-"""What a started agent says about itself, to whoever started it."""
+"""What a started agent or compactor says about itself, to whoever started it."""
 
 from __future__ import annotations
 
@@ -9,5 +9,12 @@ from dataclasses import dataclass
 class RunningAgent:
     bootstrap: str
     """HOST:PORT as clients are told it."""
+    metrics_url: str
+    """Empty when `metrics.listen` is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningCompactor:
+    node_id: int
     metrics_url: str
     """Empty when `metrics.listen` is."""

@@ -2,12 +2,13 @@
 
 Up, in this order: the URLs are read, which touches nothing; the lock of the directory, the ports (a killed
 predecessor's agents may have to give them back first), Postgres (unless a metadata URL is given), the schema, the
-agents, `run.json`, `on_ready`. Down: the agents drain, `run.json` goes, Postgres stops.
+agents and compactors, `run.json`, `on_ready`; clients need not wait until a compactor has compiled its kernels. Down:
+the agents drain, the compactors give their merges back, `run.json` goes, Postgres stops.
 
-Agents are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed, they see the
-end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://` lives in one
-process, so there the one agent runs in this one. All children have sessions of their own: Ctrl-C reaches this process
-alone, which stops them in order; a second one kills the agents.
+Agents and compactors are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed,
+they see the end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://`
+lives in one process, so there one agent and one compactor run in this one. All children have sessions of their own:
+Ctrl-C reaches this process alone, which stops them in order; a second one kills them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import siltstone
@@ -63,14 +65,16 @@ class PostgresDiedError(SiltstoneError):
 
 
 class AgentDiedError(SiltstoneError):
-    """A child agent ended by itself."""
+    """A child agent, or compactor, ended by itself."""
 
 
 Ready = Callable[[Sequence[RunningAgent]], None]
 """Told all agents, once, when clients can connect."""
 
 
-async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Ready, zones: Sequence[str] = ()) -> None:
+async def run_stack(
+    settings: Settings, *, data: Path, agents: int, on_ready: Ready, zones: Sequence[str] = (), compactors: int = 1
+) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. `zones` are given to the agents in turn.
 
     Raises what a bad URL raises, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting
@@ -84,28 +88,28 @@ async def run_stack(settings: Settings, *, data: Path, agents: int, on_ready: Re
             object_store_url=settings.object_store_url or MEMORY,
         )
     _check_urls(settings)
-    if memory and agents > 1:
-        raise BadInputError(
-            f"memory:// lives in one process, {agents} agents cannot share it", remedy="pass --agents 1, or other URLs"
-        )
+    for count, what in ((agents, "agents"), (compactors, "compactors")):
+        if memory and count > 1:
+            raise BadInputError(
+                f"memory:// lives in one process, {count} {what} cannot share it",
+                remedy=f"pass --{what} 1, or other URLs",
+            )
     stopping, impatient = asyncio.Event(), asyncio.Event()
     with stop_signals(stopping, impatient):
         async with AsyncExitStack() as stack:
             data = _take_directory(data, stack)
-            each = agent_settings(settings, agents, zones)
+            each = child_settings(settings, agents, compactors, zones)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
-            each = agent_settings(settings, agents, zones)
+            each = child_settings(settings, agents, compactors, zones)
             ready = _ready(settings, data, on_ready, stack)
             if memory:
-                from siltstone.agent_process import serve_agent  # children load it, not this process
-
-                await serve_agent(each[0], on_ready=lambda running: ready([running]), stopping=stopping)
+                await _run_here(each[0], ready, stopping, compact=compactors > 0)
             else:
-                await _run_children(each, ready, stopping, impatient)
+                await _run_children(each[:agents], each[agents:], ready, stopping, impatient)
 
 
 def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
@@ -125,6 +129,39 @@ def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -
         )
         for number in range(agents)
     ]
+
+
+def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
+    """Of the agents, then of the compactors, whose metrics have the ports after those of the agents.
+
+    Compactors listen nowhere else; what they do not use is left as it is.
+    """
+    each = agent_settings(settings, agents, zones)
+    host, port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
+    if port and port + agents + compactors - 1 > 65535:
+        raise BadInputError(
+            f"metrics.listen: there are not {agents + compactors} ports from {port} on", remedy="choose a lower port"
+        )
+    more = [
+        replace(
+            settings,
+            listen=format_address(parse_address(settings.listen)[0], 0),
+            metrics_listen=settings.metrics_listen and format_address(host, port and port + agents + number),
+        )
+        for number in range(compactors)
+    ]
+    return [*each, *more]
+
+
+async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *, compact: bool) -> None:
+    from siltstone.agent_process import serve_agent  # children load it, not this process
+
+    beside = None
+    if compact:
+        from siltstone.compactor_process import compactor_beside
+
+        beside = compactor_beside
+    await serve_agent(settings, on_ready=lambda running: ready([running]), stopping=stopping, beside=beside)
 
 
 # ---- places --------------------------------------------------------------------------------------------------------
@@ -257,23 +294,26 @@ def _ready(settings: Settings, data: Path, on_ready: Ready, stack: AsyncExitStac
     return ready
 
 
-# ---- agents as children --------------------------------------------------------------------------------------------
+# ---- children ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)
 class _Child:
+    role: Literal["agent", "compactor"]
     number: int
     address: str
-    """As it was asked for, and once it has said so, as it is."""
+    """As it was asked for, and once it has said so, as it is; empty for a compactor."""
     process: asyncio.subprocess.Process
 
     @property
     def name(self) -> str:
-        return f"agent {self.number} (process {self.process.pid}, {self.address})"
+        where = f", {self.address}" if self.address else ""
+        return f"{self.role} {self.number} (process {self.process.pid}{where})"
 
 
 async def _run_children(
-    each: Sequence[Settings],
+    agents: Sequence[Settings],
+    compactors: Sequence[Settings],
     ready: Ready,
     stopping: asyncio.Event,
     impatient: asyncio.Event,
@@ -281,19 +321,21 @@ async def _run_children(
     their_end, our_end = os.pipe()  # neither is inherited unless passed on
     children: list[_Child] = []
     try:
-        for number, settings in enumerate(each, 1):
-            children.append(await _spawn(number, settings, their_end))
+        for number, settings in enumerate(agents, 1):
+            children.append(await _spawn("agent", number, settings, their_end))
         running = await unless(stopping, asyncio.gather(*map(_await_ready, children)))
+        for number, settings in enumerate(compactors if running is not None else (), 1):
+            children.append(await _spawn("compactor", number, settings, their_end))
         if running is not None:
             ready(running)
             await unless(stopping, _first_death(children))
     finally:
-        await _stop_children(children, impatient, grace_ms=each[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
+        await _stop_children(children, impatient, grace_ms=agents[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
         os.close(our_end)
         os.close(their_end)
 
 
-async def _spawn(number: int, settings: Settings, lifeline: int) -> _Child:
+async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Settings, lifeline: int) -> _Child:
     """Settings go by the environment: a password on a command line can be read by everybody on the machine."""
     environ = {
         name: value
@@ -307,16 +349,17 @@ async def _spawn(number: int, settings: Settings, lifeline: int) -> _Child:
         "-P",  # nothing in the working directory may stand in for a module of ours
         "-m",
         "siltstone",
-        "agent",
+        role,
         "--lifeline",
         str(lifeline),
         env={**environ, **settings_environment(settings)},
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
+        # an agent says where it is; a compactor tells the log, which is stderr
+        stdout=asyncio.subprocess.PIPE if role == "agent" else asyncio.subprocess.DEVNULL,
         pass_fds=(lifeline,),
         start_new_session=True,
     )
-    return _Child(number=number, address=settings.listen, process=process)
+    return _Child(role=role, number=number, address=settings.listen if role == "agent" else "", process=process)
 
 
 async def _await_ready(child: _Child) -> RunningAgent:
@@ -341,7 +384,7 @@ async def _first_death(children: Sequence[_Child]) -> None:
     async def death(child: _Child) -> None:
         code = await child.process.wait()
         raise AgentDiedError(
-            f"{child.name} ended with {_status(code)}; dev ends with any of its agents, everything was stopped",
+            f"{child.name} ended with {_status(code)}; dev ends with any of its children, everything was stopped",
             remedy="its last messages stand above; all acknowledged records are safe, start again",
         )
 
@@ -363,11 +406,11 @@ async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *
         async with asyncio.timeout(grace_ms / 1000):
             await unless(impatient, asyncio.gather(*(child.process.wait() for child in children)))
     except TimeoutError:
-        _log.error("agents did not end in time", waited_ms=grace_ms)
+        _log.error("children did not end in time", waited_ms=grace_ms)
     for child in children:
         if child.process.returncode is None:
             why = "told not to wait" if impatient.is_set() else "did not end in time"
-            _log.warning("agent killed", agent=child.name, why=why)
+            _log.warning(f"{child.role} killed", child=child.name, why=why)
             child.process.kill()
             await child.process.wait()
 

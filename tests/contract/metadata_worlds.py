@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from metadata.compaction import Metadata
 from metadata.memory import MemoryDatabase, MemoryMetadata
 from metadata.packed_index import IndexRow, decode_index
 from metadata.postgres import PostgresMetadata
@@ -31,9 +32,9 @@ BATCH_BYTES = 100
 class World(Protocol):
     """A store, and services on it. `service` is open already."""
 
-    service: MetadataService
+    service: Metadata
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
         """One more service on the same store, as another agent has it."""
         ...
 
@@ -45,16 +46,32 @@ class World(Protocol):
         """Forget all that may be forgotten."""
         ...
 
+    async def lapse_jobs(self) -> None:
+        """The leases of all running jobs and of all compactors run out."""
+        ...
+
+    async def pass_deadlines(self) -> None:
+        """All running jobs are past their time limit."""
+        ...
+
+    async def age_dead_files(self, ms: int) -> None:
+        """All dead files died `ms` earlier."""
+        ...
+
+    async def end_pins_and_duties(self) -> None:
+        """All pins and duties run out."""
+        ...
+
     async def close(self) -> None: ...
 
 
 class MemoryWorld:
     def __init__(self) -> None:
-        self.service: MetadataService = MemoryMetadata()
+        self.service: Metadata = MemoryMetadata()
         self._services: list[MemoryMetadata] = [self.service]  # type: ignore[list-item]
         self._database: MemoryDatabase = self._services[0].database
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
         service = MemoryMetadata(database=self._database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._services.append(service)
         await service.open()
@@ -73,6 +90,30 @@ class MemoryWorld:
         await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
         await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
+    async def lapse_jobs(self) -> None:
+        past_ms = SystemClock().wall_ms() - 1
+        for job in self._database.jobs.values():
+            if job.row.lease_until_ms is not None:
+                job.row = replace(job.row, lease_until_ms=past_ms)
+        for compactor in self._database.compactors.values():
+            compactor.lease_until_ms = past_ms
+
+    async def pass_deadlines(self) -> None:
+        for job in self._database.jobs.values():
+            if job.row.deadline_ms is not None:
+                job.row = replace(job.row, deadline_ms=SystemClock().wall_ms() - 1)
+
+    async def age_dead_files(self, ms: int) -> None:
+        for file in self._database.files.values():
+            if file.info.dead_ms is not None:
+                file.info = replace(file.info, dead_ms=file.info.dead_ms - ms)
+
+    async def end_pins_and_duties(self) -> None:
+        past_ms = SystemClock().wall_ms() - 1
+        for pin in self._database.pins.values():
+            pin.expires_ms = past_ms
+        self._database.duties = {name: (holder, past_ms) for name, (holder, _) in self._database.duties.items()}
+
     async def close(self) -> None:
         for service in self._services:
             await service.close()
@@ -81,10 +122,10 @@ class MemoryWorld:
 class PostgresWorld:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.service: MetadataService = PostgresMetadata(url)
+        self.service: Metadata = PostgresMetadata(url)
         self._services: list[Any] = [self.service]
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataService:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
         service = PostgresMetadata(self.url, producer_id_expiration_ms=producer_id_expiration_ms)
         self._services.append(service)
         await service.open()
@@ -100,6 +141,24 @@ class PostgresWorld:
         await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
         await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
+    async def lapse_jobs(self) -> None:
+        await run_sql(
+            self.url,
+            "UPDATE merge_jobs SET lease_until_ms = clock_ms() - 1 WHERE lease_until_ms IS NOT NULL",
+            "UPDATE compactors SET lease_until_ms = clock_ms() - 1",
+        )
+
+    async def pass_deadlines(self) -> None:
+        await run_sql(self.url, "UPDATE merge_jobs SET deadline_ms = clock_ms() - 1 WHERE deadline_ms IS NOT NULL")
+
+    async def age_dead_files(self, ms: int) -> None:
+        await run_sql(self.url, f"UPDATE files SET dead_ms = dead_ms - {ms} WHERE dead_ms IS NOT NULL")
+
+    async def end_pins_and_duties(self) -> None:
+        await run_sql(
+            self.url, "UPDATE pins SET expires_ms = clock_ms() - 1", "UPDATE duties SET until_ms = clock_ms() - 1"
+        )
+
     async def close(self) -> None:
         for service in self._services:
             await service.close()
@@ -109,7 +168,7 @@ class PostgresWorld:
 class Writer:
     """An agent that commits: numbers its files, lays their batches one after the other."""
 
-    service: MetadataService
+    service: Metadata
     lease: WriterLease
     seq: int = 0
 

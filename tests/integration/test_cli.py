@@ -94,7 +94,7 @@ def test_a_topic_is_created_listed_described_altered_and_deleted(topics: Topics)
     assert "orders" in topics.names()
     described = json.loads(topics("describe", "orders", "--json").stdout)
     assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
-    assert {"name": "retention.ms", "value": "1000", "source": "topic", "acts": False} in described["configs"]
+    assert {"name": "retention.ms", "value": "1000", "source": "topic", "acts": True} in described["configs"]
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--config", "a", "--partitions", "5")
     assert altered.exit_code == 2  # "a" is not NAME=VALUE, so nothing was asked of the agent
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--partitions", "5")

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from siltstone.demo.flights import flights
+
 ROWS = 8_000
 COMMAND = [sys.executable, "-m", "siltstone", "demo"]
-DEADLINE_S = 90
+DEADLINE_S = 110
 
 
 def processes_about(path: Path) -> list[str]:
@@ -53,6 +55,12 @@ def test_flights_come_back_as_they_were_sent_and_nothing_is_left(temporary: Path
     assert lines[-1].startswith(f"OK {ROWS:,} records came back as they were sent")
     for shown in ("L0 files", "PUTs", "commits", "produce latency", "p99", "SHA-256", "invariants hold", "█"):
         assert shown in ran.stdout
+    # the compacted half: levels before and after, and one record for each aircraft of these flights
+    before, after = ran.stdout.split("The levels after")
+    assert "The levels before" in before and "L2 compacted" in after and "L2 compacted" not in before
+    keyed = [flight.key for flight in flights(6, limit=ROWS) if flight.key is not None]
+    assert f"{len(keyed):,} flights -> {len(set(keyed)):,}, one for each aircraft" in after
+    assert f"{len(keyed):,} came to the latest of each of {len(set(keyed)):,} aircraft" in lines[-1]
     # and nothing is left, neither files nor processes
     assert list(temporary.iterdir()) == []
     assert processes_about(temporary) == []

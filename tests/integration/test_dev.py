@@ -198,8 +198,14 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
+def children_in(role: str, pids: set[int]) -> list[int]:
+    """Those that run `siltstone agent` or `siltstone compactor`."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return [pid for pid, words in commands.items() if role.encode() in words and b"--lifeline" in words]
+
+
 def agent_of(pids: set[int]) -> int:
-    return next(pid for pid in pids if b"--lifeline" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return children_in("agent", pids)[0]
 
 
 def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from wire.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from wire.messages.describe_cluster import DescribeClusterRequest
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
@@ -103,6 +104,15 @@ def _delete_topics(version: int) -> Message:
     return DeleteTopicsRequest(topics=states, timeout_ms=1000)
 
 
+def _delete_records(version: int) -> Message:
+    parts = [
+        DeleteRecordsPartition(partition_index=index, offset=offset) for index, offset in ((0, -1), (1, 9), (7, 0))
+    ]
+    return DeleteRecordsRequest(
+        topics=[DeleteRecordsTopic(name=name, partitions=parts) for name in ("t", "nope")], timeout_ms=1000
+    )
+
+
 def _find_coordinator(version: int) -> Message:
     return FindCoordinatorRequest(coordinator_keys=["g", "h"]) if version >= 4 else FindCoordinatorRequest(key="g")
 
@@ -146,6 +156,7 @@ REQUESTS: dict[int, Callable[[int], Message]] = {
     ),
     19: _create_topics,
     20: _delete_topics,
+    21: _delete_records,
     22: lambda version: InitProducerIdRequest(transactional_id="tx" if version % 2 else None),
     32: _describe_configs,
     37: _create_partitions,

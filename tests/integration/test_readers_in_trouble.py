@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents import fresh
-from agents.read import reader as reader_module
+from agents.read import pools
 from metadata.memory import MemoryMetadata
 from metadata.service import BEAT_MS, LEASE_MS, Cursor, Tail
 from metadata.urls import open_metadata
@@ -158,7 +158,7 @@ async def test_records_that_arrive_while_old_ones_are_waited_for_are_delivered_s
 async def test_a_store_that_does_not_answer_is_said_to_be_down_before_clients_give_us_up(
     start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader_module, "STORE_WAIT_MS_MAX", 100)
+    monkeypatch.setattr(pools, "STORE_WAIT_MS_MAX", 100)
     store = Store()
     running, client, raw = await two_topics(start_agent, dial, store)
     store.have(NOTHING_COMES)

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.block_index import BlockEntry, decode_block_index
 from storage.file_format import (
+    EXTENT_FLAGGED,
+    EXTENT_MAY_HAVE_TOMBSTONES,
     INDEX_HEADER_BYTES,
     MAGIC,
     ROW_BYTES,
@@ -28,11 +31,17 @@ from storage.file_format import (
     read_index,
     read_trailer,
 )
+from storage.file_properties import FileProperties, TopicProperty, decode_properties
+from storage.file_writer import FileWriter
+from storage.memory import MemoryStore
+from tests.fixtures.merge_inputs import stamped
 from tests.fixtures.record_batches import NOW_MS, one_batch
 from wire.crc import crc32c
+from wire.kernels.batches import read_batches
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/file-format-v1.silt"
+GOLDEN_MERGED = ROOT / "tests/golden/file-format-v1-merged.silt"
 PAGE = ROOT / "docs/file-format.md"
 
 i64 = st.integers(-(2**63), 2**63 - 1)
@@ -230,6 +239,57 @@ def test_the_golden_file_of_version_1_is_written_and_read_as_ever() -> None:
     assert index.created_ms == NOW_MS + 250
 
 
-def test_the_hex_dump_in_the_specification_is_the_golden_file() -> None:
-    dump = re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ?){1,16})", PAGE.read_text(), re.MULTILINE)
-    assert bytes.fromhex("".join(dump)) == GOLDEN.read_bytes()
+async def merged_golden_file() -> bytes:
+    """An L1 file: two batches, an extent that covers offsets without any, one flagged."""
+    topic = uuid.UUID("0194f1a2-7c3d-4e5f-8a9b-0c1d2e3f4a5b")
+    store = MemoryStore()
+    writer = FileWriter(store, "l1/golden", level=1, created_ms=NOW_MS + 250)
+    data = stamped(one_batch(1), 100) + stamped(one_batch(1), 101)
+    writer.start_extent(topic, 0)
+    await writer.write(data, read_batches(data))
+    writer.end_extent(100, 104, flags=EXTENT_MAY_HAVE_TOMBSTONES)
+    writer.start_extent(topic, 0)
+    writer.end_extent(105, 109)
+    writer.start_extent(topic, 7)
+    await writer.write_verbatim(b"what cannot be read")
+    flags = EXTENT_FLAGGED | EXTENT_MAY_HAVE_TOMBSTONES
+    writer.end_extent(0, 2, flags=flags, record_count=3, min_timestamp_ms=NOW_MS, max_timestamp_ms=NOW_MS)
+    properties = FileProperties(
+        job_id=42,
+        kind="merge",
+        epoch=1,
+        level=1,
+        file_class="compacted",
+        inputs=((17, "l1/46/2023111422/7-3-018bcfe5-68fa-7abc-8def-0123456789ab.silt"),),
+        topics={topic: TopicProperty(name="orders", config_version=3)},
+        created_ms=NOW_MS + 250,
+        flagged={2: "its bytes have CRC-32C 00000001, the metadata says 00000002"},
+    )
+    written = await writer.finish(properties)
+    return await store.get(written.key)
+
+
+async def test_the_golden_merged_file_of_version_1_is_written_and_read_as_ever() -> None:
+    stored = GOLDEN_MERGED.read_bytes()
+    assert await merged_golden_file() == stored
+    index = read_file(stored)
+    assert [(row.base_offset, row.last_offset, row.flags) for row in index.extents] == [
+        (100, 104, 1),
+        (105, 109, 0),
+        (0, 2, 3),
+    ]
+    row = index.extents[0]
+    block_index = stored[row.block_index_position : row.block_index_position + row.block_index_length]
+    assert decode_block_index(block_index, extent_length=row.length) == [BlockEntry(100, NOW_MS, 0)]
+    blocks, properties = index.sections
+    assert (blocks.kind, blocks.position, blocks.length) == (1, row.block_index_position, row.block_index_length)
+    decoded = decode_properties(stored[properties.position : properties.position + properties.length])
+    assert (properties.kind, decoded.job_id, list(decoded.flagged)) == (2, 42, [2])
+
+
+def test_the_hex_dumps_in_the_specification_are_the_golden_files() -> None:
+    dumps = [
+        bytes.fromhex("".join(re.findall(r"^[0-9a-f]{4}  ((?:[0-9a-f]{2} ?){1,16})", block, re.MULTILINE)))
+        for block in PAGE.read_text().split("```")[1::2]
+    ]
+    assert [dump for dump in dumps if dump] == [GOLDEN.read_bytes(), GOLDEN_MERGED.read_bytes()]

@@ -67,13 +67,13 @@ def serves_over_a_gap() -> Iterator[None]:
     """An extent above the known end is taken in at once, as if nothing could be missing below it."""
     add_file = LogIndex.add_file
 
-    def eager(self: Any, file_id: int, ref: FileRef, rows: Any) -> list[int]:
+    def eager(self: Any, file_id: int, ref: FileRef, rows: Any, **more: Any) -> list[int]:
         rows = list(rows)
         for row in rows:
             log = self.partition(row.partition_id)
             if log is not None:
                 log.end = max(log.end, row.base_offset)
-        return add_file(self, file_id, ref, rows)
+        return add_file(self, file_id, ref, rows, **more)
 
     with patch.object(LogIndex, "add_file", eager):
         yield

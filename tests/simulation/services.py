@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from metadata import service as s
+from metadata.compaction import LeveledExtent
 from metadata.memory import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
@@ -255,6 +256,23 @@ class SimulatedMetadata(FarSide):
 
     async def producer_states(self) -> Sequence[s.ProducerState]:
         return await self._ask(self.server.producer_states)
+
+    # ---- of `CompactionMetadata`, what an agent asks for
+
+    async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
+        return await self._ask(lambda: self.server.leveled_extents(partition_id, offset, limit=limit))
+
+    async def leveled_extents_by_timestamp(
+        self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
+    ) -> Sequence[LeveledExtent]:
+        look_up = self.server.leveled_extents_by_timestamp
+        return await self._ask(lambda: look_up(partition_id, timestamp_ms, from_offset=from_offset, limit=limit))
+
+    async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
+        return await self._ask(lambda: self.server.largest_leveled_timestamp(partition_id))
+
+    async def delete_records(self, partition_id: int, offset: int) -> int:
+        return await self._ask(lambda: self.server.delete_records(partition_id, offset))
 
     async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.call(self._fate(), act, lambda: s.MetadataUnavailableError("no answer"))

@@ -40,6 +40,7 @@ INTRUDERS = {
     "wire.intruder_upward": "import storage.objects",
     "storage.intruder_sideways": "import metadata.service",
     "agents.intruder_with_sql": "import sqlalchemy",
+    "agents.intruder_with_kernels": "import wire.kernels.scan",
     "agents.intruder_to_the_front_door": "import siltstone.client",
     "compactor.intruder_sideways": "import agents",
     "metadata.intruder_with_s3": "import boto3",

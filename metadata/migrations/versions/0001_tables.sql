@@ -79,11 +79,11 @@ CREATE TABLE log_starts (
     partition_id integer PRIMARY KEY,
     log_start_offset bigint NOT NULL DEFAULT 0 CHECK (log_start_offset >= 0),
     last_stable_offset bigint,  -- NULL: no open transaction, equal to the high watermark
-    cleaned_through_offset bigint NOT NULL DEFAULT 0,
-    clean_bytes bigint NOT NULL DEFAULT 0,
-    dirty_bytes bigint NOT NULL DEFAULT 0,
-    earliest_dirty_ms bigint,
-    last_cleaned_ms bigint
+    cleaned_through_offset bigint NOT NULL DEFAULT 0,  -- exclusive; moved only by passes from the log start
+    last_cleaned_ms bigint,
+    last_forced_ms bigint,
+    passes_needed integer NOT NULL DEFAULT 1 CHECK (passes_needed >= 1),
+    requested_through_offset bigint  -- somebody asked for compaction up to here; NULL: nobody, or it was done
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- CACHE 1: a session that kept ids in store would give an older id to a later commit, and break offset order.
@@ -108,12 +108,15 @@ CREATE TABLE files (
     job_id bigint,
     live_extents integer NOT NULL DEFAULT 0,
     config_version bigint,
+    trouble_until_ms bigint,  -- a merge of it failed: left alone until then
+    trouble text,
     results bytea NOT NULL DEFAULT '\x',
     index bytea NOT NULL DEFAULT '\x01'
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 CREATE UNIQUE INDEX files_writer_seq ON files (writer_id, epoch, seq) WHERE level = 0;
 CREATE INDEX files_live ON files (level, file_id) WHERE state = 'live';
+CREATE INDEX files_dead ON files (dead_ms, file_id) WHERE state = 'dead';
 CREATE INDEX files_not_live ON files (state, created_ms) WHERE state <> 'live';
 
 CREATE TABLE extents (
@@ -124,8 +127,8 @@ CREATE TABLE extents (
     file_id bigint NOT NULL,
     position bigint NOT NULL CHECK (position >= 0),
     length bigint NOT NULL CHECK (length >= 0),
-    block_index_position bigint,
-    block_index_length integer,
+    block_index_position bigint NOT NULL CHECK (block_index_position >= 0),
+    block_index_length integer NOT NULL CHECK (block_index_length >= 0),
     record_count bigint NOT NULL CHECK (record_count >= 0),
     crc32c bigint NOT NULL CHECK (crc32c BETWEEN 0 AND 4294967295),
     min_ts_ms bigint NOT NULL,
@@ -139,6 +142,66 @@ CREATE TABLE extents (
 
 CREATE INDEX extents_live ON extents (partition_id, last_offset) WHERE state = 'live';
 CREATE INDEX extents_file ON extents (file_id);
+
+CREATE TABLE compactors (
+    node_id integer PRIMARY KEY,
+    host text NOT NULL,
+    lease_until_ms bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- Who plans, retains or sweeps now. Saves double work; nothing is safe because of it.
+CREATE TABLE duties (
+    name text PRIMARY KEY,
+    holder integer NOT NULL,
+    until_ms bigint NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE merge_jobs (
+    job_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    kind text NOT NULL,
+    state text NOT NULL DEFAULT 'ready' CHECK (state IN ('ready', 'running', 'done', 'failed')),
+    epoch integer NOT NULL DEFAULT 0,  -- grows with every claim
+    spec jsonb NOT NULL,
+    holder integer,
+    attempts integer NOT NULL DEFAULT 0,
+    created_ms bigint NOT NULL,
+    started_ms bigint,
+    deadline_ms bigint,
+    finished_ms bigint,
+    lease_until_ms bigint,
+    limit_ms bigint NOT NULL,
+    input_files integer NOT NULL,
+    input_bytes bigint NOT NULL,
+    forced_partition_ids integer[] NOT NULL DEFAULT '{}',
+    progress jsonb NOT NULL DEFAULT '{}',
+    result jsonb NOT NULL DEFAULT '{}',
+    error text NOT NULL DEFAULT '',
+    output_file_ids bigint[] NOT NULL DEFAULT '{}',  -- the answer of the commit, for its repeat
+    trimmed_extents integer NOT NULL DEFAULT 0
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+CREATE INDEX merge_jobs_live ON merge_jobs (job_id) WHERE state IN ('ready', 'running');
+CREATE INDEX merge_jobs_ended ON merge_jobs (finished_ms) WHERE state IN ('done', 'failed');
+
+-- Of live jobs only: the rows go when their job ends. So no extent is input of two live jobs.
+CREATE TABLE merge_inputs (
+    job_id bigint NOT NULL,
+    file_id bigint,  -- a whole L0 file
+    extent_id bigint,
+    CONSTRAINT merge_inputs_one CHECK (num_nonnulls(file_id, extent_id) = 1)
+);
+
+CREATE INDEX merge_inputs_job ON merge_inputs (job_id);
+CREATE UNIQUE INDEX merge_inputs_file ON merge_inputs (file_id) WHERE file_id IS NOT NULL;
+CREATE UNIQUE INDEX merge_inputs_extent ON merge_inputs (extent_id) WHERE extent_id IS NOT NULL;
+
+-- Files that die while a pin lives stay until it ends.
+CREATE TABLE pins (
+    pin_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    holder text NOT NULL,
+    created_ms bigint NOT NULL,
+    expires_ms bigint NOT NULL
+);
 
 -- Arrays of at most five batches, oldest first, of equal length.
 CREATE TABLE producers (

@@ -9,10 +9,16 @@ from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.follower import Follower
 from agents.log_index import LogIndex
+from metadata.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
 from metadata.memory import MemoryMetadata
+from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
 from siltstone.clock import SystemClock
+from siltstone.ids import SystemIds
 from siltstone.metrics import Metrics
+from storage.keys import file_key
+
+NOW_MS = SystemClock().wall_ms()
 
 
 class Gated(MemoryMetadata):
@@ -58,7 +64,7 @@ class Following:
         self.lease = WriterLease(writer_id=0, epoch=0)
         self.seq = 0
 
-    async def commit(self, *, seen: bool = True) -> None:
+    async def commit(self, *, seen: bool = True) -> tuple[str, Committed]:
         """One record by this agent, and its answer taken in."""
         self.seq += 1
         key = f"l0/00/2024010100/{self.lease.writer_id}-{self.lease.epoch}-{UUID(int=self.seq)}.silt"
@@ -68,6 +74,7 @@ class Following:
         )
         if seen:
             self.follower.saw_own(self.lease, self.seq, key, 70, committed)
+        return key, committed
 
     @property
     def end(self) -> int:
@@ -176,4 +183,115 @@ async def test_polls_never_overlap_so_that_changes_are_taken_in_in_their_order()
 
     await asyncio.gather(*(ask_often(pauses) for pauses in range(6)))
     assert most == 1
+    await agent.follower.stop()
+
+
+# ---- merges
+
+
+async def merge(agent: Following, *file_ids: int) -> None:
+    """As the compactor does, of records that nobody reads: the output covers what the inputs hold."""
+    metadata = agent.metadata
+    lease = await metadata.register_compactor("c")
+    await metadata.create_job(NewJob(kind="level", spec={}, l0_file_ids=file_ids, limit_ms=60_000))
+    claimed = await metadata.claim_job(lease)
+    assert claimed is not None
+    rows = [row for file in claimed.l0_files for row in iter_index(file.index)]
+    extents = [
+        OutputExtent(
+            partition_id=row.partition_id,
+            base_offset=row.base_offset,
+            last_offset=row.last_offset,
+            position=0,
+            length=0,
+            block_index_position=0,
+            block_index_length=0,
+            record_count=0,
+            crc32c=0,
+            min_timestamp_ms=-1,
+            max_timestamp_ms=-1,
+            has_tombstones=False,
+        )
+        for row in rows
+    ]
+    key = file_key(level=1, writer_id=9, epoch=0, created_ms=NOW_MS, file_uuid=SystemIds().uuid7(NOW_MS))
+    output = OutputFile(
+        key=key,
+        level=1,
+        file_class=FileClass.PLAIN,
+        size_bytes=0,
+        crc32c=0,
+        config_version=1,
+        extents=extents,
+    )
+    covered = [(row.base_offset, row.last_offset) for row in rows]
+    await metadata.commit_merge(
+        CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=[output], covered={1: covered})
+    )
+
+
+def held(agent: Following) -> list[int]:
+    return [extent.file_id for extent in agent.index.extents_from(1, 0)]
+
+
+async def test_a_merge_that_is_heard_of_drops_its_files_from_the_index() -> None:
+    agent = await following()
+    for _ in range(3):
+        await agent.commit()
+    await agent.follower.catch_up()
+    await merge(agent, 1, 2)
+    assert held(agent) == [1, 2, 3], "not heard of yet: its files stay for the grace"
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end, agent.index.files) == ([3], 3, 1)
+    await agent.follower.stop()
+
+
+async def test_commits_and_their_merge_heard_of_at_once_only_move_the_end() -> None:
+    agent = await following()
+    for _ in range(3):
+        await agent.commit(seen=False)
+    await merge(agent, 1, 2, 3)
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end, agent.index.files) == ([], 3, 0)
+    await agent.follower.stop()
+
+
+async def test_an_own_answer_that_crosses_the_merge_of_its_file_does_not_bring_it_back() -> None:
+    agent = await following()
+    await agent.commit()
+    # given: a tail that was read after the second commit and its merge, and arrives after the answer to the commit
+    agent.metadata.gate.clear()
+    key, committed = await agent.commit(seen=False)
+    lease, seq = agent.lease, agent.seq
+    await merge(agent, committed.file_id)
+    polling = asyncio.create_task(agent.follower.catch_up())
+    await asyncio.sleep(0.01)
+    agent.follower.saw_own(lease, seq, key, 70, committed)
+    assert committed.file_id in held(agent)
+    agent.metadata.gate.set()
+    await polling
+    assert (held(agent), agent.end) == ([1], 2)
+    # and the other way round: the answer comes last of all
+    agent.follower.saw_own(lease, seq, key, 70, committed)
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end) == ([1], 2)
+    await agent.follower.stop()
+
+
+async def test_a_snapshot_holds_live_files_only_and_a_merge_after_it_is_heard_of() -> None:
+    agent = await following()
+    for _ in range(4):
+        await agent.commit()
+    await merge(agent, 1, 2)
+    agent.metadata.cold = True
+    agent.metadata.gate.clear()
+    # given: a snapshot read between two merges
+    polling = asyncio.create_task(agent.follower.catch_up())
+    await asyncio.sleep(0.01)
+    await merge(agent, 3)
+    agent.metadata.gate.set()
+    await polling
+    assert (held(agent), agent.end) == ([3, 4], 4)
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end) == ([4], 4)
     await agent.follower.stop()

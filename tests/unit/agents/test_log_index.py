@@ -187,3 +187,127 @@ def test_any_order_of_arrival_ends_in_the_same_contiguous_log(lengths: list[int]
     assert log.end == sum(lengths)
     assert index.extents == len(files)
     assert sum(index.file(file_id).extents for file_id, _ in files) == len(files)
+
+
+# ---- files that merges replaced
+
+
+def drop(index: LogIndex, *file_ids: int) -> None:
+    for _ in index.drop_files(file_ids):
+        pass
+
+
+def served(index: LogIndex, partition_id: int = 1) -> list[int]:
+    return [extent.file_id for extent in index.extents_from(partition_id, 0)]
+
+
+def test_a_merged_file_leaves_a_hole_and_the_end_stays() -> None:
+    index = opened(1, 2)
+    for number in range(4):
+        index.add_file(number, ref(number), [row(1, 10 * number, 10 * number + 9), row(2, number, number)])
+    drop(index, 1, 2, 99)
+    log = index.partition(1)
+    assert log is not None
+    assert (served(index), log.end, index.files, index.extents) == ([0, 3], 40, 2, 4)
+    assert log.extent_at(5) is not None
+    assert log.extent_at(15) is None
+    assert log.extent_at(30) is not None
+    drop(index, 0, 3)
+    assert (index.files, index.extents, index.bytes_used, log.end) == (0, 0, 0, 40)
+    assert index.add_file(4, ref(4), [row(1, 40, 41)]) == [1]
+
+
+def test_what_lies_in_merged_files_counts_as_enough_bytes_at_hand() -> None:
+    index = opened(1)
+    for number in range(4):
+        index.add_file(number, ref(number), [row(1, number, number, length=100)])
+    drop(index, 1)
+    log = index.partition(1)
+    assert log is not None
+    assert log.bytes_from(0, 150) == 150
+    assert log.bytes_from(0, 100) == 100
+    assert log.bytes_from(1, 1_000_000) == 1_000_000
+    assert log.bytes_from(2, 1_000_000) == 200
+    drop(index, 0, 2, 3)
+    assert log.bytes_from(3, 1_000_000) == 1_000_000
+    assert log.bytes_from(4, 1_000_000) == 0
+
+
+def test_a_file_that_was_merged_before_it_was_heard_of_only_moves_the_end() -> None:
+    index = opened(1)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)], live=False) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert (log.end, index.files, index.extents) == (10, 0, 0)
+    # and its own agent's late answer to the commit changes nothing
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == []
+    assert (log.end, index.files) == (10, 0)
+
+
+def test_a_dead_file_waits_its_turn_like_a_live_one() -> None:
+    index = opened(1)
+    assert index.add_file(2, ref(2), [row(1, 10, 19)], live=False) == []
+    assert index.add_file(2, ref(2), [row(1, 10, 19)]) == [], "the own commit, late"
+    assert (index.gaps, index.files) == (1, 0)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert (log.end, served(index), index.gaps) == (20, [1], 0)
+
+
+def test_a_file_that_is_merged_while_it_waits_keeps_its_place_in_the_line() -> None:
+    index = opened(1)
+    index.add_file(2, ref(2), [row(1, 10, 19)])
+    index.add_file(3, ref(3), [row(1, 20, 29)])
+    drop(index, 2)
+    assert (index.files, index.gaps) == (1, 1)
+    assert index.add_file(1, ref(1), [row(1, 0, 9)]) == [1]
+    log = index.partition(1)
+    assert log is not None
+    assert (log.end, served(index)) == (30, [1, 3])
+    index.drop_partition(1)
+    assert (index.files, index.extents, index.gaps) == (0, 0, 0)
+
+
+def test_log_starts_and_deletions_of_topics_may_cross_a_drop_that_is_under_way() -> None:
+    index = opened(*range(200))
+    for number in range(400):
+        index.add_file(number, ref(number), [row(partition_id, number, number) for partition_id in range(200)])
+    dropping = index.drop_files(range(300))
+    pauses = 0
+    for pauses, _ in enumerate(dropping, 1):
+        index.move_log_start(pauses % 200, 350)
+        index.drop_partition((pauses + 50) % 200)
+        log = index.partition(100)
+        assert log is not None
+        assert log.end == 400
+        # what is left can be read: every extent still knows its file
+        for extent in index.extents_from(100, 0):
+            index.file(extent.file_id)
+    assert pauses > 2
+    for partition_id in range(200):
+        if index.partition(partition_id) is not None:
+            index.drop_partition(partition_id)
+    assert (index.files, index.extents) == (0, 0)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=25), st.randoms(use_true_random=False))
+def test_any_order_of_commits_merges_and_own_answers_ends_in_the_same_index(
+    lengths: list[int], chance: random.Random
+) -> None:
+    files = [(number, row(1, base, last)) for number, (base, last) in enumerate(_cut(lengths))]
+    merged = {number for number, _ in files if chance.random() < 0.5}
+    index = opened(1)
+    log = index.partition(1)
+    assert log is not None
+    # Own answers come whenever they like; the tail says live and later that it was merged, or dead at once.
+    steps = [(chance.random(), number) for number, _ in files for _ in range(2)]
+    told: set[int] = set()
+    for _, number in sorted(steps):
+        index.add_file(number, ref(number), [files[number][1]], live=number not in merged or number not in told)
+        told.add(number)
+        if number in merged:
+            drop(index, number)
+    assert log.end == sum(lengths)
+    assert served(index) == [number for number, _ in files if number not in merged]
+    assert index.files == index.extents == len(files) - len(merged)

@@ -42,3 +42,9 @@ def test_every_metric_is_declared_named_by_the_rules_and_exported_under_that_nam
 
 def test_docs_metrics_md_is_what_the_table_says() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == render_metrics_markdown()
+
+
+def test_the_guide_to_compaction_names_metrics_that_exist() -> None:
+    named = set(re.findall(r"siltstone_[a-z0-9_]+", (ROOT / "docs" / "compaction-metrics.md").read_text()))
+    declared = {PREFIX + metric.name for metric in Metrics().declared()}
+    assert len(named) > 20 and named <= declared

@@ -187,6 +187,11 @@ def test_a_file_that_is_absent_or_no_toml_is_named(tmp_path: Path) -> None:
         ({"message_max_bytes": 200_000_000}, r"message\.max\.bytes .* socket\.request\.max\.bytes"),
         ({"request_bytes_max": 1_000_000}, r"socket\.request\.max\.bytes .* request\.bytes\.max"),
         ({"l0_stall_files": 10, "l0_refuse_files": 5}, r"l0\.stall\.files .* l0\.refuse\.files"),
+        ({"compaction_l0_wait_ms": 70_000}, r"compaction\.l0\.wait\.ms .* compaction\.l0\.wait\.max\.ms"),
+        ({"compaction_l0_job_files_max": 8}, r"compaction\.l0\.files\.min .* compaction\.l0\.job\.files\.max"),
+        ({"compaction_plain_bytes_max": 1 << 40}, r"compaction\.plain\.bytes\.max .* compaction\.merge\.bytes\.max"),
+        ({"gc_grace_ms": 4_000_000}, r"gc\.grace\.ms \(4000000\) may not exceed orphan\.age\.ms"),
+        ({"gc_grace_ms": 300}, r"tail\.poll\.ms \(100\) may be at most 1/4 of gc\.grace\.ms \(300\)"),
     ],
 )
 def test_two_values_that_cannot_be_together_are_refused(values: dict[str, int], said: str) -> None:

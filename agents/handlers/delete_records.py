@@ -1,0 +1,65 @@
+"""DeleteRecords 0-2 (KIP-107): move a partition's log start up. What lies wholly below is deleted in time.
+
+-1 means the high watermark. Where the watermarks are is the store's to say, never this agent's memory. An offset below
+the log start changes nothing and is no error. The log start may come to lie inside a batch: that is served whole, and
+clients leave out what is below. Our own index moves at once; other agents hear of it by the tail.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from agents.broker import Broker
+from agents.topics import RequestError, code_of
+from metadata.compaction import InvalidOffsetError
+from metadata.topic_configs import as_list
+from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+_log = get_logger(__name__)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    if any(broker.catalog.topic(topic.name) is None for topic in request.topics):
+        with suppress(SiltstoneError):  # without it we answer what we know
+            await broker.follower.catch_up()
+    topics: list[DeleteRecordsTopicResult] = []
+    for topic in request.topics:
+        results = [await _delete(broker, topic.name, asked) for asked in topic.partitions]
+        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+    return DeleteRecordsResponse(topics=topics)
+
+
+async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
+    try:
+        partition_id = _partition_id(broker, name, asked.partition_index)
+        result.low_watermark = await broker.metadata.delete_records(partition_id, asked.offset)
+    except InvalidOffsetError:
+        result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+    except SiltstoneError as error:
+        result.error_code = code_of(error)
+    else:
+        broker.index.move_log_start(partition_id, result.low_watermark)
+        _log.info("records deleted", topic=name, partition=asked.partition_index, log_start=result.low_watermark)
+    return result
+
+
+def _partition_id(broker: Broker, name: str, number: int) -> int:
+    """Raises RequestError for what is not there, or not to be deleted from."""
+    topic = broker.catalog.topic(name)
+    if topic is None or not 0 <= number < len(topic.partition_ids):
+        raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}")
+    policy = as_list(broker.catalog.configs(topic), "cleanup.policy")
+    if "compact" in policy and "delete" not in policy:
+        raise RequestError(ErrorCode.POLICY_VIOLATION, f"topic {name!r} is compacted, not deleted from")
+    return topic.partition_ids[number]

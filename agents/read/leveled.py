@@ -1,0 +1,195 @@
+"""Where merged files hold records, as this agent has looked it up: extents and block indexes, cached and bounded.
+
+Extents come from the metadata store, a window of them per look-up, and are believed for `ttl_ms`, a quarter of the
+grace at most: a merge may replace them the moment after, but their files stay for the grace. They are believed for what
+they say they hold, never for what they do not: offsets that no known extent holds are looked up anew. So a window that
+is old costs a reader nothing but, at worst, a 404, which drops it. Block indexes lie in the objects and never change.
+
+One look-up of a place, and one read of a block index, is under way at a time; who comes meanwhile shares it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from agents.read.blocks import BlockReader
+from metadata.compaction import LeveledExtent
+from metadata.service import MetadataUnavailableError
+from siltstone.clock import Clock
+from storage.block_index import BlockEntry, decode_block_index
+from storage.file_format import CorruptFileError
+
+EXTENTS_PER_LOOK_UP = 32
+EXTENTS_MAX = 20_000
+"""Cached over all partitions; some 0.7 KB each."""
+WINDOWS_MAX = 8
+"""Of one partition: readers at that many places do not drive each other out."""
+BLOCK_ENTRIES_MAX = 50_000
+"""Cached over all block indexes; some 0.2 KB each."""
+TTL_MS_MAX = 60_000.0
+LOOK_UPS_AT_ONCE = 8
+WAIT_MS_MAX = 5_000.0
+"""A store that is silent, not gone, is not waited for any longer."""
+
+
+class LookUp(Protocol):
+    """What is asked of the metadata store."""
+
+    async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]: ...
+
+    async def leveled_extents_by_timestamp(
+        self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
+    ) -> Sequence[LeveledExtent]: ...
+
+    async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None: ...
+
+
+def ttl_ms(gc_grace_ms: float) -> float:
+    """How long an extent that was looked up is believed."""
+    return min(TTL_MS_MAX, gc_grace_ms / 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Extents of one partition in offset order, as they were live at `read_ms`."""
+
+    read_ms: float
+    extents: Sequence[LeveledExtent]
+
+    def extent_at(self, offset: int) -> LeveledExtent | None:
+        at = bisect_left(self.extents, offset, key=_last_offset)
+        if at == len(self.extents) or self.extents[at].base_offset > offset:
+            return None
+        return self.extents[at]
+
+
+class LeveledExtents:
+    def __init__(self, metadata: LookUp, clock: Clock, *, ttl_ms: float, extents_max: int = EXTENTS_MAX) -> None:
+        self._metadata = metadata
+        self._clock = clock
+        self._ttl_ms = ttl_ms
+        self._extents_max = extents_max
+        self._windows: OrderedDict[int, list[Window]] = OrderedDict()
+        self._flying: dict[tuple[int, int], asyncio.Task[Window]] = {}
+        self._tasks: set[asyncio.Task[Window]] = set()
+        self._slots = asyncio.Semaphore(LOOK_UPS_AT_ONCE)
+        self.extents = 0
+
+    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
+        """The extent that holds `offset`, if it was looked up lately."""
+        windows = self._windows.get(partition_id)
+        if windows is None:
+            return None
+        oldest_ms = self._clock.monotonic_ms() - self._ttl_ms
+        for window in windows:
+            if window.read_ms >= oldest_ms and (extent := window.extent_at(offset)) is not None:
+                self._windows.move_to_end(partition_id)
+                return extent
+        return None
+
+    async def look_up(self, partition_id: int, offset: int) -> Window:
+        """The extents from `offset` on, asked for now, or by somebody whose question is still under way.
+
+        Raises MetadataUnavailableError, also when the store does not answer in WAIT_MS_MAX.
+        """
+        flying = self._flying.get((partition_id, offset))
+        if flying is None:
+            flying = asyncio.create_task(self._look_up(partition_id, offset), name="leveled extents")
+            self._flying[partition_id, offset] = flying
+            self._tasks.add(flying)
+            flying.add_done_callback(lambda done: self._landed(partition_id, offset, done))
+        # Shielded: the answer is everybody's, and fills the cache when nobody waits any more.
+        return await asyncio.shield(flying)
+
+    def forget(self, partition_id: int) -> None:
+        """A file of the partition is gone: what was looked up before is not true any more."""
+        for window in self._windows.pop(partition_id, ()):
+            self.extents -= len(window.extents)
+        for place in [place for place in self._flying if place[0] == partition_id]:
+            del self._flying[place]  # it may have been read before the file went: nobody else waits for it
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _look_up(self, partition_id: int, offset: int) -> Window:
+        try:
+            async with asyncio.timeout(WAIT_MS_MAX / 1000), self._slots:
+                read_ms = self._clock.monotonic_ms()
+                found = await self._metadata.leveled_extents(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
+        except TimeoutError:
+            raise MetadataUnavailableError("merged files were not looked up in time") from None
+        # Many extents lie in the same file: its key is kept once.
+        return Window(read_ms, [extent._replace(key=sys.intern(extent.key)) for extent in found])
+
+    def _landed(self, partition_id: int, offset: int, done: asyncio.Task[Window]) -> None:
+        self._tasks.discard(done)
+        failed = done.cancelled() or done.exception() is not None  # asked for: nobody else may have waited
+        if self._flying.get((partition_id, offset)) is done:
+            del self._flying[partition_id, offset]
+            if not failed:
+                self._keep(partition_id, done.result())
+
+    def _keep(self, partition_id: int, window: Window) -> None:
+        if not window.extents:
+            return
+        windows = self._windows.setdefault(partition_id, [])
+        windows.insert(0, window)
+        self.extents += len(window.extents)
+        # An older one that began at the same place is no use any more.
+        first = window.extents[0].base_offset
+        for old in [each for each in windows[1:] if each.extents[0].base_offset == first] + windows[WINDOWS_MAX:]:
+            if old in windows:
+                windows.remove(old)
+                self.extents -= len(old.extents)
+        self._windows.move_to_end(partition_id)
+        while self.extents > self._extents_max and len(self._windows) > 1:
+            _, evicted = self._windows.popitem(last=False)
+            self.extents -= sum(len(each.extents) for each in evicted)
+
+
+class BlockIndexes:
+    """Block indexes of extents, read by one small ranged read each."""
+
+    def __init__(self, reader: BlockReader, *, entries_max: int = BLOCK_ENTRIES_MAX) -> None:
+        self._reader = reader
+        self._entries_max = entries_max
+        self._known: OrderedDict[tuple[str, int], Sequence[BlockEntry]] = OrderedDict()
+        self.entries = 0
+
+    def get(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
+        found = self._known.get((extent.key, extent.block_index_position))
+        if found is not None:
+            self._known.move_to_end((extent.key, extent.block_index_position))
+        return found
+
+    async def read(self, extent: LeveledExtent) -> Sequence[BlockEntry]:
+        """Raises ObjectStoreError, CorruptFileError."""
+        known = self.get(extent)
+        if known is not None:
+            return known
+        position, length = extent.block_index_position, extent.block_index_length
+        if length == 0:
+            raise CorruptFileError(
+                f"an extent of {extent.length} bytes at {extent.position} of {extent.key} has no index"
+            )
+        data = await self._reader.read(extent.key, extent.file_size_bytes, position, length)
+        entries = decode_block_index(data, extent_length=extent.length)
+        if (extent.key, position) not in self._known:
+            self._known[extent.key, position] = entries
+            self.entries += len(entries)
+            while self.entries > self._entries_max and len(self._known) > 1:
+                _, evicted = self._known.popitem(last=False)
+                self.entries -= len(evicted)
+        return entries
+
+
+def _last_offset(extent: LeveledExtent) -> int:
+    return extent.last_offset

@@ -1,0 +1,139 @@
+"""Finds what a plan is missing: which merged file holds an offset, and where in it to begin.
+
+What one request finds it keeps in a `Found` of its own, over the caches: whatever these drop meanwhile, it gets on.
+
+Two things can be wrong with what is known. A block index that is not there any more (404) means that the file was
+merged again and the grace is over: what was looked up is forgotten and looked up anew. An offset below the end that no
+live extent holds means that the index is late, as a rule because the log start has moved past it: the tail is read, and
+the plan made anew. Neither is tried for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from agents.log_index import LogIndex
+from agents.read.leveled import BlockIndexes, LeveledExtents, Window
+from agents.read.plan import MissingBlocks, PartitionPlan, ReadRange, Resume, plan_partition
+from metadata.compaction import LeveledExtent
+from metadata.service import MetadataUnavailableError
+from siltstone.logging import get_logger
+from storage.block_index import BlockEntry
+from storage.file_format import CorruptFileError
+from storage.objects import ObjectNotFoundError, ObjectStoreError
+from wire.error_codes import ErrorCode
+
+_log = get_logger(__name__)
+
+TRIES_MAX = 3
+"""Of one request and partition, each with a fresh look-up."""
+
+CatchUp = Callable[[], Awaitable[None]]
+"""Take in all that was committed before the call. Raises MetadataUnavailableError."""
+
+
+class Found:
+    """A `LeveledView`: what this request has found, else what the caches hold."""
+
+    def __init__(self, leveled: LeveledExtents, blocks: BlockIndexes) -> None:
+        self._leveled = leveled
+        self._blocks = blocks
+        self._windows: dict[int, list[Window]] = {}
+        self._indexes: dict[tuple[str, int], Sequence[BlockEntry]] = {}
+
+    def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
+        for window in self._windows.get(partition_id, ()):
+            if (extent := window.extent_at(offset)) is not None:
+                return extent
+        return self._leveled.extent_at(partition_id, offset)
+
+    def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
+        return self._indexes.get((extent.key, extent.block_index_position)) or self._blocks.get(extent)
+
+    def add(self, partition_id: int, window: Window) -> None:
+        self._windows.setdefault(partition_id, []).insert(0, window)
+
+    def add_blocks(self, extent: LeveledExtent, blocks: Sequence[BlockEntry]) -> None:
+        self._indexes[extent.key, extent.block_index_position] = blocks
+
+    def forget(self, partition_id: int) -> None:
+        """In the caches too."""
+        self._windows.pop(partition_id, None)
+        self._leveled.forget(partition_id)
+
+
+class Locator:
+    def __init__(self, *, index: LogIndex, leveled: LeveledExtents, blocks: BlockIndexes, catch_up: CatchUp) -> None:
+        self._index = index
+        self._leveled = leveled
+        self._blocks = blocks
+        self._catch_up = catch_up
+
+    def begin(self) -> Found:
+        return Found(self._leveled, self._blocks)
+
+    def plan(
+        self,
+        found: Found,
+        partition_id: int,
+        offset: int,
+        bytes_max: int,
+        resume: Resume | None,
+        *,
+        ranges_max: int | None = None,
+    ) -> PartitionPlan:
+        return plan_partition(self._index, found, partition_id, offset, bytes_max, resume, ranges_max=ranges_max)
+
+    async def locate(
+        self, found: Found, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
+    ) -> ErrorCode:
+        """Find all that a plan from `offset` on needs. Returns why the partition cannot be read now, or NONE."""
+        tries = 0
+        try:
+            while (missing := self.plan(found, partition_id, offset, bytes_max, resume).missing) is not None:
+                try:
+                    if isinstance(missing, MissingBlocks):
+                        found.add_blocks(missing.extent, await self._blocks.read(missing.extent))
+                        continue
+                    window = await self._leveled.look_up(partition_id, missing.offset)
+                    if window.extent_at(missing.offset) is not None:
+                        found.add(partition_id, window)
+                        continue
+                except ObjectNotFoundError as error:
+                    _log.info("a merged file is gone, looking again", key=error.key, partition_id=partition_id)
+                tries += 1
+                if tries == TRIES_MAX:
+                    _log.error("no live file holds an offset", partition_id=partition_id, missing=repr(missing))
+                    return ErrorCode.KAFKA_STORAGE_ERROR
+                found.forget(partition_id)
+                await self._catch_up()
+                log = self._index.partition(partition_id)
+                if log is not None and offset < log.start:
+                    return ErrorCode.OFFSET_OUT_OF_RANGE
+        except CorruptFileError as error:
+            _log.error("block index not readable", partition_id=partition_id, error=str(error))
+            return ErrorCode.CORRUPT_MESSAGE
+        except (MetadataUnavailableError, ObjectStoreError) as error:
+            _log.warning("merged files not looked up", partition_id=partition_id, error=str(error))
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        return ErrorCode.NONE
+
+    async def look_again(self, found: Found, partition_id: int, where: ReadRange) -> None:
+        """The object of `where` is gone: forget what led to it. Raises MetadataUnavailableError.
+
+        An L0 file is dropped only where a merged one has taken its place; if none has, it is missed, and its extent
+        stays, to be tried again and to say so.
+        """
+        found.forget(partition_id)
+        if where.is_merged:
+            return
+        await self._catch_up()
+        log = self._index.partition(partition_id)
+        extent = log.extent_at(where.from_offset) if log is not None else None
+        if extent is None or extent.file_id != where.file_id:
+            return
+        window = await self._leveled.look_up(partition_id, extent.base_offset)
+        if window.extent_at(extent.base_offset) is not None:
+            for _ in self._index.drop_files([where.file_id]):
+                pass  # one file: there is nothing to pause for
+            found.add(partition_id, window)

@@ -1,0 +1,65 @@
+"""The read path of one agent, put together: pools, look-ups, the reader of fetches, the search by timestamp."""
+
+from __future__ import annotations
+
+from agents.log_index import LogIndex
+from agents.read.ahead import ReadAhead
+from agents.read.blocks import BlockReader
+from agents.read.budget import ByteBudget
+from agents.read.cache import BlockCache
+from agents.read.leveled import BlockIndexes, LeveledExtents, LookUp, ttl_ms
+from agents.read.locate import CatchUp, Locator
+from agents.read.pools import Pools
+from agents.read.reader import Reader
+from agents.read.timestamps import TimestampSearch
+from siltstone.clock import Clock
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.objects import ObjectStore
+
+
+class ReadPath:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        index: LogIndex,
+        store: ObjectStore,
+        metadata: LookUp,
+        catch_up: CatchUp,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._metrics = metrics
+        self.hot_cache = BlockCache(settings.cache_hot_bytes, metrics.cache_bytes.labels(pool="hot").set)
+        cold_cache = BlockCache(settings.cache_cold_bytes, metrics.cache_bytes.labels(pool="cold").set)
+        self._hot = self._block_reader(self.hot_cache, "hot")
+        self._cold = self._block_reader(cold_cache, "cold")
+        self._leveled = LeveledExtents(metadata, clock, ttl_ms=ttl_ms(settings.gc_grace_ms))
+        blocks = BlockIndexes(self._cold)
+        pools = Pools(index=index, hot=self._hot, cold=self._cold, metrics=metrics)
+        self._ahead = ReadAhead(self._cold, clock, cache_bytes=settings.cache_cold_bytes)
+        self.reader = Reader(
+            locator=Locator(index=index, leveled=self._leveled, blocks=blocks, catch_up=catch_up),
+            pools=pools,
+            ahead=self._ahead,
+            budget=ByteBudget(settings.fetch_buffer_bytes_max),
+        )
+        self.timestamps = TimestampSearch(index=index, metadata=metadata, blocks=blocks, pools=pools, catch_up=catch_up)
+
+    async def close(self) -> None:
+        await self.reader.close()
+        await self._leveled.close()
+        for reader in (self._hot, self._cold):
+            await reader.close()
+
+    def _block_reader(self, cache: BlockCache, pool: str) -> BlockReader:
+        return BlockReader(
+            store=self._store,
+            cache=cache,
+            pool=pool,
+            concurrency=self._settings.read_concurrency,
+            metrics=self._metrics,
+        )

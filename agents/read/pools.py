@@ -1,0 +1,82 @@
+"""The bytes of ranges from the pool they belong to: the hot tail, or history.
+
+Files committed in the last HOT_MS before the newest one are the hot tail; older ones and merged ones have a cache, GET
+slots and a share of the budget of their own, so that a replay of old data, or a store that is down, neither evicts the
+tail nor takes its connections nor holds it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from agents.log_index import LogIndex
+from agents.read.blocks import BlockReader
+from agents.read.budget import Source
+from agents.read.plan import ReadRange
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from storage.objects import ObjectNotFoundError, ObjectStoreError
+
+_log = get_logger(__name__)
+
+HOT_MS = 60_000
+STORE_WAIT_MS_MAX = 15_000.0
+"""How long anybody waits for the store: below clients' `request.timeout.ms`, or they would take us for dead."""
+
+
+class Pools:
+    def __init__(self, *, index: LogIndex, hot: BlockReader, cold: BlockReader, metrics: Metrics) -> None:
+        self._index = index
+        self._hot = hot
+        self.cold = cold
+        self._metrics = metrics
+
+    def is_hot(self, where: ReadRange) -> bool:
+        return where.created_ms is not None and where.created_ms >= self._index.newest_file_ms - HOT_MS
+
+    def source(self, ranges: Iterable[ReadRange]) -> Source:
+        """Where the bytes are, the farthest of them."""
+        farthest = Source.MEMORY
+        for where in ranges:
+            place = (where.key, where.position, where.length)
+            if not self._hot.holds(*place):
+                if self.is_hot(where):
+                    farthest = max(farthest, Source.TAIL)
+                elif not self.cold.holds(*place):
+                    return Source.HISTORY
+        return farthest
+
+    def holds(self, where: ReadRange) -> bool:
+        return self.source([where]) is Source.MEMORY
+
+    def cached(self, where: ReadRange) -> memoryview | None:
+        """The bytes if they are in memory."""
+        view = self._hot.cached(where.key, where.position, where.length)
+        if view is None and not self.is_hot(where):
+            view = self.cold.cached(where.key, where.position, where.length)
+        if view is not None:
+            self._metrics.fetch_bytes_total.labels(source="memory").inc(where.length)
+        return view
+
+    async def stored(self, where: ReadRange) -> memoryview:
+        """The bytes, from the store unless they are in memory by now. Raises ObjectStoreError."""
+        reader = self._hot if self.is_hot(where) else self.cold
+        try:
+            async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
+                view = await reader.read(where.key, where.file_size_bytes, where.position, where.length)
+        except ObjectNotFoundError:
+            raise
+        except ObjectStoreError as error:
+            _log.error("object not readable", key=where.key, error=str(error))
+            raise
+        except TimeoutError:
+            _log.error("object not read in time", key=where.key, waited_ms=STORE_WAIT_MS_MAX)
+            raise ObjectStoreError(f"{where.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms") from None
+        self._metrics.fetch_bytes_total.labels(source="store").inc(where.length)
+        return view
+
+    async def bytes_of(self, where: ReadRange) -> memoryview:
+        """Raises ObjectStoreError."""
+        view = self.cached(where)
+        return view if view is not None else await self.stored(where)

@@ -1,0 +1,242 @@
+"""Inputs of merges, made fast: record batches of one shape by the million, in L1 files in a store.
+
+Every batch has the bytes of one template; keys, values, offsets and checksums are laid over it for thousands of batches
+at a time. Compressed batches are made of those one by one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.spec import GIB, MergeKind, MergeSpec, PartitionSpec
+from metadata.compaction import ClaimedJob, FileClass, InputPartition, JobState, LeveledExtent, MergeJob
+from metadata.service import WriterLease
+from siltstone.ids import SystemIds
+from storage.file_properties import FileProperties
+from storage.file_writer import FileWriter
+from storage.keys import file_key
+from storage.objects import ObjectStore
+from wire.batch import BATCH_HEADER_BYTES, BATCH_OVERHEAD_BYTES, CRC_COVERS_FROM, CRC_POSITION
+from wire.codecs import Codec, compress
+from wire.crc import crc32c
+from wire.kernels.batches import read_batches
+from wire.kernels.scan import scan_records
+from wire.records import NewRecord, build_batch
+
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+KEY_BYTES = 16
+BATCH_RECORDS = 100
+MADE_AT_ONCE = 256
+"""Batches."""
+LEASE = WriterLease(writer_id=9, epoch=0)
+PARTITION_ID = 1
+TOPIC_ID = uuid.UUID(int=7)
+
+Bytes = NDArray[np.uint8]
+Store = TypeVar("Store", bound=ObjectStore)
+
+
+def numbered_keys(numbers: NDArray[np.int64]) -> Bytes:
+    """[n, 16]: "key-" and twelve digits."""
+    keys = np.empty((len(numbers), KEY_BYTES), dtype=np.uint8)
+    keys[:, :4] = np.frombuffer(b"key-", dtype=np.uint8)
+    left = numbers.copy()
+    for at in range(KEY_BYTES - 1, 3, -1):
+        left, digit = np.divmod(left, 10)
+        keys[:, at] = digit + ord("0")
+    return keys
+
+
+def json_values(value_bytes: int, *, count: int = 4096, seed: int = 5) -> Bytes:
+    """[count, value_bytes]: objects with numbers and words; zstd makes about a third of 100 such in a batch."""
+    chance = np.random.default_rng(seed)
+    words = [b"pending", b"shipped", b"returned", b"delivered", b"Lisbon", b"Oslo", b"Krakow", b"Graz"]
+    rows = np.empty((count, value_bytes), dtype=np.uint8)
+    for row in rows:
+        value = b""
+        while len(value) < value_bytes:
+            a, b = (words[at] for at in chance.integers(0, len(words), 2))
+            value += b'{"id":%d,"state":"%s","city":"%s","cents":%d},' % (
+                chance.integers(0, 10**9),
+                a,
+                b,
+                chance.integers(0, 10**7),
+            )
+        row[:] = np.frombuffer(value, dtype=np.uint8, count=value_bytes)
+    return rows
+
+
+def stamped_batches(
+    keys: Bytes, values: Bytes, *, base_offset: int = 0, codec: Codec = Codec.NONE, batch_records: int = BATCH_RECORDS
+) -> Iterator[bytes]:
+    """Batches of `batch_records`, some at a time, as joined bytes: one record per row of `keys`, offsets dense.
+
+    `values` are taken in turn. Rows that do not fill a batch are left out.
+    """
+    template, key_positions, value_positions = _template(values.shape[1], batch_records)
+    batches = len(keys) // batch_records
+    for first in range(0, batches, MADE_AT_ONCE):
+        count = min(MADE_AT_ONCE, batches - first)
+        rows = np.arange(first * batch_records, (first + count) * batch_records).reshape(count, batch_records)
+        block = np.tile(template, (count, 1))
+        for record, (key_at, value_at) in enumerate(zip(key_positions, value_positions, strict=True)):
+            block[:, key_at : key_at + KEY_BYTES] = keys[rows[:, record]]
+            block[:, value_at : value_at + values.shape[1]] = values[rows[:, record] % len(values)]
+        block[:, :8] = (rows[:, :1] + base_offset).astype(">i8").view(np.uint8)
+        yield b"".join(_finished(batch, codec) for batch in block)
+
+
+def _template(value_bytes: int, batch_records: int) -> tuple[Bytes, Sequence[int], Sequence[int]]:
+    """(a batch, where its keys lie, where its values lie)."""
+    made = build_batch([NewRecord(NOW_MS + n, bytes(KEY_BYTES), bytes(value_bytes)) for n in range(batch_records)])
+    arena = np.frombuffer(made, dtype=np.uint8)
+    start, end, count = (np.array([n], dtype=np.int64) for n in (BATCH_HEADER_BYTES, len(made), batch_records))
+    columns = scan_records(arena, start, end, count)
+    headers_bytes = 1
+    return arena, columns.key_positions.tolist(), (columns.record_ends - headers_bytes - value_bytes).tolist()
+
+
+def _finished(batch: Bytes, codec: Codec) -> bytes:
+    """With what depends on all its bytes."""
+    if codec is not Codec.NONE:
+        payload = compress(codec, batch[BATCH_HEADER_BYTES:].data)
+        batch = np.concatenate((batch[:BATCH_HEADER_BYTES], np.frombuffer(payload, dtype=np.uint8)))
+        batch[8:12] = np.frombuffer((len(batch) - BATCH_OVERHEAD_BYTES).to_bytes(4, "big"), dtype=np.uint8)
+        batch[22] = codec
+    crc = crc32c(batch[CRC_COVERS_FROM:].data)
+    batch[CRC_POSITION : CRC_POSITION + 4] = np.frombuffer(crc.to_bytes(4, "big"), dtype=np.uint8)
+    return batch.tobytes()
+
+
+@dataclass
+class MergeInputFiles(Generic[Store]):
+    """One compacted partition in L1 files, an extent in each, and the claims over it."""
+
+    store: Store
+    extents: list[LeveledExtent] = field(default_factory=list[LeveledExtent])
+    next_offset: int = 0
+
+    async def add_file(self, batches: Iterator[bytes], *, level: int = 1) -> None:
+        """Batches that go on where the log ends."""
+        key = file_key(level=level, writer_id=1, epoch=1, file_uuid=SystemIds().uuid7(NOW_MS), created_ms=NOW_MS)
+        writer = FileWriter(self.store, key, level=level, created_ms=NOW_MS)
+        writer.start_extent(TOPIC_ID, 0)
+        first = self.next_offset
+        for data in batches:
+            table = read_batches(data, check_crc=False)
+            self.next_offset = int(table.last_offsets[-1]) + 1
+            await writer.write(data, table)
+        writer.end_extent(first, self.next_offset - 1)
+        properties = FileProperties(
+            job_id=1,
+            kind="level",
+            epoch=1,
+            level=level,
+            file_class=FileClass.COMPACTED.value,
+            inputs=(),
+            topics={},
+            created_ms=NOW_MS,
+            flagged={},
+        )
+        written = await writer.finish(properties)
+        (row,) = written.rows
+        number = len(self.extents) + 1
+        self.extents.append(
+            LeveledExtent(
+                number,
+                PARTITION_ID,
+                row.base_offset,
+                row.last_offset,
+                number,
+                key,
+                level,
+                written.size_bytes,
+                row.position,
+                row.length,
+                row.block_index_position,
+                row.block_index_length,
+                row.record_count,
+                row.crc32c,
+                row.min_timestamp_ms,
+                row.max_timestamp_ms,
+                True,
+                None,
+            )
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(extent.length for extent in self.extents)
+
+    def claim(self, *, passes: int = 1) -> ClaimedJob:
+        """A dedupe of all of it, from L1 to L2."""
+        end = self.next_offset
+        partition = PartitionSpec(
+            partition_id=PARTITION_ID,
+            log_start_offset=0,
+            last_stable_offset=end,
+            high_watermark=end,
+            first_uncleanable_offset=end,
+            whole_through_offset=end,
+            delete_horizon_ms=NOW_MS + DAY_MS,
+            passes=passes,
+        )
+        spec = MergeSpec(
+            kind=MergeKind.MERGE,
+            now_ms=NOW_MS,
+            limit_ms=DAY_MS,
+            level=2,
+            output_bytes=GIB,
+            dedupe=True,
+            extent_ids=tuple(extent.extent_id for extent in self.extents),
+            partitions={PARTITION_ID: partition},
+            input_bytes=self.bytes,
+        )
+        return ClaimedJob(
+            job=_job(spec),
+            now_ms=NOW_MS,
+            l0_files=(),
+            extents=tuple(self.extents),
+            partitions={
+                PARTITION_ID: InputPartition(
+                    partition_id=PARTITION_ID,
+                    topic_id=TOPIC_ID,
+                    topic_name="users",
+                    partition=0,
+                    configs={"cleanup.policy": "compact"},
+                    config_version=1,
+                    log_start_offset=0,
+                    last_stable_offset=end,
+                    high_watermark=end,
+                )
+            },
+        )
+
+
+def _job(spec: MergeSpec) -> MergeJob:
+    return MergeJob(
+        job_id=1,
+        kind=spec.kind.value,
+        state=JobState.RUNNING,
+        epoch=1,
+        spec=spec.to_json(),
+        holder=LEASE.writer_id,
+        attempts=1,
+        created_ms=NOW_MS,
+        started_ms=NOW_MS,
+        deadline_ms=NOW_MS + DAY_MS,
+        finished_ms=None,
+        lease_until_ms=NOW_MS + DAY_MS,
+        input_files=0,
+        input_bytes=spec.input_bytes,
+        progress={},
+        result={},
+        error="",
+    )

@@ -1,0 +1,150 @@
+"""A window of batches in chunks that kernels can walk: what is compressed unfolded, memory bounded.
+
+A chunk is some neighbouring batches and an *arena* that holds their payloads. Where none is compressed the arena is the
+window itself. Else the payloads are laid side by side in one, and cut so that a chunk holds about `CHUNK_BYTES`, or one
+batch, whatever a window of compressed batches unfolds to. What was unfolded is kept for the next pass while all that is
+kept is within a bound; the rest is unfolded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.batch import BATCH_HEADER_BYTES, CODEC_MASK
+from wire.codecs import Codec, CodecError, decompress
+from wire.crc import Body
+from wire.kernels.batches import BatchTable
+from wire.kernels.scan import CorruptPayloadError, KeyColumns, scan_records
+from wire.records import CorruptRecordError
+
+CHUNK_BYTES = 4 << 20
+CHUNK_RECORDS = 1 << 17
+"""Columns of a record take 41 bytes."""
+
+
+class CorruptRecordAtError(CorruptRecordError):
+    """A record that breaks a rule, and the batch it is in."""
+
+    def __init__(self, position: int, base_offset: int, record_index: int, message: str) -> None:
+        super().__init__(record_index, f"{message} (in the batch of base offset {base_offset} at position {position})")
+        self.position = position
+        """First byte of the batch in the window."""
+        self.base_offset = base_offset
+
+
+class CodecAtError(CodecError):
+    """A batch that does not unfold, or unfolds to more than is allowed."""
+
+    def __init__(self, position: int, base_offset: int, message: str) -> None:
+        super().__init__(f"{message} (the batch of base offset {base_offset} at position {position})")
+        self.position = position
+        """First byte of the batch in the window."""
+        self.base_offset = base_offset
+
+
+class Chunk(NamedTuple):
+    """Batches `first` to `stop` (exclusive) of a window's table."""
+
+    first: int
+    stop: int
+    arena: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    """Of the payloads in the arena."""
+    ends: NDArray[np.int64]
+
+    def of(self, table: BatchTable) -> BatchTable:
+        return BatchTable._make(column[self.first : self.stop] for column in table)
+
+    def columns(self, table: BatchTable) -> KeyColumns:
+        """The records; `table` is the window's. Raises CorruptRecordAtError."""
+        try:
+            return scan_records(self.arena, self.starts, self.ends, table.record_counts[self.first : self.stop])
+        except CorruptPayloadError as error:
+            message = error.message.removeprefix(f"record {error.record_index}: ")
+            raise corrupt_record(table, self.first + error.payload_index, error.record_index, message) from error
+
+
+def corrupt_record(table: BatchTable, batch: int, record_index: int, message: str) -> CorruptRecordAtError:
+    return CorruptRecordAtError(int(table.positions[batch]), int(table.base_offsets[batch]), record_index, message)
+
+
+class Payloads:
+    """The payloads of one partition, pass after pass."""
+
+    def __init__(self, *, kept_bytes_max: int, decompressed_bytes_max: int) -> None:
+        self._kept: dict[int, bytes] = {}
+        """By the batch's number in the partition."""
+        self._kept_bytes = 0
+        self._kept_bytes_max = kept_bytes_max
+        self._decompressed_bytes_max = decompressed_bytes_max
+
+    def chunks(self, data: Body, table: BatchTable, first_batch: int, *, last_pass: bool = False) -> Iterator[Chunk]:
+        """`first_batch`: the number of the window's first batch in the partition. Raises CodecAtError."""
+        if not (table.attributes & CODEC_MASK).any():
+            return self._plain(data, table)
+        return self._unfolded(data, table, first_batch, last_pass)
+
+    def _plain(self, data: Body, table: BatchTable) -> Iterator[Chunk]:
+        window = np.frombuffer(data, dtype=np.uint8)
+        ends = table.positions + table.sizes
+        starts = table.positions + BATCH_HEADER_BYTES
+        rows = np.cumsum(table.record_counts)
+        first, rows_before = 0, 0
+        while first < len(ends):
+            by_bytes = int(np.searchsorted(ends, int(table.positions[first]) + CHUNK_BYTES, side="right"))
+            by_rows = int(np.searchsorted(rows, rows_before + CHUNK_RECORDS, side="right"))
+            stop = max(first + 1, min(by_bytes, by_rows))
+            yield Chunk(first, stop, window, starts[first:stop], ends[first:stop])
+            first, rows_before = stop, int(rows[stop - 1])
+
+    def _unfolded(self, data: Body, table: BatchTable, first_batch: int, last_pass: bool) -> Iterator[Chunk]:
+        view = memoryview(data)
+        parts: list[Body] = []
+        first = chunk_bytes = records = 0
+        for index, (position, size, attributes, count) in enumerate(
+            zip(
+                table.positions.tolist(),
+                table.sizes.tolist(),
+                table.attributes.tolist(),
+                table.record_counts.tolist(),
+                strict=True,
+            )
+        ):
+            payload: Body = view[position + BATCH_HEADER_BYTES : position + size]
+            codec = Codec(attributes & CODEC_MASK)
+            if codec is not Codec.NONE and count:
+                payload = self._payload(codec, payload, first_batch + index, table, index, last_pass)
+            if parts and (chunk_bytes + len(payload) > CHUNK_BYTES or records + count > CHUNK_RECORDS):
+                yield _joined(first, parts)
+                parts, first, chunk_bytes, records = [], index, 0, 0
+            parts.append(payload)
+            chunk_bytes += len(payload)
+            records += count
+        if parts:
+            yield _joined(first, parts)
+
+    def _payload(
+        self, codec: Codec, payload: Body, number: int, table: BatchTable, index: int, last_pass: bool
+    ) -> bytes:
+        kept = self._kept.pop(number, None) if last_pass else self._kept.get(number)
+        if kept is not None:
+            return kept
+        try:
+            plain = decompress(codec, payload, bytes_max=self._decompressed_bytes_max)
+        except CodecError as error:
+            raise CodecAtError(int(table.positions[index]), int(table.base_offsets[index]), error.message) from error
+        if not last_pass and self._kept_bytes + len(plain) <= self._kept_bytes_max:
+            self._kept[number] = plain
+            self._kept_bytes += len(plain)
+        return plain
+
+
+def _joined(first: int, parts: list[Body]) -> Chunk:
+    ends = np.cumsum(np.fromiter((len(part) for part in parts), dtype=np.int64, count=len(parts)))
+    starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
+    arena = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
+    return Chunk(first, first + len(parts), arena, starts, ends)

@@ -1,0 +1,268 @@
+"""One compactor, put together: loops over the metadata store and the object store, under a leased identity.
+
+| loop | what | who |
+|---|---|---|
+| beat | keeps the lease | every compactor |
+| plan | view -> `plan_merges` -> jobs | the one with the duty "plan" |
+| level | runs jobs of L0 files, one at a time | every compactor |
+| merge | runs all other jobs, one at a time | every compactor |
+| retain | retention by time and size | the one with the duty "retain" |
+| sweep, orphans | the janitor | the one with the duty "sweep" |
+
+Two lanes, because leveling decides whether writers are held back, and a long merge must not stand in its way. Duties
+save double work and nothing rests on them: two planners make jobs of which the store takes one, two janitors delete the
+same dead files. A crash of a compactor leaves jobs whose leases run out, duties that end by themselves and objects that
+no row names.
+
+Stop, on SIGTERM: claim nothing more, stop the running merges at their next step and give them back, end the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+from compactor.execute import MergeEngine
+from compactor.janitor import Janitor
+from compactor.measures import show_jobs, show_nothing, show_view
+from compactor.memory_gate import MemoryGate
+from compactor.options import CURSOR_BYTES, plan_options
+from compactor.plan import new_job, plan_merges
+from compactor.retention import Retention
+from compactor.rounds import Rounds
+from compactor.spec import MergeKind
+from compactor.worker import Engine, Worker
+from metadata.compaction import JOB_BEAT_MS, InputsBusyError, JobState, Metadata
+from metadata.service import MetadataUnavailableError, WriterLease
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.objects import ObjectStore
+
+_log = get_logger(__name__)
+
+LEVEL_KINDS = (MergeKind.LEVEL.value,)
+MERGE_KINDS = tuple(kind.value for kind in MergeKind if kind is not MergeKind.LEVEL)
+DUTIES = ("plan", "retain", "sweep")
+DUTY_SLACK_MS = 10_000
+"""A duty outlasts the interval of its loop by this, so that it stays where it is while its holder lives."""
+JOBS_SHOWN_MS = 5_000
+JOBS_SHOWN_MAX = 1_000
+
+
+class Compactor:
+    """`store` and `metadata` are open and checked (cluster id) by the caller, who also closes them.
+
+    Args:
+        in_thread: run kernels in threads; a simulation with a loop of its own passes False.
+        engine: what runs merges, for a lease; the embedded engine unless given.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: ObjectStore,
+        metadata: Metadata,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+        host: str = "",
+        in_thread: bool = True,
+        engine: Callable[[WriterLease], Engine] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._host = host
+        self._in_thread = in_thread
+        self._engine = engine or self._embedded_engine
+        self._options = plan_options(settings)
+        self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
+        self.janitor = Janitor(
+            store=store,
+            metadata=metadata,
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            grace_ms=settings.gc_grace_ms,
+            orphan_age_ms=settings.orphan_age_ms,
+            orphan_refuse_files=settings.orphan_refuse_files,
+        )
+        self.retention = Retention(metadata=metadata, metrics=metrics)
+        self._lease: WriterLease | None = None
+        self._workers: Sequence[Worker] = ()
+        self._lanes: Sequence[Rounds] = ()
+        self._chores: Sequence[Rounds] = ()
+        self._jobs_shown_ms = float("-inf")
+        self.ready = False
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends with an exception when the process must halt (the metadata store went back in time)."""
+
+    @property
+    def node_id(self) -> int:
+        """Known once started; -1 before and after."""
+        return -1 if self._lease is None else self._lease.writer_id
+
+    async def start(self) -> None:
+        """Register and begin. Raises MetadataUnavailableError."""
+        settings = self._settings
+        lease = self._lease = await self._metadata.register_compactor(self._host)
+        plan = self._rounds("plan", self._plan, settings.compactor_plan_interval_ms, patient=True)
+        level, merge = (self._worker(lease, plan) for _ in range(2))
+        self._workers = (level, merge)
+        interval_ms = settings.compactor_plan_interval_ms
+        self._lanes = (
+            self._rounds("level", lambda: level.work(LEVEL_KINDS), interval_ms, patient=True, eager=True),
+            self._rounds("merge", lambda: merge.work(MERGE_KINDS), interval_ms, patient=True, eager=True),
+        )
+        self._chores = (
+            self._rounds("beat", self._beat, JOB_BEAT_MS),
+            plan,
+            self._rounds("retain", self._retain, settings.retention_check_interval_ms),
+            self._rounds("sweep", self._sweep, settings.janitor_interval_ms),
+            self._rounds("orphans", self._sweep_orphans, settings.orphan_check_interval_ms),
+        )
+        for each in (*self._chores, *self._lanes):
+            each.start()
+        self.ready = True
+        _log.info("compactor ready", node_id=lease.writer_id, pid=os.getpid())
+
+    async def stop(self) -> None:
+        """Give back what runs within `drain.timeout.ms`, then go. Twice is harmless."""
+        self.ready = False
+        lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        for worker in self._workers:
+            worker.stop()
+        for lane in self._lanes:
+            lane.end()
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                await asyncio.gather(*(lane.ended() for lane in self._lanes))
+        except TimeoutError:
+            _log.error("merges did not stop in time; their leases run out by themselves")
+        # chores may be cut anywhere; the beat goes last
+        await asyncio.gather(*(each.cancel() for each in (*self._lanes, *self._chores)))
+        try:
+            for duty in DUTIES:
+                await self._metadata.take_duty(duty, lease, ttl_ms=0)  # the next may have it at once
+            await self._metadata.unregister_compactor(lease)
+        except MetadataUnavailableError as error:
+            _log.warning("could not give the lease back; it ends by itself", error=str(error))
+
+    # ---- rounds
+    async def _beat(self) -> bool:
+        if self._lease is not None:
+            await self._metadata.beat_compactor(self._lease)
+        return True
+
+    async def _plan(self) -> bool:
+        """Returns whether a job was made."""
+        if not await self._has_duty("plan", self._settings.compactor_plan_interval_ms):
+            show_nothing(self._metrics)
+            return False
+        view = await self._metadata.compaction_view()
+        show_view(self._metrics, view)
+        created = 0
+        for spec in plan_merges(view, self._options):
+            try:
+                job_id = await self._metadata.create_job(new_job(spec))
+            except InputsBusyError:
+                continue  # planned from a view that is old by now
+            created += 1
+            _log.info("merge planned", job=job_id, kind=spec.kind.value, bytes=spec.input_bytes, reason=spec.reason)
+        for lane in self._lanes if created else ():
+            lane.wake()
+        await self._show_jobs()
+        return created > 0
+
+    async def _show_jobs(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._jobs_shown_ms >= JOBS_SHOWN_MS:
+            self._jobs_shown_ms = now_ms
+            live = (JobState.READY, JobState.RUNNING)
+            show_jobs(self._metrics, await self._metadata.jobs(states=live, limit=JOBS_SHOWN_MAX))
+
+    async def _retain(self) -> bool:
+        if not await self._has_duty("retain", self._settings.retention_check_interval_ms):
+            return False
+        applied = await self.retention.apply()
+        if applied.extents:
+            await self._metadata.notify()
+        return applied.extents > 0
+
+    async def _sweep(self) -> bool:
+        if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+            return False
+        return (await self.janitor.sweep()).deleted_files > 0
+
+    async def _sweep_orphans(self) -> bool:
+        if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+            return False
+        return (await self.janitor.sweep_orphans()).deleted > 0
+
+    async def _has_duty(self, name: str, interval_ms: int) -> bool:
+        if self._lease is None:
+            return False
+        ours = await self._metadata.take_duty(name, self._lease, ttl_ms=interval_ms + DUTY_SLACK_MS)
+        self._metrics.compactor_duty.labels(duty=name).set(ours)
+        return ours
+
+    # ---- parts
+    def _rounds(
+        self,
+        name: str,
+        body: Callable[[], Awaitable[bool]],
+        interval_ms: float,
+        *,
+        eager: bool = False,
+        patient: bool = False,
+    ) -> Rounds:
+        return Rounds(
+            name,
+            body,
+            interval_ms=interval_ms,
+            clock=self._clock,
+            ids=self._ids,
+            metrics=self._metrics,
+            on_fatal=self._fail,
+            eager=eager,
+            patient=patient,
+        )
+
+    def _worker(self, lease: WriterLease, plan: Rounds) -> Worker:
+        return Worker(
+            metadata=self._metadata,
+            engine=self._engine(lease),
+            lease=lease,
+            gate=self._gate,
+            clock=self._clock,
+            ids=self._ids,
+            metrics=self._metrics,
+            grace_ms=self._settings.gc_grace_ms,
+            keys_max=self._settings.dedupe_keys_max,
+            on_done=plan.wake,
+        )
+
+    def _embedded_engine(self, lease: WriterLease) -> Engine:
+        return MergeEngine(
+            store=self._store,
+            clock=self._clock,
+            ids=self._ids,
+            lease=lease,
+            keys_max=self._settings.dedupe_keys_max,
+            cursor_bytes=CURSOR_BYTES,
+            in_thread=self._in_thread,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)

@@ -1,0 +1,339 @@
+"""The bytes of a merge's inputs, each file read front to back, in few large requests.
+
+`plan_reads` (pure) decides all requests beforehand. Of a file only what a pass wants is read: stretches that touch are
+joined and divided into windows of 8 MiB; less, down to 1 MiB, when so many files are open at once that their windows
+would not fit the budget. A dead stretch ends a request. An L0 file is read whole when it is small or most of it is
+wanted. So a pass makes at most one request per file, one more per dead stretch, and one per 8 MiB.
+
+`Cursors` carries them out in the order in which they are needed: a window is requested when its first byte is, or some
+requests earlier while the budget lasts, is kept until its last byte was taken, and is read once. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from compactor.kway_merge import InputExtent, InputFile, MergeInputError
+from compactor.spec import MIB
+from storage.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
+from storage.objects import ObjectNotFoundError, ObjectStore
+
+WINDOW_BYTES = 8 * MIB
+WINDOW_BYTES_MIN = MIB
+READS_AHEAD = 4
+"""Requests on their way at once, beside the one that is waited for."""
+L0_READS_AHEAD = 16
+"""L0 files are small, and nearly all are needed from the first partition on."""
+SMALL_L0_BYTES = 256 * 1024
+"""Below this a request more costs more than the dead bytes it saves."""
+
+
+class Read(NamedTuple):
+    """One request: `length` bytes of a file from `start`."""
+
+    file_id: int
+    start: int
+    length: int
+    first_need: int
+    """Number of the extent, in merge order, that needs it first."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    reads: Sequence[Read]
+    """In the order in which they are needed."""
+    window_bytes: int
+    open_max: int
+    """Most files open at the same time."""
+
+
+class ByteSource(Protocol):
+    """Where a pass gets the bytes of its inputs."""
+
+    def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
+        """All bytes of one extent, in order. Extents are asked for in merge order, each at most once."""
+        ...
+
+    def at_hand(self, extent: InputExtent) -> memoryview | None:
+        """The same as one piece, where that needs no waiting; None = ask for `chunks`."""
+        ...
+
+
+def plan_reads(extents: Sequence[InputExtent], files: Mapping[int, InputFile], *, budget_bytes: int) -> ReadPlan:
+    """`extents`: what the pass wants, in merge order; in one file their positions rise with it."""
+    wanted: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    spans: dict[int, tuple[int, int]] = {}
+    for number, extent in enumerate(extents):
+        if extent.length:
+            wanted[extent.file_id].append((extent.position, extent.position + extent.length, number))
+            spans[extent.file_id] = (spans.get(extent.file_id, (number, number))[0], number)
+    leveled = {file_id: span for file_id, span in spans.items() if not files[file_id].is_l0}
+    open_max = _most_at_once(leveled.values())
+    window_bytes = max(min(budget_bytes // max(open_max, 1), WINDOW_BYTES), WINDOW_BYTES_MIN)
+    reads: list[Read] = []
+    for file_id, stretches in wanted.items():
+        file = files[file_id]
+        stretches.sort()
+        if file.is_l0:
+            reads += _l0_reads(file, stretches)
+        else:
+            reads += _windows(file_id, _joined(stretches), stretches, window_bytes)
+    reads.sort(key=lambda read: (read.first_need, read.file_id, read.start))
+    return ReadPlan(reads=tuple(reads), window_bytes=window_bytes, open_max=_most_at_once(spans.values()))
+
+
+def _joined(stretches: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Stretches that touch made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end, _ in stretches:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _windows(
+    file_id: int, runs: Sequence[tuple[int, int]], stretches: Sequence[tuple[int, int, int]], window_bytes: int
+) -> list[Read]:
+    """Each run divided into windows; who needs a window first is the first stretch that ends behind its start."""
+    reads: list[Read] = []
+    at = 0
+    for run_start, run_end in runs:
+        for start in range(run_start, run_end, window_bytes):
+            end = min(start + window_bytes, run_end)
+            while stretches[at][1] <= start:
+                at += 1
+            first_need = stretches[at][2]
+            ahead = at
+            while ahead < len(stretches) and stretches[ahead][0] < end:
+                first_need = min(first_need, stretches[ahead][2])
+                ahead += 1
+            reads.append(Read(file_id, start, end - start, first_need))
+    return reads
+
+
+def _l0_reads(file: InputFile, stretches: Sequence[tuple[int, int, int]]) -> list[Read]:
+    first_need = min(number for _, _, number in stretches)
+    runs = _joined(stretches)
+    live_bytes = sum(end - start for start, end in runs)
+    if file.size_bytes <= max(2 * live_bytes, SMALL_L0_BYTES):
+        return [Read(file.file_id, 0, file.size_bytes, first_need)]
+    return [Read(file.file_id, start, end - start, first_need) for start, end in runs]
+
+
+def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:
+    """How many of these inclusive spans share a number at most."""
+    edges: list[tuple[int, int]] = []
+    for first, last in spans:
+        edges += [(first, 1), (last + 1, -1)]
+    edges.sort()
+    most = now = 0
+    for _, change in edges:
+        now += change
+        most = max(most, now)
+    return most
+
+
+class Cursors:
+    """The windows of one pass. Extents are asked for in merge order (`skip_rest` passes some over); then `close`."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        extents: Sequence[InputExtent],
+        files: Mapping[int, InputFile],
+        *,
+        budget_bytes: int,
+    ) -> None:
+        """`budget_bytes` bounds what is held of L1 and L2 files; L0 files are held whole, their job is small."""
+        self.plan = plan_reads(extents, files, budget_bytes=budget_bytes)
+        self.requests = 0
+        self.bytes_read = 0
+        self._store = store
+        self._files = files
+        l0_bytes = sum(read.length for read in self.plan.reads if files[read.file_id].is_l0)
+        self._budget_bytes = max(budget_bytes, l0_bytes)
+        self._reads_ahead = L0_READS_AHEAD if l0_bytes else READS_AHEAD
+        self._held_bytes = 0
+        self._next = 0
+        """The first read that was not started."""
+        self._tasks: dict[int, asyncio.Task[bytes]] = {}
+        self._on_their_way = 0
+        self._closed = False
+        self._asked = (-1, -1)
+        """(partition, base offset) of the extent that was asked for last."""
+        self._numbers: dict[int, list[int]] = {}
+        """File id -> its reads by position, as numbers in the plan."""
+        self._starts: dict[int, list[int]] = {}
+        self._index_reads()
+        self._uses = [0] * len(self.plan.reads)
+        """Of each read: how many extents will still take from it."""
+        for extent in extents:
+            for number in self._reads_of(extent):
+                self._uses[number] += 1
+
+    async def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
+        """The extent's bytes, in order, one piece of each window it lies in. A piece lives while it is referenced.
+
+        Raises MergeInputError when the object is gone or ends too soon, and whatever else the store raises.
+        """
+        self._asked = (extent.partition_id, extent.base_offset)
+        left = self._reads_of(extent)
+        end = extent.position + extent.length
+        try:
+            while left:
+                read = self.plan.reads[left[0]]
+                data = memoryview(await self._data(left[0], extent))
+                piece = data[max(extent.position - read.start, 0) : min(end, read.end) - read.start]
+                del data
+                self._release(left.pop(0))
+                yield piece
+        finally:
+            for number in left:
+                self._release(number)
+
+    def at_hand(self, extent: InputExtent) -> memoryview | None:
+        numbers = self._reads_of(extent)
+        if len(numbers) != 1:
+            return None
+        task = self._tasks.get(numbers[0])
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        read, data = self.plan.reads[numbers[0]], task.result()
+        if len(data) < read.length:
+            return None
+        self._asked = (extent.partition_id, extent.base_offset)
+        self._release(numbers[0])
+        start = extent.position - read.start
+        return memoryview(data)[start : start + extent.length]
+
+    def skip_rest(self, extents: Sequence[InputExtent]) -> None:
+        """The pass does not want those of these extents that it has not asked for yet."""
+        for extent in extents:
+            if (extent.partition_id, extent.base_offset) > self._asked:
+                self._asked = (extent.partition_id, extent.base_offset)
+                for number in self._reads_of(extent):
+                    self._release(number)
+
+    async def close(self) -> None:
+        """Ends requests that are on their way. May be repeated."""
+        self._closed = True
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _index_reads(self) -> None:
+        by_place = sorted(range(len(self.plan.reads)), key=lambda number: self.plan.reads[number][:2])
+        for number in by_place:
+            read = self.plan.reads[number]
+            self._numbers.setdefault(read.file_id, []).append(number)
+            self._starts.setdefault(read.file_id, []).append(read.start)
+
+    def _reads_of(self, extent: InputExtent) -> list[int]:
+        """The reads an extent lies in, in order."""
+        if not extent.length:
+            return []
+        numbers, starts = self._numbers[extent.file_id], self._starts[extent.file_id]
+        first = bisect_right(starts, extent.position) - 1
+        end = bisect_left(starts, extent.position + extent.length)
+        return numbers[first:end]
+
+    async def _data(self, number: int, extent: InputExtent) -> bytes:
+        read = self.plan.reads[number]
+        if number not in self._tasks:
+            self._start(number)
+            self._start_ahead()
+        where = f"partition {extent.partition_id}, offset {extent.base_offset}"
+        try:
+            data = await self._tasks[number]
+        except ObjectNotFoundError as error:
+            raise MergeInputError(
+                f"{extent.key!r}, which holds {where}, is not in the object store",
+                file_ids=[extent.file_id],
+                remedy="`siltstone fsck` shows what is missing",
+            ) from error
+        if len(data) < read.length:
+            raise MergeInputError(
+                f"{extent.key!r}, which holds {where}, ends at byte {read.start + len(data)}, not behind {read.end}",
+                file_ids=[extent.file_id],
+                remedy="`siltstone fsck` shows what is damaged",
+            )
+        return data
+
+    def _start(self, number: int) -> None:
+        self._held_bytes += self.plan.reads[number].length
+        self._on_their_way += 1
+        task = self._tasks[number] = asyncio.create_task(self._fetch(self.plan.reads[number]))
+        task.add_done_callback(self._arrived)
+
+    def _arrived(self, task: asyncio.Task[bytes]) -> None:
+        self._on_their_way -= 1
+        if not task.cancelled() and task.exception() is None:
+            self._start_ahead()
+
+    def _start_ahead(self) -> None:
+        """Start what is needed next, as far as the budget and the number of requests allow."""
+        while not self._closed and self._next < len(self.plan.reads) and self._on_their_way <= self._reads_ahead:
+            if self._uses[self._next] and self._next not in self._tasks:
+                if self._held_bytes + self.plan.reads[self._next].length > self._budget_bytes:
+                    return
+                self._start(self._next)
+            self._next += 1
+
+    def _release(self, number: int) -> None:
+        """One extent is done with this read; with the last one its bytes go."""
+        self._uses[number] -= 1
+        if not self._uses[number]:
+            task = self._tasks.pop(number, None)
+            if task is not None:
+                self._held_bytes -= self.plan.reads[number].length
+                if not task.done():
+                    task.cancel()
+            self._start_ahead()
+
+    async def _fetch(self, read: Read) -> bytes:
+        file = self._files[read.file_id]
+        self.requests += 1
+        data = await self._store.get_range(file.key, read.start, read.length)
+        self.bytes_read += len(data)
+        if file.is_l0 and read.length == len(data) == file.size_bytes:
+            _check_format(file, data)
+        return data
+
+
+def _check_format(file: InputFile, data: bytes) -> None:
+    """Refuse an L0 file of a format we do not know. Its index is not looked at, and its trailer may be damaged: what
+    the commit returned is the truth about what it holds, and each batch has a CRC. Raises MergeInputError."""
+    try:
+        read_trailer(memoryview(data)[-TRAILER_BYTES:], len(data))
+    except UnknownFormatError as error:
+        raise MergeInputError(f"{file.key!r}: {error.message}", file_ids=[file.file_id], remedy=error.remedy) from error
+    except CorruptFileError:
+        return
+
+
+class KeptBytes:
+    """Inputs that lie in memory between the passes over them."""
+
+    def __init__(self, kept: Mapping[tuple[int, int], bytes]) -> None:
+        """By `InputExtent.place`."""
+        self._kept = kept
+
+    async def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
+        if extent.length:
+            yield memoryview(self._kept[extent.place])
+
+    def at_hand(self, extent: InputExtent) -> memoryview | None:
+        return memoryview(self._kept[extent.place])

@@ -1,0 +1,269 @@
+"""How dirty a compacted partition is, how far a pass from its log start would reach, and why one is due. Pure.
+
+Offsets divide a compacted partition like this (each named offset is exclusive; the rules are those of Kafka's
+LogCleanerManager):
+
+    log start ... cleaned-through ... first uncleanable ... high watermark
+    |---- clean ----||----- dirty ------||------- head -------|
+
+*Dirty* are the bytes between cleaned-through and the first uncleanable offset, in L1 and up: what lies in L0 has no
+offsets in it yet and is not counted. An extent that lies across a border counts on both sides by its share of offsets.
+
+The planner (`compactor/plan_forced.py`) and everything that explains compaction to people judge by these functions, so
+that what is shown is what will be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from operator import itemgetter
+
+from compactor.spec import MIB, PlanOptions
+from metadata.compaction import LeveledExtent, PartitionView
+from metadata.topic_configs import TOPIC_CONFIGS, as_float, as_int
+
+NOTHING_BUSY: frozenset[int] = frozenset()
+_BASE_OFFSET = itemgetter(LeveledExtent._fields.index("base_offset"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dirtiness:
+    """Of one compacted partition at one instant. Offsets are exclusive ends, sizes bytes of L1 and L2 extents."""
+
+    cleaned_through_offset: int
+    """Never below the log start."""
+    first_uncleanable_offset: int
+    """From here on nothing may be deduped; never below `cleaned_through_offset`."""
+    held_by_lag: bool
+    """It is `min.compaction.lag.ms` that sets the first uncleanable offset, not the last stable offset."""
+    leveled_through_offset: int
+    """End of the unbroken stretch of L1 and L2 extents from the log start; from here on there is L0."""
+    clean_bytes: int
+    dirty_bytes: int
+    head_bytes: int
+    """In L1 and L2, at or above the first uncleanable offset."""
+    earliest_dirty_ms: int | None
+    """The smallest record timestamp that the extents above cleaned-through know of; None = no dirty extent has one."""
+    ratio_min: float
+    """The topic's `min.cleanable.dirty.ratio`."""
+    lag_ms_max: int
+    """The topic's `max.compaction.lag.ms`."""
+
+    @property
+    def ratio(self) -> float:
+        """Dirty bytes of those that are clean or dirty; 0.0 of an empty log."""
+        whole = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / whole if whole else 0.0
+
+    @property
+    def is_over_ratio(self) -> bool:
+        """Strictly, as in Kafka: a ratio of 0 asks for a pass whenever anything is dirty."""
+        return self.ratio > self.ratio_min
+
+    def is_over_lag(self, now_ms: int) -> bool:
+        """Past `max.compaction.lag.ms`, and a pass could help."""
+        return (
+            self.dirty_bytes > 0
+            and self.earliest_dirty_ms is not None
+            and now_ms - self.earliest_dirty_ms > self.lag_ms_max
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """A pass over a partition alone is due."""
+
+    requested: bool
+    """Somebody asked for it."""
+    because: str
+    """For people; goes on from "is due: "."""
+
+
+def config_int(partition: PartitionView, name: str) -> int:
+    """A topic config in force. Raises InvalidConfigError when what is stored is no whole number."""
+    return as_int({name: partition.configs.get(name, TOPIC_CONFIGS[name].default)}, name)
+
+
+def config_float(partition: PartitionView, name: str) -> float:
+    """A topic config in force. Raises InvalidConfigError when what is stored is no number."""
+    return as_float({name: partition.configs.get(name, TOPIC_CONFIGS[name].default)}, name)
+
+
+def in_offset_order(partition: PartitionView) -> Sequence[LeveledExtent]:
+    """The extents that hold something at or above the log start."""
+    start = partition.log_start_offset
+    live = [each for each in partition.extents if each.last_offset >= start]
+    live.sort(key=_BASE_OFFSET)  # they come in order; nothing rests on it
+    return live
+
+
+def unbroken_stretch(
+    partition: PartitionView,
+    *,
+    blocked: AbstractSet[int] = NOTHING_BUSY,
+    blocked_files: AbstractSet[int] = NOTHING_BUSY,
+) -> Sequence[LeveledExtent]:
+    """The extents from the log start on that touch each other, up to the first gap (L0) or blocked one.
+
+    `blocked` are extent ids, `blocked_files` file ids. Live extents cover every offset from the log start to the high
+    watermark, so where L1 and L2 end or break off, there is L0.
+    """
+    stretch: list[LeveledExtent] = []
+    reached = partition.log_start_offset
+    for extent in in_offset_order(partition):
+        if extent.base_offset > reached or extent.extent_id in blocked or extent.file_id in blocked_files:
+            break
+        stretch.append(extent)
+        reached = extent.last_offset + 1
+    return stretch
+
+
+def stretch_end(partition: PartitionView, stretch: Sequence[LeveledExtent]) -> int:
+    """Exclusive; the log start when the stretch is empty."""
+    return stretch[-1].last_offset + 1 if stretch else partition.log_start_offset
+
+
+def measure(partition: PartitionView, *, now_ms: int) -> Dirtiness:
+    """Raises InvalidConfigError when a stored topic config cannot be read."""
+    extents = in_offset_order(partition)
+    cleaned_through = max(partition.cleaned_through_offset, partition.log_start_offset)
+    uncleanable, held_by_lag = _first_uncleanable(partition, extents, cleaned_through, now_ms)
+    clean, cleanable, whole = 0, 0, 0
+    for each in extents:
+        whole += each.length
+        if each.last_offset < cleaned_through:
+            clean += each.length
+            cleanable += each.length
+        else:
+            clean += _bytes_below(each, cleaned_through)
+            cleanable += _bytes_below(each, uncleanable)
+    return Dirtiness(
+        cleaned_through_offset=cleaned_through,
+        first_uncleanable_offset=uncleanable,
+        held_by_lag=held_by_lag,
+        leveled_through_offset=stretch_end(partition, unbroken_stretch(partition)),
+        clean_bytes=clean,
+        dirty_bytes=cleanable - clean,
+        head_bytes=whole - cleanable,
+        earliest_dirty_ms=_earliest_ms(each for each in extents if each.last_offset >= cleaned_through),
+        ratio_min=config_float(partition, "min.cleanable.dirty.ratio"),
+        lag_ms_max=config_int(partition, "max.compaction.lag.ms"),
+    )
+
+
+def _first_uncleanable(
+    partition: PartitionView, extents: Sequence[LeveledExtent], cleaned_through: int, now_ms: int
+) -> tuple[int, bool]:
+    """The offset, and whether `min.compaction.lag.ms` sets it."""
+    bound = min(partition.last_stable_offset, partition.high_watermark)
+    lag_ms = config_int(partition, "min.compaction.lag.ms")
+    if lag_ms > 0:
+        for extent in extents:
+            if extent.last_offset >= cleaned_through and extent.max_timestamp_ms > now_ms - lag_ms:
+                if extent.base_offset < bound:
+                    return max(cleaned_through, extent.base_offset), True
+                break
+    return max(cleaned_through, bound), False
+
+
+def _bytes_below(extent: LeveledExtent, offset: int) -> int:
+    if offset > extent.last_offset:
+        return extent.length
+    if offset <= extent.base_offset:
+        return 0
+    return extent.length * (offset - extent.base_offset) // (extent.last_offset + 1 - extent.base_offset)
+
+
+def _earliest_ms(extents: Iterable[LeveledExtent]) -> int | None:
+    """Extents whose batches were all emptied know no timestamp."""
+    known = (
+        each.min_timestamp_ms if each.min_timestamp_ms > 0 else each.max_timestamp_ms
+        for each in extents
+        if each.max_timestamp_ms > 0
+    )
+    return min(known, default=None)
+
+
+def due(
+    partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, *, now_ms: int, reached_offset: int
+) -> Due | None:
+    """Whether to take this partition alone now, when a pass reads from the log start to `reached_offset` (exclusive).
+
+    Whoever asks is served first and waits for neither dirtiness nor the forced interval. A pass that could clean
+    nothing is never due.
+    """
+    asked = _due_as_asked(partition, dirtiness, options, now_ms, reached_offset)
+    if asked is not None:
+        return asked
+    if min(reached_offset, dirtiness.first_uncleanable_offset) <= dirtiness.cleaned_through_offset:
+        return None
+    if not _is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
+        return None
+    because = _dirty_because(partition, dirtiness, options, now_ms, reached_offset)
+    return Due(requested=False, because=because) if because else None
+
+
+def due_reason(
+    partition: PartitionView,
+    dirtiness: Dirtiness,
+    options: PlanOptions,
+    *,
+    now_ms: int,
+    busy: AbstractSet[int] = NOTHING_BUSY,
+) -> str:
+    """As `due`, for people: empty when no pass is due. `busy` are ids of extents that a live job holds."""
+    reached = stretch_end(partition, unbroken_stretch(partition, blocked=busy))
+    found = due(partition, dirtiness, options, now_ms=now_ms, reached_offset=reached)
+    return found.because if found is not None else ""
+
+
+def _due_as_asked(
+    partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, now_ms: int, reached_offset: int
+) -> Due | None:
+    requested = partition.requested_through_offset
+    if requested is None or requested <= partition.log_start_offset:
+        return None  # what was asked for is deleted since
+    if not _is_over(partition.last_forced_ms, options.requested_interval_ms, now_ms):
+        return None
+    cleaned_through = dirtiness.cleaned_through_offset
+    target = min(requested, dirtiness.first_uncleanable_offset)
+    if cleaned_through >= target and cleaned_through < requested:
+        return None  # nothing more may be cleaned: a transaction is open, or the records are too young
+    if reached_offset >= target:
+        return Due(requested=True, because="compaction was asked for")
+    # Something lies in the way. L0 is leveled at once when somebody asks, so wait for that: a pass now would be done
+    # again. Anything else may take hours: go as far as it gets, but not over and over.
+    if (
+        dirtiness.leveled_through_offset >= target
+        and reached_offset > cleaned_through
+        and _is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms)
+    ):
+        return Due(requested=True, because=f"compaction was asked for; for now up to offset {reached_offset}")
+    return None
+
+
+def _dirty_because(
+    partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, now_ms: int, reached_offset: int
+) -> str:
+    """Empty: it is not dirty enough. For a pass that is possible and allowed."""
+    if dirtiness.is_over_lag(now_ms):
+        return "past max.compaction.lag.ms"
+    if partition.passes_needed > 1 and dirtiness.dirty_bytes:
+        return f"its keys overflowed the dedupe buffer, {partition.passes_needed} passes are needed"
+    if not dirtiness.is_over_ratio:
+        return ""
+    over = f"dirty ratio {dirtiness.ratio:.2f} over {dirtiness.ratio_min:.2f}"
+    through = min(reached_offset, dirtiness.first_uncleanable_offset)
+    in_reach = sum(_bytes_below(each, through) for each in in_offset_order(partition)) - dirtiness.clean_bytes
+    if in_reach >= options.forced_dirty_bytes_min:  # what lies behind a gap is not worth a pass yet
+        return f"{over}, {in_reach // MIB} MiB dirty"
+    since_ms = partition.last_cleaned_ms if partition.last_cleaned_ms is not None else dirtiness.earliest_dirty_ms
+    if _is_over(since_ms, options.forced_dirty_wait_ms, now_ms):
+        return f"{over} for {options.forced_dirty_wait_ms // 1000} s"
+    return ""
+
+
+def _is_over(since_ms: int | None, wait_ms: int, now_ms: int) -> bool:
+    return since_ms is None or now_ms - since_ms >= wait_ms

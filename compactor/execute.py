@@ -1,0 +1,269 @@
+"""Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. It does not commit.
+
+Order: inputs in merge order (`compactor/kway_merge.py`) -> per partition the windows of its inputs
+(`compactor/windows.py`) -> copied or deduped (`compactor/partition_merge.py`) -> cut into extents and files
+(`compactor/outputs.py`). The result is a `CommitMerge`, which the caller hands to the metadata store. Whatever ends a
+run early, a crash apart, aborts the uploads that are open; files completed by then, and after a crash all of them, are
+orphans that no metadata names. So a run may be ended anywhere and made again.
+
+Bytes that are found corrupt never end a merge: their extent is copied as it is, flagged, and the rest goes on. Where
+that is found only after parts of the extent were written, the run begins anew with the extent flagged.
+
+Memory: L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, made once and lent to one partition after
+the other; a partition of up to 64 MiB between its passes; parts on their way out (24 MiB for each class).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.cursors import Cursors
+from compactor.dedupe_buffer import DedupeBuffer
+from compactor.kway_merge import MergeInputError as MergeInputError
+from compactor.kway_merge import MergeInputs, PartitionInputs, order_inputs
+from compactor.outputs import ClassFiles, JobFacts, PartitionOutput
+from compactor.partition_merge import (
+    KEPT_BYTES_MAX,
+    MergeContext,
+    MergeTotals,
+    PartitionDedupe,
+    copy_partition,
+)
+from compactor.segments import joined_ranges
+from compactor.spec import MIB, MergeSpec
+from compactor.windows import Flags, KernelCaller, LateCorruptionError
+from metadata.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
+from metadata.service import WriterLease
+from siltstone.clock import Clock
+from siltstone.errors import BugError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from storage.objects import ObjectStore
+
+_log = get_logger(__name__)
+
+
+class Progress(NamedTuple):
+    """How far a merge is, after a window."""
+
+    fraction: float
+    """Of the bytes of all passes that are planned, 0 to 1. Deep passes may turn out to be more."""
+    step: str
+    """For people."""
+    bytes_done: int
+    bytes_planned: int
+
+
+def _ignore_progress(_: Progress) -> None: ...
+
+
+def _never_stop() -> None: ...
+
+
+class MergeEngine:
+    """Runs merges in this process; several at once share one dedupe buffer, a partition at a time."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        clock: Clock,
+        ids: IdSource,
+        lease: WriterLease,
+        keys_max: int = DEDUPE_KEYS_MAX,
+        cursor_bytes: int = 256 * MIB,
+        in_thread: bool = True,
+        kept_bytes_max: int = KEPT_BYTES_MAX,
+    ) -> None:
+        """`in_thread` runs kernel calls on threads; the simulation wants all on the loop."""
+        self.store = store
+        self.clock = clock
+        self.ids = ids
+        self.lease = lease
+        self.keys_max = keys_max
+        self.cursor_bytes = cursor_bytes
+        self.kept_bytes_max = kept_bytes_max
+        self.kernels = KernelCaller(in_thread=in_thread)
+        self.buffer_lock = asyncio.Lock()
+        self._buffer: DedupeBuffer | None = None
+
+    @property
+    def buffer(self) -> DedupeBuffer:
+        """Only to be used under `buffer_lock`."""
+        if self._buffer is None:
+            self._buffer = DedupeBuffer(self.keys_max)
+        return self._buffer
+
+    async def run(
+        self,
+        claimed: ClaimedJob,
+        *,
+        progress: Callable[[Progress], None] = _ignore_progress,
+        keep_going: Callable[[], None] = _never_stop,
+    ) -> CommitMerge:
+        """What to commit. `keep_going` is called at least once per window and may raise to stop the merge.
+
+        Raises MergeInputError for inputs that are not as the metadata says, SpecError for a spec of another release,
+        StoreUnavailableError, PutInDoubtError and StoreFullError (try again later), and what `keep_going` raises.
+        Nothing of it may be committed then.
+        """
+        spec = MergeSpec.from_json(claimed.job.spec)
+        inputs = await self.kernels.call(_planning_bytes(claimed), order_inputs, claimed, spec)
+        flags: Flags = {
+            extent.place: extent.flagged_reason
+            for partition in inputs.partitions
+            for extent in partition.extents
+            if extent.flagged_reason is not None
+        }
+        while True:
+            known = frozenset(flags)
+            run = _Run(self, claimed, spec, inputs, flags, progress, keep_going)
+            try:
+                return await run.merge()
+            except LateCorruptionError as error:
+                if error.extent.place in known:
+                    raise BugError(f"a flagged extent was read: {error.message}") from error
+                _log.warning("a merge begins anew", job=claimed.job.job_id, reason=error.message)
+                flags[error.extent.place] = error.reason
+
+
+class _Run:
+    """One try at a merge."""
+
+    def __init__(
+        self,
+        engine: MergeEngine,
+        claimed: ClaimedJob,
+        spec: MergeSpec,
+        inputs: MergeInputs,
+        flags: Flags,
+        progress: Callable[[Progress], None],
+        keep_going: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._claimed = claimed
+        self._spec = spec
+        self._inputs = inputs
+        self._progress = progress
+        self._keep_going = keep_going
+        self._totals = MergeTotals()
+        self._bytes_done = 0
+        self._bytes_planned = sum(self._passes(each) * each.input_bytes for each in inputs.partitions)
+        job = claimed.job
+        facts = JobFacts(
+            job_id=job.job_id,
+            epoch=job.epoch,
+            kind=spec.kind.value,
+            level=spec.level,
+            output_bytes=spec.output_bytes,
+            inputs=[(file.file_id, file.key) for file in inputs.files.values()],
+        )
+        self._outputs = {
+            file_class: ClassFiles(engine.store, engine.clock, engine.ids, engine.lease, facts, file_class)
+            for file_class in FileClass
+        }
+        twice = [each for each in inputs.partitions if self._is_read_twice(each)]
+        everything = [extent for each in inputs.partitions for extent in each.extents]
+        # Where the rewrite of large partitions reads for itself, scan and rewrite have 3/8 each, further passes 1/4.
+        shares = (3, 8) if twice else (1, 1)
+        budget_bytes = engine.cursor_bytes * shares[0] // shares[1]
+        self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes)
+        again = [extent for each in twice for extent in each.extents]
+        self._second = Cursors(engine.store, again, inputs.files, budget_bytes=budget_bytes)
+        self._context = MergeContext(
+            store=engine.store,
+            files=inputs.files,
+            kernels=engine.kernels,
+            flags=flags,
+            totals=self._totals,
+            steps=self._step,
+            now_ms=spec.now_ms,
+            waited_ms=max(claimed.now_ms - spec.now_ms, 0),
+            extra_bytes=engine.cursor_bytes // 4,
+        )
+
+    async def merge(self) -> CommitMerge:
+        cleaned: list[CleanedPartition] = []
+        try:
+            self._keep_going()
+            for inputs in self._inputs.partitions:
+                done = await self._merge_partition(inputs)
+                if done is not None:
+                    cleaned.append(done)
+            for files in self._outputs.values():
+                self._keep_going()
+                await files.finish()
+        finally:
+            await self._first.close()
+            await self._second.close()
+            for files in self._outputs.values():
+                await files.abort()
+        self._totals.gets += self._first.requests + self._second.requests
+        outputs = [file for files in self._outputs.values() for file in files.finished]
+        return CommitMerge(
+            job_id=self._claimed.job.job_id,
+            epoch=self._claimed.job.epoch,
+            outputs=tuple(outputs),
+            covered={
+                each.partition.partition_id: joined_ranges([(one.base_offset, one.last_offset) for one in each.extents])
+                for each in self._inputs.partitions
+            },
+            cleaned=tuple(cleaned),
+            summary=self._summary(),
+        )
+
+    async def _merge_partition(self, inputs: PartitionInputs) -> CleanedPartition | None:
+        output = PartitionOutput(self._outputs[inputs.file_class], inputs)
+        cleaned: CleanedPartition | None = None
+        if inputs.dedupe:
+            async with self._engine.buffer_lock:
+                spec = self._spec.partitions[inputs.partition.partition_id]
+                dedupe = PartitionDedupe(self._context, inputs, spec, self._engine.buffer, self._engine.keys_max)
+                second = self._second if self._is_read_twice(inputs) else None
+                cleaned = await dedupe.run(self._first, second, output)
+        else:
+            await copy_partition(self._context, inputs, self._first, output)
+        self._totals.bytes_in += inputs.input_bytes
+        self._totals.bytes_out += output.bytes
+        self._totals.records_out += output.records
+        return cleaned
+
+    def _is_read_twice(self, inputs: PartitionInputs) -> bool:
+        return inputs.dedupe and inputs.input_bytes >= self._engine.kept_bytes_max
+
+    def _passes(self, inputs: PartitionInputs) -> int:
+        return 1 + self._spec.partitions[inputs.partition.partition_id].passes if inputs.dedupe else 1
+
+    def _step(self, doing: str, size_bytes: int) -> None:
+        self._keep_going()
+        self._bytes_done += size_bytes
+        fraction = min(self._bytes_done / max(self._bytes_planned, 1), 1.0)
+        self._progress(Progress(fraction, doing, self._bytes_done, self._bytes_planned))
+
+    def _summary(self) -> Mapping[str, Any]:
+        totals = self._totals
+        return {
+            "records_in": totals.records_in,
+            "records_out": totals.records_out,
+            "bytes_in": totals.bytes_in,
+            "bytes_out": totals.bytes_out,
+            "tombstones_kept": totals.tombstones_kept,
+            "tombstones_dropped": totals.tombstones_dropped,
+            "keyless_dropped": totals.keyless_dropped,
+            "keys": totals.keys,
+            "partition_keys_max": totals.partition_keys_max,
+            "clears": totals.clears,
+            "passes": totals.passes,
+            "gets": totals.gets,
+            "flagged_extents": totals.flagged_extents,
+            "deduped_partitions": totals.deduped_partitions,
+            "outputs": sum(len(files.finished) for files in self._outputs.values()),
+        }
+
+
+def _planning_bytes(claimed: ClaimedJob) -> int:
+    """How much there is to look at before the merge begins."""
+    return sum(len(file.index) for file in claimed.l0_files) + 100 * len(claimed.extents)

@@ -1,0 +1,244 @@
+"""The only code that deletes objects.
+
+`sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
+
+1. dead files that are past their grace, that no pin protects and no live job reads: the object first, then its row, and
+   only for keys whose deletion the store confirmed. A crash between leaves a dead row without its object; the next
+   sweep deletes the absent object again, which counts as done. A key that fails stays dead and is tried again.
+2. uploads that were begun and never ended;
+3. rows of deleted and aborted files that are older than any commit that may still come.
+
+`sweep_orphans` lists the store and deletes what `compactor/orphans.py` calls forgotten: the key is aborted first (from
+then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an object, which the
+next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing (`TooManyOrphansError`,
+`ClocksApartError`): what looks forgotten is then more likely the fault of a database that was restored or mistaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compactor.orphans import (
+    HARD_BOUND_MS,
+    Candidate,
+    Judged,
+    Not,
+    candidate,
+    clocks_agree,
+    judge,
+    orphans_allowed,
+)
+from metadata.compaction import DeadFile, Metadata
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from storage.keys import LEVEL_PREFIXES, PROBE_PREFIX
+from storage.objects import ObjectStore, ObjectStoreError
+from wire.crc import crc32c
+
+_log = get_logger(__name__)
+
+BATCH = 1_000
+"""Keys in one delete request (S3's limit) and in one question to the metadata."""
+ROWS_KEPT_MS = 24 * 3600 * 1000
+MULTIPART_AGE_MS = 24 * 3600 * 1000
+FAILURES_SHOWN = 3
+
+
+class TooManyOrphansError(SiltstoneError):
+    """So much of the store is not known to the metadata that the metadata is the likelier culprit."""
+
+
+class ClocksApartError(SiltstoneError):
+    """The object store and the metadata store disagree about the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    deleted_files: int
+    deleted_bytes: int
+    failed: int
+    """Objects that the store did not delete."""
+    aborted_uploads: int
+    forgotten_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptOrphans:
+    listed: int
+    foreign: int
+    """Objects whose keys are not ours."""
+    orphans: int
+    spared: int
+    deleted: int
+
+
+class Janitor:
+    """Metadata and store are open and belong together; the caller has checked the cluster id."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        metadata: Metadata,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+        grace_ms: int,
+        orphan_age_ms: int,
+        orphan_refuse_files: int = 0,
+        orphan_bound_ms: int = HARD_BOUND_MS,
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._grace_ms = grace_ms
+        self._orphan_age_ms = orphan_age_ms
+        self._orphan_refuse_files = orphan_refuse_files
+        self._orphan_bound_ms = orphan_bound_ms
+
+    # ---- what is known to be dead
+    async def sweep(self) -> Swept:
+        """Raises what the stores raise when they are away; what was deleted until then stays deleted."""
+        files, size_bytes, failed = await self._delete_dead()
+        now_ms = await self._metadata.now_ms()
+        uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
+        self._metrics.multiparts_aborted_total.inc(uploads)
+        rows = await self._metadata.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
+        await self._measure()
+        if files or failed or uploads:
+            _log.info("swept", files=files, bytes=size_bytes, failed=failed, uploads=uploads)
+        return Swept(
+            deleted_files=files, deleted_bytes=size_bytes, failed=failed, aborted_uploads=uploads, forgotten_rows=rows
+        )
+
+    async def _delete_dead(self) -> tuple[int, int, int]:
+        """Returns files deleted, their bytes, and how many objects the store did not delete."""
+        files = size_bytes = 0
+        failed: set[int] = set()
+        while True:
+            # those that failed come again, for they are the oldest: ask for as many more
+            dead = await self._metadata.dead_files(grace_ms=self._grace_ms, limit=BATCH + len(failed))
+            batch = [each for each in dead if each.file_id not in failed][:BATCH]
+            if not batch:
+                return files, size_bytes, len(failed)
+            gone = await self._delete(batch)
+            await self._metadata.files_deleted([each.file_id for each in gone])
+            files += len(gone)
+            size_bytes += sum(each.size_bytes for each in gone)
+            self._metrics.deleted_files_total.inc(len(gone))
+            self._metrics.deleted_bytes_total.inc(sum(each.size_bytes for each in gone))
+            failed |= {each.file_id for each in batch} - {each.file_id for each in gone}
+
+    async def _delete(self, batch: Sequence[DeadFile]) -> Sequence[DeadFile]:
+        """Those of the batch that the store says are gone."""
+        gone = await self._delete_keys([each.key for each in batch])
+        return [each for each in batch if each.key in gone]
+
+    async def _delete_keys(self, keys: Sequence[str]) -> frozenset[str]:
+        deleted = await self._store.delete_many(keys)
+        if deleted.failed:
+            self._metrics.delete_failures_total.inc(len(deleted.failed))
+            shown = dict(list(deleted.failed.items())[:FAILURES_SHOWN])
+            _log.warning("objects not deleted", count=len(deleted.failed), some=shown)
+        return frozenset(deleted.keys) - deleted.failed.keys()
+
+    async def _measure(self) -> None:
+        waiting = await self._metadata.dead_files(grace_ms=0, limit=100 * BATCH)
+        self._metrics.dead_files_waiting.set(len(waiting))
+        self._metrics.dead_bytes_waiting.set(sum(each.size_bytes for each in waiting))
+
+    # ---- what nothing refers to
+    async def sweep_orphans(self) -> SweptOrphans:
+        """Raises TooManyOrphansError and ClocksApartError, having deleted nothing, and what the stores raise."""
+        try:
+            found = await self._find_orphans()
+        except (TooManyOrphansError, ClocksApartError):
+            self._metrics.orphans_refused.set(1)
+            raise
+        listed, foreign, judged = found
+        self._metrics.orphans_refused.set(0)
+        self._metrics.orphans_spared.set(len(judged.spared))
+        self._metrics.foreign_objects.set(foreign)
+        deleted = await self._delete_orphans(judged.orphans)
+        self._metrics.orphans.set(len(judged.orphans) - deleted)
+        if judged.orphans or foreign:
+            _log.info("orphans swept", listed=listed, orphans=len(judged.orphans), deleted=deleted, foreign=foreign)
+        return SweptOrphans(
+            listed=listed, foreign=foreign, orphans=len(judged.orphans), spared=len(judged.spared), deleted=deleted
+        )
+
+    async def _find_orphans(self) -> tuple[int, int, Judged]:
+        """Returns objects listed, how many of them are not ours, and the unknown ones, judged."""
+        store_now_ms = await self._store_now_ms()
+        now_ms = await self._metadata.now_ms()
+        if not clocks_agree(store_now_ms, now_ms):
+            raise ClocksApartError(
+                f"the object store's clock and the metadata store's are {abs(store_now_ms - now_ms) // 1000} s apart;"
+                " no orphan is deleted while ages cannot be told",
+                remedy="set the clocks right (`siltstone doctor` shows them)",
+            )
+        listed = foreign = 0
+        unknown: list[Candidate] = []
+        old: list[Candidate] = []
+        for prefix in LEVEL_PREFIXES:
+            async for stat in self._store.list(prefix):
+                listed += 1
+                found = candidate(stat, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=self._orphan_age_ms)
+                if found is Not.OURS:
+                    foreign += 1
+                elif isinstance(found, Candidate):
+                    old.append(found)
+                if len(old) >= BATCH:
+                    unknown += await self._unknown(old)
+                    old.clear()
+        unknown += await self._unknown(old)
+        # asked after the listing: who began to work meanwhile wrote nothing that is old
+        judged = judge(unknown, at_work=await self._at_work(), bound_ms=self._orphan_bound_ms)
+        self._metrics.orphans.set(len(judged.orphans))
+        allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
+        if len(judged.orphans) > allowed:
+            raise TooManyOrphansError(
+                f"{len(judged.orphans)} of {listed} objects are unknown to the metadata, more than the {allowed} that"
+                f" may be deleted at once; the first is {judged.orphans[0].key!r}",
+                remedy="was the database restored, or is it another one? If they may go, raise orphan.refuse.files",
+            )
+        return listed, foreign, judged
+
+    async def _unknown(self, old: Sequence[Candidate]) -> Sequence[Candidate]:
+        if not old:
+            return ()
+        known = await self._metadata.known_keys([each.key for each in old])
+        return [each for each in old if each.key not in known]
+
+    async def _at_work(self) -> frozenset[int]:
+        agents = {agent.writer_id for agent in await self._metadata.live_agents()}
+        return frozenset(agents | await self._metadata.writers_at_work())
+
+    async def _delete_orphans(self, orphans: Sequence[Candidate]) -> int:
+        deleted = 0
+        for start in range(0, len(orphans), BATCH):
+            # False: it was committed, or its file has gone its way, since we asked
+            ours = [each.key for each in orphans[start : start + BATCH] if await self._metadata.abort_file(each.key)]
+            if ours:
+                deleted += len(await self._delete_keys(ours))
+        self._metrics.orphans_deleted_total.inc(deleted)
+        return deleted
+
+    async def _store_now_ms(self) -> int:
+        """The object store's clock, by an object that is written to see it."""
+        key = f"{PROBE_PREFIX}{self._ids.uuid7(self._clock.wall_ms())}"
+        body = b"what time is it?"
+        await self._store.put_if_absent(key, body, crc32c=crc32c(body))
+        try:
+            return (await self._store.head(key)).last_modified_ms
+        finally:
+            try:
+                await self._store.delete_many([key])
+            except ObjectStoreError as error:
+                _log.warning("probe not deleted", key=key, error=str(error))  # the next probe of its kind removes it

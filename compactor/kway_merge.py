@@ -1,0 +1,210 @@
+"""Inputs of a merge job in the order in which they are merged: by partition id, then by offset. Pure.
+
+Every input file is sorted that way itself (L0 by partition, one stretch after another), so the order reads each file
+front to back: that is what makes it a k-way merge. Left out is what died since the job was planned: what belongs to a
+partition that is gone and, of L0 files, rows wholly below the log start (extents that died are not in the claim).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from compactor.spec import MergeSpec
+from metadata.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
+from metadata.packed_index import PackedIndexError, iter_index
+from metadata.topic_configs import as_list, resolve
+from siltstone.errors import SiltstoneError
+
+
+class MergeInputError(SiltstoneError):
+    """An input is not what the metadata says: gone, shorter, or overlapping another. The same try fails again.
+
+    `file_ids` are the files concerned; the job should be failed and they be left alone for a while.
+    """
+
+    def __init__(self, message: str, *, file_ids: Sequence[int], remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.file_ids = tuple(file_ids)
+
+
+class InputExtent(NamedTuple):
+    """A stretch of one partition in one input file. Positions and lengths in bytes, offsets inclusive."""
+
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    file_id: int
+    key: str
+    position: int
+    length: int
+    is_l0: bool
+    """Batches carry no offsets yet: they follow from `base_offset`, and fill the range without holes."""
+    record_count: int
+    """L0: of the offsets."""
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    crc32c: int
+    """Of all its bytes; 0 and without meaning in L0."""
+    may_have_tombstones: bool
+    flagged_reason: str | None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(file id, position): names an input within a job."""
+        return self.file_id, self.position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    file_id: int
+    key: str
+    size_bytes: int
+    is_l0: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionInputs:
+    """All inputs of one partition, in offset order and disjoint."""
+
+    partition: InputPartition
+    file_class: FileClass
+    """Of the outputs: by the topic's policy at the claim."""
+    dedupe: bool
+    extents: Sequence[InputExtent]
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(extent.length for extent in self.extents)
+
+    @property
+    def name(self) -> str:
+        """`topic-partition`, for people."""
+        return f"{self.partition.topic_name}-{self.partition.partition}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeInputs:
+    partitions: Sequence[PartitionInputs]
+    """In merge order; each has at least one extent."""
+    files: Mapping[int, InputFile]
+    """By file id: those that the job holds, also where none of their bytes is wanted any more."""
+
+
+def order_inputs(claimed: ClaimedJob, spec: MergeSpec) -> MergeInputs:
+    """Raises MergeInputError for a packed index that cannot be read and for extents that overlap."""
+    grouped: defaultdict[int, list[InputExtent]] = defaultdict(list)
+    files: dict[int, InputFile] = {}
+    for file in claimed.l0_files:
+        files[file.file_id] = InputFile(file_id=file.file_id, key=file.key, size_bytes=file.size_bytes, is_l0=True)
+        for extent in _live_rows(file, claimed.partitions):
+            grouped[extent.partition_id].append(extent)
+    for leveled in claimed.extents:
+        files[leveled.file_id] = InputFile(
+            file_id=leveled.file_id, key=leveled.key, size_bytes=leveled.file_size_bytes, is_l0=False
+        )
+        if leveled.partition_id in claimed.partitions:
+            grouped[leveled.partition_id].append(_from_leveled(leveled))
+    partitions: list[PartitionInputs] = []
+    for partition_id in sorted(grouped):
+        extents = sorted(grouped[partition_id], key=_base_offset)
+        partition = claimed.partitions[partition_id]
+        _check_disjoint(extents, partition)
+        file_class = class_of(partition)
+        dedupe = spec.dedupe and partition_id in spec.partitions and file_class is FileClass.COMPACTED
+        partitions.append(
+            PartitionInputs(partition=partition, file_class=file_class, dedupe=dedupe, extents=tuple(extents))
+        )
+    return MergeInputs(partitions=tuple(partitions), files=files)
+
+
+def class_of(partition: InputPartition) -> FileClass:
+    """COMPACTED where `compact` is in the policy in force."""
+    policies = as_list(resolve(partition.configs), "cleanup.policy")
+    return FileClass.COMPACTED if "compact" in policies else FileClass.PLAIN
+
+
+def whole_through(inputs: PartitionInputs) -> int:
+    """Up to which offset (exclusive) the inputs hold everything from the log start on; the log start if not even that.
+
+    The log start is that of the claim: what lay below it when the job was planned is readable no more.
+    """
+    reached = inputs.partition.log_start_offset
+    for extent in inputs.extents:
+        if extent.base_offset > reached:
+            break
+        reached = max(reached, extent.last_offset + 1)
+    return reached
+
+
+def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[InputExtent]:
+    rows: list[InputExtent] = []
+    try:
+        for row in iter_index(file.index):
+            partition = partitions.get(row.partition_id)
+            if partition is None or row.last_offset < partition.log_start_offset:
+                continue
+            if row.length < 1 or row.position < 0 or row.position + row.length > file.size_bytes:
+                raise MergeInputError(
+                    f"the index of {file.key!r} says {row.length} bytes at {row.position} for partition"
+                    f" {row.partition_id}, offset {row.base_offset}; the file has {file.size_bytes}",
+                    file_ids=[file.file_id],
+                )
+            rows.append(
+                InputExtent(
+                    row.partition_id,
+                    row.base_offset,
+                    row.last_offset,
+                    file.file_id,
+                    file.key,
+                    row.position,
+                    row.length,
+                    True,
+                    row.last_offset - row.base_offset + 1,
+                    row.min_timestamp_ms,
+                    row.max_timestamp_ms,
+                    0,
+                    True,
+                    None,
+                )
+            )
+    except PackedIndexError as error:
+        raise MergeInputError(f"the packed index of {file.key!r}: {error}", file_ids=[file.file_id]) from error
+    return rows
+
+
+def _from_leveled(extent: LeveledExtent) -> InputExtent:
+    return InputExtent(
+        extent.partition_id,
+        extent.base_offset,
+        extent.last_offset,
+        extent.file_id,
+        extent.key,
+        extent.position,
+        extent.length,
+        False,
+        extent.record_count,
+        extent.min_timestamp_ms,
+        extent.max_timestamp_ms,
+        extent.crc32c,
+        extent.has_tombstones,
+        extent.flagged_reason,
+    )
+
+
+def _check_disjoint(extents: Sequence[InputExtent], partition: InputPartition) -> None:
+    for before, after in pairwise(extents):
+        if after.base_offset <= before.last_offset:
+            raise MergeInputError(
+                f"partition {partition.topic_name}-{partition.partition} has offset {after.base_offset} both in"
+                f" {before.key!r} and in {after.key!r}",
+                file_ids=sorted({before.file_id, after.file_id}),
+                remedy="`siltstone fsck` shows what overlaps",
+            )
+
+
+def _base_offset(extent: InputExtent) -> int:
+    return extent.base_offset

@@ -1,0 +1,58 @@
+"""A bound on the memory of the merges that run at once in one process.
+
+A merge waits here before it reads anything. Those that come first go first, so a large one is not passed for ever by
+small ones. One that is larger than everything runs alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+
+class MemoryGate:
+    def __init__(self, bytes_max: int, *, on_change: Callable[[float], None] = lambda _: None) -> None:
+        self._bytes_max = bytes_max
+        self._on_change = on_change
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self.held_bytes = 0
+
+    @asynccontextmanager
+    async def held(self, size_bytes: int) -> AsyncGenerator[None]:
+        """Wait until there is room for `size_bytes`, and keep it while the block runs."""
+        size_bytes = min(size_bytes, self._bytes_max)
+        if self._waiting or self.held_bytes + size_bytes > self._bytes_max:
+            await self._wait(size_bytes)
+        else:
+            self._hold(size_bytes)
+        try:
+            yield
+        finally:
+            self._hold(-size_bytes)
+            self._admit()
+
+    async def _wait(self, size_bytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (size_bytes, turn)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._hold(-size_bytes)  # the turn came in the moment of giving up
+            else:
+                self._waiting.remove(entry)
+            self._admit()
+            raise
+
+    def _admit(self) -> None:
+        while self._waiting and self.held_bytes + self._waiting[0][0] <= self._bytes_max:
+            size_bytes, turn = self._waiting.popleft()
+            self._hold(size_bytes)
+            turn.set_result(None)
+
+    def _hold(self, size_bytes: int) -> None:
+        self.held_bytes += size_bytes
+        self._on_change(self.held_bytes)

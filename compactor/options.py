@@ -1,0 +1,72 @@
+"""From settings to the planner's numbers, and how the memory of one compactor is shared out. Pure.
+
+Two merges run in a compactor at once: one of L0 files, whose inputs lie in memory whole, and one of another kind, whose
+cursors and dedupe buffer have bounds of their own. Leveling must never wait for a long merge, so both must fit: the
+planner makes L0 jobs no larger than what `compactor.memory.bytes` leaves beside the other.
+"""
+
+from __future__ import annotations
+
+from compactor.cleaning import DEDUPE_ENTRY_BYTES
+from compactor.spec import MIB, MergeKind, PlanOptions
+from siltstone.settings import Settings
+
+CURSOR_BYTES = 256 * MIB
+"""What the cursors of a merge that is not of L0 files share."""
+KEPT_BYTES = 64 * MIB
+"""A partition below this is kept between the passes of a dedupe."""
+OUTPUT_BYTES = 48 * MIB
+"""Parts of outputs on their way to the store, of both classes."""
+L0_JOB_BYTES_LEAST = 16 * MIB
+"""Even where keys leave next to no room; such a job then waits for the memory."""
+
+
+def merge_memory_bytes(keys_max: int) -> int:
+    """What a merge that is not of L0 files takes at most, whatever the size of its inputs."""
+    return CURSOR_BYTES + KEPT_BYTES + OUTPUT_BYTES + keys_max * DEDUPE_ENTRY_BYTES
+
+
+def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
+    """What a job takes: small ones little."""
+    output_bytes = min(input_bytes, OUTPUT_BYTES)
+    if kind == MergeKind.LEVEL:
+        return input_bytes + output_bytes
+    cursors = min(input_bytes, CURSOR_BYTES) + min(input_bytes, KEPT_BYTES)
+    return cursors + output_bytes + keys_max * DEDUPE_ENTRY_BYTES
+
+
+def l0_job_bytes_max(settings: Settings) -> int:
+    beside_a_merge = settings.compactor_memory_bytes - merge_memory_bytes(settings.dedupe_keys_max) - OUTPUT_BYTES
+    return max(min(settings.compaction_l0_job_bytes_max, beside_a_merge), L0_JOB_BYTES_LEAST)
+
+
+def plan_options(settings: Settings) -> PlanOptions:
+    l0_bytes_max = l0_job_bytes_max(settings)
+    return PlanOptions(
+        l0_files_min=settings.compaction_l0_files_min,
+        # a job never reaches more than its limit: that is large enough then
+        l0_bytes_min=min(settings.compaction_l0_bytes_min, l0_bytes_max),
+        l0_wait_ms=settings.compaction_l0_wait_ms,
+        l0_wait_ms_max=settings.compaction_l0_wait_max_ms,
+        l0_job_files_max=settings.compaction_l0_job_files_max,
+        l0_job_bytes_max=l0_bytes_max,
+        l1_runs_min=settings.compaction_l1_runs_min,
+        l2_runs_min=settings.compaction_l2_runs_min,
+        l2_plain_bytes_max=settings.compaction_plain_bytes_max,
+        merge_bytes_max=settings.compaction_merge_bytes_max,
+        daily_interval_ms=settings.compaction_daily_interval_ms,
+        forced_dirty_bytes_min=settings.forced_dirty_bytes_min,
+        forced_dirty_wait_ms=settings.forced_dirty_wait_ms,
+        forced_interval_ms=settings.forced_interval_ms,
+        mostly_dead_fraction=settings.compaction_dead_percent / 100,
+        mostly_dead_bytes_min=settings.compaction_dead_bytes_min,
+        purge_deadline_ms=settings.purge_deadline_ms,
+        expiry_margin_ms=settings.compaction_expiry_margin_ms,
+        job_limit_base_ms=settings.job_limit_base_ms,
+        job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
+        grace_ms=settings.gc_grace_ms,
+        spark_bytes_min=settings.spark_merge_min_bytes,
+        jobs_max=settings.compactor_jobs_max,
+        l0_jobs_max=settings.compactor_l0_jobs_max,
+        output_bytes=settings.compaction_output_bytes,
+    )

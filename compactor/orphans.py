@@ -1,0 +1,88 @@
+"""Which objects nothing refers to. Pure: the janitor lists and asks, this decides.
+
+An object may go only when all of these hold:
+
+- its key is one of ours (`storage/keys.py`): what we did not write we do not delete;
+- it is older than `orphan.age.ms` twice over: by the store's clock (LastModified) and by the time in its key, which is
+  its writer's clock when the upload began;
+- no row of the metadata says that it should be there;
+- its writer is not at work, or it is older than a working writer's patience can be (`HARD_BOUND_MS`);
+- there are not too many like it: a wrong database, or an old one, makes everything look forgotten.
+
+And then its key must be *aborted* first: the insert of that row and a late commit of the key cannot both win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from storage.keys import BadKeyError, FileKey, parse_file_key
+from storage.objects import ObjectStat
+
+HARD_BOUND_MS = 24 * 3600 * 1000
+"""No upload is committed so late: a job's limit is hours, an agent gives a file up within minutes."""
+CLOCKS_APART_MS_MAX = 300_000
+"""Between the object store and the metadata store; with more, no age can be trusted."""
+REFUSE_PERCENT = 1
+REFUSE_AT_LEAST = 20
+REFUSE_AT_MOST = 1_000
+
+
+class Not(Enum):
+    """Why an object is no candidate."""
+
+    OLD = "not old enough"
+    OURS = "not a key of ours"
+
+
+class Candidate(NamedTuple):
+    """An old object of ours; whether anything refers to it is not known yet."""
+
+    key: str
+    size_bytes: int
+    age_ms: int
+    writer_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    orphans: Sequence[Candidate]
+    spared: Sequence[Candidate]
+    """Their writers are at work and may yet commit them."""
+
+
+def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: int) -> Candidate | Not:
+    """`store_now_ms` is the object store's clock, `now_ms` the metadata's. A LastModified of 0 is not known: young."""
+    try:
+        key = parse_file_key(stat.key)
+    except BadKeyError:
+        return Not.OURS
+    age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - _begun_ms(key))
+    if stat.last_modified_ms <= 0 or age_ms < age_ms_min:
+        return Not.OLD
+    return Candidate(key=stat.key, size_bytes=stat.size_bytes, age_ms=age_ms, writer_id=key.writer_id)
+
+
+def judge(unknown: Sequence[Candidate], *, at_work: Collection[int], bound_ms: int = HARD_BOUND_MS) -> Judged:
+    """`unknown`: no row says that they should be there. `at_work`: node ids, read after the listing."""
+    spared = [each for each in unknown if each.writer_id in at_work and each.age_ms < bound_ms]
+    gone = {each.key for each in spared}
+    return Judged(orphans=[each for each in unknown if each.key not in gone], spared=spared)
+
+
+def orphans_allowed(objects: int, *, setting: int = 0) -> int:
+    """With more than this of `objects` nothing is deleted. `setting` (orphan.refuse.files) wins when it is not 0."""
+    if setting:
+        return setting
+    return min(max(objects * REFUSE_PERCENT // 100, REFUSE_AT_LEAST), REFUSE_AT_MOST)
+
+
+def clocks_agree(store_now_ms: int, now_ms: int) -> bool:
+    return abs(store_now_ms - now_ms) <= CLOCKS_APART_MS_MAX
+
+
+def _begun_ms(key: FileKey) -> int:
+    return key.file_uuid.int >> 80  # RFC 9562: a uuid of version 7 begins with the time in ms

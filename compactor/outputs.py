@@ -1,0 +1,270 @@
+"""Where a merge writes: per class one file at a time, per partition one extent at a time.
+
+`ClassFiles` cuts files, `PartitionOutput` cuts extents (`compactor/segments.py` says where) and keeps the rule that an
+extent answers for exactly the offsets of its inputs. A file that is complete lies in the store under a key that no
+metadata names until the merge commits; when it never does, the janitor takes the file for an orphan. `abort` ends the
+upload of a file that is not complete and leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from compactor.kway_merge import InputExtent, PartitionInputs
+from compactor.segments import ExtentCutter, ends_file, segment_rule
+from metadata.compaction import FileClass, OutputExtent, OutputFile
+from metadata.service import WriterLease
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from storage.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow
+from storage.file_properties import FileProperties, TopicProperty
+from storage.file_writer import FileWriter
+from storage.keys import file_key
+from storage.objects import ObjectStore, ObjectStoreError
+from wire.crc import Body
+from wire.kernels.batches import BatchTable
+
+_log = get_logger(__name__)
+
+
+class JobFacts(NamedTuple):
+    """What every file of a merge says of it."""
+
+    job_id: int
+    epoch: int
+    kind: str
+    level: int
+    output_bytes: int
+    inputs: Sequence[tuple[int, str]]
+
+
+class _Ended(NamedTuple):
+    """An extent of the open file, beside its row."""
+
+    partition_id: int
+    may_have_tombstones: bool
+    flagged_reason: str | None
+
+
+class ClassFiles:
+    """The output files of one class, in the order of their extents."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        ids: IdSource,
+        lease: WriterLease,
+        facts: JobFacts,
+        file_class: FileClass,
+    ) -> None:
+        self.facts = facts
+        self.finished: list[OutputFile] = []
+        self._store = store
+        self._clock = clock
+        self._ids = ids
+        self._lease = lease
+        self._file_class = file_class
+        self._writer: FileWriter | None = None
+        self._created_ms = 0
+        self._ended: list[_Ended] = []
+        self._topics: dict[UUID, TopicProperty] = {}
+
+    async def start_extent(self, inputs: PartitionInputs, next_bytes: int) -> FileWriter:
+        """The file in which the next extent goes, an extent begun in it. `next_bytes`: about what stays together."""
+        writer = self._writer
+        if writer is not None and ends_file(
+            file_bytes=writer.extents_bytes,
+            file_extents=writer.extents,
+            next_bytes=next_bytes,
+            output_bytes=self.facts.output_bytes,
+        ):
+            await self.finish()
+            writer = None
+        if writer is None:
+            writer = self._writer = self._new_writer()
+        partition = inputs.partition
+        self._topics[partition.topic_id] = TopicProperty(
+            name=partition.topic_name, config_version=partition.config_version
+        )
+        writer.start_extent(partition.topic_id, partition.partition)
+        return writer
+
+    def extent_ended(self, partition_id: int, may_have_tombstones: bool, flagged_reason: str | None) -> None:
+        self._ended.append(_Ended(partition_id, may_have_tombstones, flagged_reason))
+
+    async def finish(self) -> None:
+        """Complete the open file, if there is one."""
+        writer = self._writer
+        if writer is None:
+            return
+        facts = self.facts
+        written = await writer.finish(
+            FileProperties(
+                job_id=facts.job_id,
+                kind=facts.kind,
+                epoch=facts.epoch,
+                level=facts.level,
+                file_class=self._file_class.value,
+                inputs=facts.inputs,
+                topics=self._topics,
+                created_ms=self._created_ms,
+                flagged={
+                    number: ended.flagged_reason
+                    for number, ended in enumerate(self._ended)
+                    if ended.flagged_reason is not None
+                },
+            )
+        )
+        extents = [_output_extent(row, ended) for row, ended in zip(written.rows, self._ended, strict=True)]
+        self.finished.append(
+            OutputFile(
+                key=written.key,
+                level=facts.level,
+                file_class=self._file_class,
+                size_bytes=written.size_bytes,
+                crc32c=written.crc32c,
+                config_version=max(topic.config_version for topic in self._topics.values()),
+                extents=tuple(extents),
+            )
+        )
+        self._writer = None
+
+    async def abort(self) -> None:
+        """Give up the open file. What the store does not abort now it is asked again to by the janitor, by age."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                await writer.abort()
+            except ObjectStoreError as error:
+                _log.warning("an upload was not aborted", key=writer.key, error=str(error))
+
+    def _new_writer(self) -> FileWriter:
+        self._ended, self._topics = [], {}
+        self._created_ms = created_ms = self._clock.wall_ms()
+        key = file_key(
+            level=self.facts.level,
+            writer_id=self._lease.writer_id,
+            epoch=self._lease.epoch,
+            file_uuid=self._ids.uuid7(created_ms),
+            created_ms=created_ms,
+        )
+        return FileWriter(self._store, key, level=self.facts.level, created_ms=created_ms)
+
+
+def _output_extent(row: ExtentRow, ended: _Ended) -> OutputExtent:
+    return OutputExtent(
+        partition_id=ended.partition_id,
+        base_offset=row.base_offset,
+        last_offset=row.last_offset,
+        position=row.position,
+        length=row.length,
+        block_index_position=row.block_index_position,
+        block_index_length=row.block_index_length,
+        record_count=row.record_count,
+        crc32c=row.crc32c,
+        min_timestamp_ms=row.min_timestamp_ms,
+        max_timestamp_ms=row.max_timestamp_ms,
+        has_tombstones=ended.may_have_tombstones,
+        flagged_reason=ended.flagged_reason,
+    )
+
+
+class PartitionOutput:
+    """The extents of one partition. Windows and flagged extents come in offset order; then `end`."""
+
+    def __init__(self, files: ClassFiles, inputs: PartitionInputs) -> None:
+        self.records = 0
+        self.bytes = 0
+        self._files = files
+        self._inputs = inputs
+        self._rule = segment_rule(inputs.partition.configs, output_bytes=files.facts.output_bytes)
+        self._cutter = ExtentCutter(self._rule)
+        self._left_bytes = inputs.input_bytes
+        """Of the inputs, not yet written: how large the rest of the partition is at most."""
+        self._writer: FileWriter | None = None
+        self._base_offset = 0
+        """Of the open extent."""
+        self._covered_last = -1
+        """Up to where the inputs so far reach."""
+        self._may_have_tombstones = False
+
+    async def write(
+        self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool
+    ) -> None:
+        """Batches that are all that is left of inputs with this range; a range may come in several windows."""
+        if self._writer is not None and base_offset > self._covered_last + 1:
+            self._end_extent(self._covered_last)
+        if self._writer is None:
+            self._cutter.start()
+            await self._start_extent(base_offset)
+        self._covered_last = max(self._covered_last, last_offset)
+        start = 0
+        for cut in self._cutter.cuts(table.sizes, table.max_timestamps_ms):
+            await self._write_rows(data, table, start, cut, may_have_tombstones)
+            next_base = int(table.base_offsets[cut])
+            self._end_extent(next_base - 1)
+            await self._start_extent(next_base)
+            start = cut
+        await self._write_rows(data, table, start, len(table.positions), may_have_tombstones)
+        # A partition that lost records to dedupe ends sooner than its inputs said; nothing depends on the estimate.
+        self._left_bytes = max(self._left_bytes - len(data), 0)
+
+    async def write_flagged(self, extent: InputExtent, data: Body, reason: str, *, begins: bool, ends: bool) -> None:
+        """The next bytes of an extent that stays as it is and alone."""
+        if begins:
+            if self._writer is not None:
+                self._end_extent(self._covered_last)
+            await self._start_extent(extent.base_offset)
+        writer = self._writer
+        assert writer is not None
+        await writer.write_verbatim(data)
+        self._left_bytes = max(self._left_bytes - len(data), 0)
+        if ends:
+            writer.end_extent(
+                extent.base_offset,
+                extent.last_offset,
+                flags=EXTENT_FLAGGED | EXTENT_MAY_HAVE_TOMBSTONES,
+                record_count=extent.record_count,
+                min_timestamp_ms=extent.min_timestamp_ms,
+                max_timestamp_ms=extent.max_timestamp_ms,
+            )
+            self._files.extent_ended(extent.partition_id, True, reason)
+            self.records += extent.record_count
+            self.bytes += extent.length
+            self._covered_last = extent.last_offset
+            self._writer = None
+
+    def end(self) -> None:
+        if self._writer is not None:
+            self._end_extent(self._covered_last)
+
+    async def _start_extent(self, base_offset: int) -> None:
+        self._writer = await self._files.start_extent(self._inputs, min(self._left_bytes, self._rule.bytes_max))
+        self._base_offset = base_offset
+        self._may_have_tombstones = False
+
+    async def _write_rows(self, data: Body, table: BatchTable, start: int, end: int, may_have_tombstones: bool) -> None:
+        writer = self._writer
+        assert writer is not None
+        if start == end:
+            return
+        if start or end < len(table.positions):
+            first = int(table.positions[start])
+            data = memoryview(data)[first : int(table.positions[end - 1] + table.sizes[end - 1])]
+            table = BatchTable._make(column[start:end] for column in table)
+        self._may_have_tombstones |= may_have_tombstones
+        self.records += int(table.record_counts.sum())
+        self.bytes += len(data)
+        await writer.write(data, table)
+
+    def _end_extent(self, last_offset: int) -> None:
+        writer = self._writer
+        assert writer is not None
+        flags = EXTENT_MAY_HAVE_TOMBSTONES if self._may_have_tombstones else 0
+        writer.end_extent(self._base_offset, last_offset, flags=flags)
+        self._files.extent_ended(self._inputs.partition.partition_id, self._may_have_tombstones, None)
+        self._writer = None

@@ -1,0 +1,348 @@
+"""One compacted partition in one merge, cleaned over compiled kernels: what `compactor/clean_oracle.py` says, fast.
+
+Windows of whole batches come in offset order, all of them for each pass. The scan enters keys into the dedupe buffer
+and marks records that were superseded in a bitmap, one bit each; that and the buffer are all that grows with a
+partition. The rewrite judges every record by the bitmap and the bounds and gives back the batches that stay.
+
+Deep (`passes` above 1): each scan takes one part of the hashes (equal stretches of the last hash word) into the buffer.
+A part that overflows all the same is split in two, and each half scanned for itself; marks that the first try has made
+are right and stay. Nothing is ever cleared, so one record per key is left, in bounded memory.
+
+Nothing is written here: a crash loses the work and nothing else. An error ends the cleaner's use: whoever owns the
+merge copies what was corrupt as it is, in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.clean_kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
+from compactor.clean_payloads import Chunk, Payloads, corrupt_record
+from compactor.clean_rules import AbortedBatches, OpenTransactions, horizons_end_offset
+from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.dedupe_buffer import DedupeBuffer
+from siltstone.errors import BadInputError, BugError
+from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
+from wire.crc import Body
+from wire.kernels.batches import BatchTable, CorruptBatchAtError
+from wire.kernels.hashing import hash_keys
+from wire.kernels.rewrite import EMPTIED, REMOVED, VERBATIM, rewrite
+from wire.kernels.scan import KeyColumns
+from wire.records import DECOMPRESSED_BYTES_MAX
+
+MIB = 1 << 20
+_HASHES_END = 2**64
+_ENTERED_AT_ONCE = 4096
+"""Rows hashed and entered together: their hashes stay in the processor's cache."""
+_DEAD_BYTES_MIN = 64 * 1024
+_OFFSET_MAX = 2**63 - 1
+
+
+class CleanedWindow(NamedTuple):
+    """What is left of a window."""
+
+    data: Body
+    """Whole batches, joined; the window itself when nothing in it changed."""
+    table: BatchTable
+    """Of `data`."""
+    tombstones: int
+    """Kept in it."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Where a pass over the windows has got to, and what it has met."""
+
+    batches: int = 0
+    ordinal: int = 0
+    """Of the next record: its bit in the bitmap."""
+    next_offset: int = 0
+    records: int = 0
+    dead_at_once: int = 0
+    overflowed: bool = False
+    """This part of the hashes does not fit: the rest of the pass is skipped."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """`CleanedStats`, while it grows."""
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    tombstones_out: int = 0
+    tombstones_dropped: int = 0
+    keyless_dropped: int = 0
+    batches_verbatim: int = 0
+    batches_rebuilt: int = 0
+    batches_removed: int = 0
+
+
+class PartitionCleaner:
+    """Call `scan` for every window, then `end_scan`, again while that is True; then `rewrite` for every window."""
+
+    def __init__(
+        self,
+        buffer: DedupeBuffer,
+        bounds: CleanBounds,
+        *,
+        passes: int = 1,
+        kept_bytes_max: int = 64 * MIB,
+        decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+    ) -> None:
+        """The buffer is cleared, and lent until the rewrite begins. Raises BadInputError for less than one pass."""
+        if passes < 1:
+            raise BadInputError(f"{passes} passes cannot scan anything")
+        buffer.clear()
+        self._buffer = buffer
+        self._bounds = bounds
+        self._decompressed_bytes_max = decompressed_bytes_max
+        self._payloads = Payloads(kept_bytes_max=kept_bytes_max, decompressed_bytes_max=decompressed_bytes_max)
+        self._aborted = AbortedBatches(bounds.aborted)
+        self._is_deep = passes > 1
+        self._parts = [
+            (part * _HASHES_END // passes, (part + 1) * _HASHES_END // passes - 1) for part in reversed(range(passes))
+        ]
+        """Stretches of the last hash word still to be scanned, first and last of each, the present one at the end."""
+        self._dead = np.zeros(_DEAD_BYTES_MIN, dtype=np.uint8)
+        self._pass = _Pass()
+        self._keys = 0
+        self._clears = 0
+        self._first_clear_offset: int | None = None
+        self._scanned: ScanResult | None = None
+        self._rewriting: _Pass | None = None
+        self._transactions = OpenTransactions()
+        self._counted = _Counted()
+
+    # The scan
+
+    def scan(self, data: Body, table: BatchTable) -> None:
+        """The next window: `table` is all of `data`.
+
+        Raises CorruptBatchAtError when batches are not in offset order, CorruptRecordAtError and CodecAtError naming
+        the batch, OrdinalOverflowError above 2^32 records.
+        """
+        if self._scanned is not None:
+            raise BugError("a window came after the scan had ended")
+        if self._pass.overflowed:
+            return
+        first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
+        for chunk in self._chunks(data, table, self._pass):
+            part = chunk.of(table)
+            columns, first_rows = chunk.columns(table), _first_rows(part)
+            picked = pick_rows(part, self._modes(part, None), first_rows, columns, first_uncleanable)
+            if picked.broken_row >= 0:
+                batch = int(np.searchsorted(first_rows, picked.broken_row, side="right")) - 1
+                record, delta = picked.broken_row - int(first_rows[batch]), columns.offset_deltas[picked.broken_row]
+                message = f"offset delta {delta} is not above the one before it, or above the batch's last"
+                raise corrupt_record(table, chunk.first + batch, record, message)
+            self._pass.records += picked.records
+            self._pass.dead_at_once += picked.dead_at_once
+            self._enter(chunk.arena, columns, part, first_rows)
+            self._pass.ordinal += len(columns.key_lengths)
+            if self._pass.overflowed:
+                return
+
+    def end_scan(self) -> bool:
+        """True: feed all windows once more."""
+        if self._scanned is not None:
+            raise BugError("the scan ended twice")
+        part = self._parts.pop()
+        if self._pass.overflowed:
+            first, last = part
+            if first == last:
+                raise BugError(f"a buffer of {self._buffer.keys} keys is too small for one hash")
+            middle = first + (last - first) // 2
+            self._parts += ((middle + 1, last), (first, middle))
+        else:
+            self._keys += self._buffer.keys
+        if self._parts:
+            self._buffer.clear()
+            self._pass = _Pass()
+            return True
+        self._scanned = ScanResult(
+            records=self._pass.records,
+            dead_records=self._pass.dead_at_once + int(np.bitwise_count(self._dead).sum()),
+            keys=self._keys,
+            clears=self._clears,
+            first_clear_offset=self._first_clear_offset,
+        )
+        return False
+
+    @property
+    def scanned(self) -> ScanResult:
+        """Known once `end_scan` has said False."""
+        if self._scanned is None:
+            raise BugError("the scan has not ended")
+        return self._scanned
+
+    def _enter(
+        self, arena: NDArray[np.uint8], columns: KeyColumns, part: BatchTable, first_rows: NDArray[np.int64]
+    ) -> None:
+        """The keys of a chunk, in order, into the buffer; when it is full it is cleared, or the part given up."""
+        rows = len(columns.key_lengths)
+        self._make_room(self._pass.ordinal + rows)
+        range_lo, range_hi = self._parts[-1]
+        for start in range(0, rows, _ENTERED_AT_ONCE):
+            stop = min(start + _ENTERED_AT_ONCE, rows)
+            lengths = columns.key_lengths[start:stop]
+            hashes = hash_keys(arena, columns.key_positions[start:stop], lengths)
+            while start < stop:
+                done = self._buffer.enter(
+                    hashes,
+                    lengths,
+                    self._pass.ordinal + start,
+                    self._dead,
+                    range_lo=range_lo,
+                    range_hi=range_hi,
+                )
+                start += done
+                if start == stop:
+                    break
+                if self._is_deep:
+                    self._pass.overflowed = True
+                    return
+                if not done and not self._buffer.keys:
+                    raise BugError("the dedupe buffer takes no key")
+                if self._first_clear_offset is None:
+                    batch = int(np.searchsorted(first_rows, start, side="right")) - 1
+                    self._first_clear_offset = int(part.base_offsets[batch]) + int(columns.offset_deltas[start])
+                self._keys += self._buffer.keys
+                self._clears += 1
+                self._buffer.clear()
+                hashes, lengths = hashes[done:], lengths[done:]
+
+    def _make_room(self, records: int) -> None:
+        needed = (records + 7) // 8
+        if needed > len(self._dead):
+            grown = np.zeros(max(needed, len(self._dead) * 3 // 2), dtype=np.uint8)
+            grown[: len(self._dead)] = self._dead
+            self._dead = grown
+
+    # The rewrite
+
+    def rewrite(self, data: Body, table: BatchTable) -> CleanedWindow:
+        """The next window again: the same batches, though windows may end elsewhere. Raises as `scan` does."""
+        if self._rewriting is None:
+            self._rewriting = _Pass()
+        limits = self._limits()
+        done, tombstones, verbatim_before = self._rewriting, 0, self._counted.batches_verbatim
+        parts: list[CleanedWindow] = []
+        for chunk in self._chunks(data, table, done, last_pass=True):
+            cleaned = self._rewrite_chunk(data, table, chunk, done.ordinal, limits)
+            done.ordinal += int(table.record_counts[chunk.first : chunk.stop].sum())
+            tombstones += cleaned.tombstones
+            parts.append(cleaned)
+        if self._counted.batches_verbatim - verbatim_before == len(table.positions):
+            return CleanedWindow(data, table, tombstones)
+        return _joined(parts, tombstones)
+
+    @property
+    def stats(self) -> CleanedStats:
+        """Of the windows rewritten so far."""
+        return CleanedStats(**asdict(self._counted))
+
+    def _limits(self) -> Limits:
+        bounds = self._bounds
+        return Limits(
+            min(bounds.first_uncleanable_offset, _OFFSET_MAX),
+            min(horizons_end_offset(bounds, self.scanned.first_clear_offset), _OFFSET_MAX),
+            bounds.now_ms,
+            bounds.delete_horizon_ms,
+            bounds.high_watermark,
+            bounds.last_stable_offset,
+            self._decompressed_bytes_max,
+        )
+
+    def _rewrite_chunk(
+        self, data: Body, table: BatchTable, chunk: Chunk, first_ordinal: int, limits: Limits
+    ) -> CleanedWindow:
+        part = chunk.of(table)
+        columns, first_rows = chunk.columns(table), _first_rows(part)
+        if first_ordinal + len(columns.key_lengths) > self._pass.ordinal:
+            raise BugError("more records are rewritten than were scanned")
+        modes = self._modes(part, self._transactions)
+        verdicts = judge(chunk.arena, columns, part, modes, first_rows, self._dead, first_ordinal, limits)
+        actions = verdicts.rewrites.actions
+        if (actions == VERBATIM).all():
+            start, end = int(part.positions[0]), int(part.positions[-1] + part.sizes[-1])
+            out: Body = memoryview(data)[start:end]
+            out_table = part._replace(positions=part.positions - start)
+        else:
+            window = np.frombuffer(data, dtype=np.uint8)
+            written, out_table = rewrite(
+                window, part, chunk.arena, columns, first_rows, verdicts.keep, verdicts.rewrites
+            )
+            out = written.data
+        counted = self._counted
+        counted.records_in += len(columns.key_lengths)
+        counted.records_out += int(out_table.record_counts.sum())
+        counted.bytes_in += int(part.sizes.sum())
+        counted.bytes_out += len(out)
+        counted.tombstones_out += verdicts.tombstones
+        counted.tombstones_dropped += verdicts.tombstones_dropped
+        counted.keyless_dropped += verdicts.keyless_dropped
+        counted.batches_verbatim += int((actions == VERBATIM).sum())
+        counted.batches_rebuilt += int((actions >= EMPTIED).sum())
+        counted.batches_removed += int((actions == REMOVED).sum())
+        return CleanedWindow(out, out_table, verdicts.tombstones)
+
+    # Both
+
+    def _chunks(self, data: Body, table: BatchTable, done: _Pass, *, last_pass: bool = False) -> Iterator[Chunk]:
+        """The window in chunks, once its batches are seen to be in offset order."""
+        if not len(table.positions):
+            return
+        before = np.concatenate((np.array([done.next_offset - 1], dtype=np.int64), table.last_offsets[:-1]))
+        wrong = np.flatnonzero(table.base_offsets <= before)
+        if len(wrong):
+            base_offset, last_before = int(table.base_offsets[wrong[0]]), int(before[wrong[0]])
+            raise CorruptBatchAtError(
+                int(table.positions[wrong[0]]), f"base offset {base_offset} does not come after {last_before}"
+            )
+        yield from self._payloads.chunks(data, table, done.batches, last_pass=last_pass)
+        done.batches += len(table.positions)
+        done.next_offset = int(table.last_offsets[-1]) + 1
+
+    def _modes(self, part: BatchTable, transactions: OpenTransactions | None) -> NDArray[np.uint8]:
+        """How each batch is judged. `transactions` is None in the scan, which enters no control record anyway."""
+        modes = np.zeros(len(part.positions), dtype=np.uint8)
+        is_control = (part.attributes & CONTROL_BIT) != 0
+        modes[is_control] = KEPT
+        if transactions is not None or self._aborted:
+            for index in np.flatnonzero(part.attributes & TRANSACTIONAL_BIT).tolist():
+                producer_id = int(part.producer_ids[index])
+                if not is_control[index]:
+                    if transactions is not None:
+                        transactions.data(producer_id)
+                    if self._aborted.holds(producer_id, int(part.base_offsets[index])):
+                        modes[index] = ABORTED
+                elif transactions is not None and transactions.marker(producer_id):
+                    modes[index] = OUTLIVED
+        modes[part.base_offsets >= self._bounds.first_uncleanable_offset] = KEPT
+        return modes
+
+
+def _first_rows(part: BatchTable) -> NDArray[np.int64]:
+    """The first record of each batch among those of the chunk, and their number at the end."""
+    rows = np.zeros(len(part.positions) + 1, dtype=np.int64)
+    np.cumsum(part.record_counts, out=rows[1:])
+    return rows
+
+
+def _joined(parts: list[CleanedWindow], tombstones: int) -> CleanedWindow:
+    if len(parts) == 1:
+        return parts[0]
+    tables: list[BatchTable] = []
+    position = 0
+    for part in parts:
+        tables.append(part.table._replace(positions=part.table.positions + position))
+        position += len(part.data)
+    table = BatchTable._make(np.concatenate(columns) for columns in zip(*tables, strict=True))
+    return CleanedWindow(b"".join(part.data for part in parts), table, tombstones)

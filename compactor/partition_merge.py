@@ -1,0 +1,299 @@
+"""One partition in a merge: copied as it is, or deduped in passes.
+
+Copying is one pass: windows in, the same batches out. Dedupe scans the keys of all windows (several times when it is
+deep), then rewrites them; a partition below 64 MiB is kept in memory between the passes. Nothing of a partition is
+written before its scan has ended, so corruption found by the scan costs no output: the extent is flagged and the scan
+begins anew without it. A record in a flagged extent may be an older value of any key, so in that pass tombstones from
+its base offset on stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cursors import ByteSource, Cursors, KeptBytes
+from compactor.dedupe_buffer import DedupeBuffer
+from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
+from compactor.outputs import PartitionOutput
+from compactor.partition_cleaner import PartitionCleaner
+from compactor.spec import MIB, PartitionSpec
+from compactor.windows import FlaggedBytes, Flags, KernelCaller, LateCorruptionError, Window, reason_of, windows
+from metadata.compaction import CleanedPartition
+from siltstone.errors import BugError
+from siltstone.logging import get_logger
+from storage.objects import ObjectStore
+from wire.batch import CorruptBatchError
+from wire.codecs import CodecError
+
+_log = get_logger(__name__)
+
+KEPT_BYTES_MAX = 64 * MIB
+
+
+@dataclass(slots=True)
+class MergeTotals:
+    """What a merge did, while it does it."""
+
+    records_in: int = 0
+    records_out: int = 0
+    bytes_in: int = 0
+    """Of the inputs, each counted once."""
+    bytes_out: int = 0
+    """Of extents."""
+    tombstones_kept: int = 0
+    tombstones_dropped: int = 0
+    keyless_dropped: int = 0
+    keys: int = 0
+    partition_keys_max: int = 0
+    """Of the partition with the most."""
+    clears: int = 0
+    passes: int = 0
+    """Most over one partition, the rewrite included; 1 where all is copied."""
+    gets: int = 0
+    flagged_extents: int = 0
+    deduped_partitions: int = 0
+
+
+class Steps(Protocol):
+    """Hears of each window, once, when it is done with. May raise to stop the merge."""
+
+    def __call__(self, doing: str, size_bytes: int) -> None: ...
+
+
+class MergeContext(NamedTuple):
+    """What the partitions of a merge share."""
+
+    store: ObjectStore
+    files: Mapping[int, InputFile]
+    kernels: KernelCaller
+    flags: Flags
+    totals: MergeTotals
+    steps: Steps
+    now_ms: int
+    """Of the spec: what horizons are measured by."""
+    waited_ms: int
+    """From the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim: so the
+    horizons of the spec move by this."""
+    extra_bytes: int
+    """Budget of the cursors of passes beside the first scan and the rewrite."""
+
+
+async def copy_partition(
+    context: MergeContext, inputs: PartitionInputs, source: ByteSource, output: PartitionOutput
+) -> None:
+    """Every batch as it is. Raises LateCorruptionError."""
+    doing = f"copying {inputs.name}"
+    context.totals.passes = max(context.totals.passes, 1)
+    async with aclosing(windows(inputs.extents, source, context.flags, context.kernels)) as passing:
+        async for each in passing:
+            if isinstance(each, FlaggedBytes):
+                await write_flagged(context, output, each)
+            else:
+                context.totals.records_in += int(each.table.record_counts.sum())
+                may_have_tombstones = any(piece.extent.may_have_tombstones for piece in each.pieces)
+                await output.write(
+                    each.base_offset, each.last_offset, each.data, each.table, may_have_tombstones=may_have_tombstones
+                )
+            context.steps(doing, len(each.data))
+    output.end()
+
+
+async def write_flagged(context: MergeContext, output: PartitionOutput, flagged: FlaggedBytes) -> None:
+    extent = flagged.extent
+    if flagged.begins:
+        context.totals.flagged_extents += 1
+        context.totals.records_in += extent.record_count
+        _log.warning(
+            "an extent is copied unread",
+            key=extent.key,
+            partition_id=extent.partition_id,
+            base_offset=extent.base_offset,
+            reason=flagged.reason,
+        )
+    await output.write_flagged(extent, flagged.data, flagged.reason, begins=flagged.begins, ends=flagged.ends)
+
+
+class PartitionDedupe:
+    """The passes over one compacted partition. `run` once."""
+
+    def __init__(
+        self, context: MergeContext, inputs: PartitionInputs, spec: PartitionSpec, buffer: DedupeBuffer, keys_max: int
+    ) -> None:
+        self._context = context
+        self._inputs = inputs
+        self._spec = spec
+        self._buffer = buffer
+        self._keys_max = keys_max
+        self._scans = 0
+
+    async def run(self, first: Cursors, second: Cursors | None, output: PartitionOutput) -> CleanedPartition:
+        """`first` feeds the first scan; `second` the rewrite, and is None where the partition is to be kept in memory.
+
+        Raises LateCorruptionError for an extent that was sound when scanned and is not when rewritten.
+        """
+        kept = KeptBytes(await self._kept_bytes(first)) if second is None else None
+        cleaner = await self._scan(first, kept)
+        await self._rewrite(cleaner, kept or second or first, output)
+        totals, scanned = self._context.totals, cleaner.scanned
+        totals.keys += scanned.keys
+        totals.partition_keys_max = max(totals.partition_keys_max, scanned.keys)
+        totals.clears += scanned.clears
+        totals.passes = max(totals.passes, self._scans + 1)
+        totals.deduped_partitions += 1
+        self._add_stats(cleaner.stats)
+        return CleanedPartition(
+            partition_id=self._spec.partition_id,
+            cleaned_through_offset=self._cleaned_through(scanned),
+            passes_needed=passes_needed(scanned, self._keys_max),
+        )
+
+    async def _kept_bytes(self, source: ByteSource) -> dict[tuple[int, int], bytes]:
+        kept: dict[tuple[int, int], bytes] = {}
+        for extent in self._inputs.extents:
+            async with aclosing(source.chunks(extent)) as arriving:
+                kept[extent.place] = b"".join([chunk async for chunk in arriving])
+            self._context.steps(f"reading {self._inputs.name}", 0)
+        return kept
+
+    # The scan
+
+    async def _scan(self, first: Cursors, kept: KeptBytes | None) -> PartitionCleaner:
+        """All scan passes; begun anew as often as an extent had to be flagged."""
+        unread: Cursors | None = first
+        while True:
+            cleaner = PartitionCleaner(self._buffer, self._bounds(), passes=self._spec.passes)
+            self._scans = 0
+            is_sound = True
+            while is_sound:
+                self._scans += 1
+                async with self._source(unread, kept) as source:
+                    is_sound = await self._scan_pass(cleaner, source)
+                unread = None
+                if is_sound and not cleaner.end_scan():
+                    return cleaner
+
+    @asynccontextmanager
+    async def _source(self, unread: Cursors | None, kept: KeptBytes | None) -> AsyncGenerator[ByteSource]:
+        """For one scan: the bytes in memory, else the merge's first cursors once, else cursors of its own."""
+        context = self._context
+        if kept is not None:
+            yield kept
+        elif unread is not None:
+            yield unread
+            unread.skip_rest(self._inputs.extents)
+        else:
+            cursors = Cursors(context.store, self._inputs.extents, context.files, budget_bytes=context.extra_bytes)
+            try:
+                yield cursors
+            finally:
+                await cursors.close()
+                context.totals.gets += cursors.requests
+
+    async def _scan_pass(self, cleaner: PartitionCleaner, source: ByteSource) -> bool:
+        """False when an extent was found corrupt, and flagged: what the cleaner was fed is worth nothing then."""
+        context, known = self._context, len(self._context.flags)
+        doing = f"reading keys of {self._inputs.name}"
+        async with aclosing(windows(self._inputs.extents, source, context.flags, context.kernels)) as passing:
+            try:
+                async for each in passing:
+                    if isinstance(each, Window) and len(context.flags) == known:
+                        await self._scan_window(cleaner, each)
+                    context.steps(doing, len(each.data))
+            except LateCorruptionError as error:
+                context.flags[error.extent.place] = error.reason
+        return len(context.flags) == known
+
+    async def _scan_window(self, cleaner: PartitionCleaner, window: Window) -> None:
+        try:
+            await self._context.kernels.call(len(window.data), cleaner.scan, window.data, window.table)
+        except (CorruptBatchError, CodecError) as error:
+            self._context.flags[culprit(window, error).place] = reason_of(error)
+
+    # The rewrite
+
+    async def _rewrite(self, cleaner: PartitionCleaner, source: ByteSource, output: PartitionOutput) -> None:
+        context = self._context
+        known = dict(context.flags)
+        doing = f"writing {self._inputs.name}"
+        reading = windows(self._inputs.extents, source, context.flags, context.kernels, again=True)
+        async with aclosing(reading) as passing:
+            async for each in passing:
+                if isinstance(each, FlaggedBytes):
+                    if each.extent.place not in known:
+                        raise LateCorruptionError(each.extent, each.reason)
+                    await write_flagged(context, output, each)
+                else:
+                    await self._rewrite_window(cleaner, each, output)
+                context.steps(doing, len(each.data))
+        output.end()
+
+    async def _rewrite_window(self, cleaner: PartitionCleaner, window: Window, output: PartitionOutput) -> None:
+        try:
+            cleaned = await self._context.kernels.call(len(window.data), cleaner.rewrite, window.data, window.table)
+        except (CorruptBatchError, CodecError) as error:
+            raise LateCorruptionError(culprit(window, error), reason_of(error)) from error
+        await output.write(
+            window.base_offset,
+            window.last_offset,
+            cleaned.data,
+            cleaned.table,
+            may_have_tombstones=cleaned.tombstones > 0,
+        )
+
+    # What the pass may do and has done
+
+    def _bounds(self) -> CleanBounds:
+        spec = self._spec
+        flagged = [extent.base_offset for extent in self._inputs.extents if extent.place in self._context.flags]
+        return CleanBounds(
+            first_uncleanable_offset=spec.first_uncleanable_offset,
+            whole_through_offset=min([self._whole_through(), *flagged]),
+            now_ms=self._context.now_ms,
+            delete_horizon_ms=spec.delete_horizon_ms + self._context.waited_ms,
+            high_watermark=spec.high_watermark,
+            last_stable_offset=spec.last_stable_offset,
+            aborted=spec.aborted,
+        )
+
+    def _whole_through(self) -> int:
+        """As planned, and as the inputs that are still there bear out."""
+        return min(self._spec.whole_through_offset, whole_through(self._inputs))
+
+    def _cleaned_through(self, scanned: ScanResult) -> int | None:
+        """Flagged extents count as cleaned: nothing can be, and else their partition would look dirty for ever."""
+        reached = self._whole_through()
+        if reached <= self._inputs.partition.log_start_offset:
+            return None
+        through = min(reached, self._spec.first_uncleanable_offset)
+        return through if scanned.first_clear_offset is None else min(through, scanned.first_clear_offset)
+
+    def _add_stats(self, stats: CleanedStats) -> None:
+        totals = self._context.totals
+        totals.records_in += stats.records_in
+        totals.tombstones_kept += stats.tombstones_out
+        totals.tombstones_dropped += stats.tombstones_dropped
+        totals.keyless_dropped += stats.keyless_dropped
+
+
+def passes_needed(scanned: ScanResult, keys_max: int) -> int:
+    """Of the next dedupe: 1 where the keys fit one filling of the buffer.
+
+    A deep pass never clears, yet its keys may be more than one filling: the next must be deep too.
+    """
+    needed = max(-(-scanned.keys // keys_max), 1)
+    return max(needed, 2) if scanned.clears else needed
+
+
+def culprit(window: Window, error: Exception) -> InputExtent:
+    """Whose batch it is that `error` names by its position in the window."""
+    position = getattr(error, "position", None)
+    if len(window.pieces) == 1:
+        return window.pieces[0].extent
+    if not isinstance(position, int):
+        raise BugError(f"an error that does not say which batch it means: {error!r}") from error
+    row = int(window.table.positions.searchsorted(position, side="right")) - 1
+    return next(piece.extent for piece in window.pieces if piece.first <= row < piece.end)

@@ -1,0 +1,253 @@
+"""One round of planning: the view made ready to be asked, what the round has taken so far, and how a spec is put
+together. Pure; the rules are in the modules beside this one.
+
+Two kinds of merges want the same files. A merge of whole runs needs every extent of its files to be free; a forced pass
+takes one partition's extents out of many files, which are *partly busy* until it ends. With enough dirty partitions
+some forced pass would always hold some extent of every file, and leveling would starve. So the files of a group that
+is due and waits for forced passes are *reserved*: no new forced pass goes into them, and its place among the jobs is
+kept. Forced passes do not starve either: a stretch just ends before what is reserved, a group that waits for a place
+reserves nothing, and places for jobs are kept for both kinds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+
+from compactor.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
+from compactor.spec import MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from metadata.compaction import CompactionView, FileView, LeveledExtent, PartitionView
+from metadata.topic_configs import InvalidConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Why something is not planned although a rule asks for it. For people."""
+
+    rule: MergeKind
+    text: str
+    partition_id: int | None = None
+    file_ids: tuple[int, ...] = ()
+
+
+class FileStatus(Enum):
+    FREE = "free"
+    PARTLY_BUSY = "partly busy"
+    """A forced pass holds some of its extents; the rest will be free again."""
+    TAKEN = "taken"
+    """All of it is input of a live job, or of a spec of this round."""
+    IN_TROUBLE = "in trouble"
+    EXPIRING = "about to expire"
+
+
+@dataclass(slots=True)
+class Places:
+    """How many more jobs of each kind this round may plan."""
+
+    l0: int
+    merges: int
+    """Whole runs and files: merge, daily, purge."""
+    forced: int
+
+    @staticmethod
+    def left(view: CompactionView, options: PlanOptions) -> Places:
+        live = view.live_jobs
+        forced = live.get(MergeKind.FORCED, 0)
+        merges = sum(count for kind, count in live.items() if kind not in (MergeKind.LEVEL, MergeKind.FORCED))
+        all_left = options.jobs_max - forced - merges
+        spared = options.jobs_max > 1
+        kept = 1 if spared and view.partitions and not forced else 0
+        forced_max = min(options.forced_jobs_max, options.jobs_max - 1 if spared else 1)
+        return Places(
+            l0=max(0, options.l0_jobs_max - live.get(MergeKind.LEVEL, 0)),
+            merges=max(0, all_left - kept),
+            forced=max(0, min(all_left, forced_max - forced)),
+        )
+
+    def took_merge(self) -> None:
+        self.merges -= 1
+
+    def bound_forced(self, jobs_left: int) -> None:
+        self.forced = max(0, min(self.forced, jobs_left))
+
+
+@dataclass
+class Round:
+    """What the rules read and what they leave behind."""
+
+    view: CompactionView
+    options: PlanOptions
+    specs: list[MergeSpec] = field(default_factory=list[MergeSpec])
+    notes: list[Note] = field(default_factory=list[Note])
+    taken_files: set[int] = field(default_factory=set[int])
+    taken_extents: set[int] = field(default_factory=set[int])
+    reserved_files: set[int] = field(default_factory=set[int])
+
+    def __post_init__(self) -> None:
+        self.places = Places.left(self.view, self.options)
+        self.partitions: dict[int, PartitionView] = {}
+        """By id, in order of id. Of compacted topics."""
+        self.dirtiness: dict[int, Dirtiness] = {}
+        for partition in sorted(self.view.partitions, key=lambda each: each.partition_id):
+            try:
+                config_int(partition, "delete.retention.ms")
+                self.dirtiness[partition.partition_id] = measure(partition, now_ms=self.now_ms)
+            except InvalidConfigError as error:  # others must not wait for it; merges copy it
+                name = f"{partition.topic_name}-{partition.partition}"
+                self.note(MergeKind.FORCED, f"{name} is never deduped: {error}", partition_id=partition.partition_id)
+            else:
+                self.partitions[partition.partition_id] = partition
+
+    @property
+    def now_ms(self) -> int:
+        return self.view.now_ms
+
+    # ---- the view, in one order whatever the order of its rows
+
+    @cached_property
+    def files(self) -> Sequence[FileView]:
+        """By range, then id."""
+        return sorted(self.view.files, key=lambda each: (each.lo, each.hi, each.file_id))
+
+    @cached_property
+    def known_extents(self) -> Mapping[int, Sequence[LeveledExtent]]:
+        """Extents of compacted partitions by file id; those of plain partitions are not in the view."""
+        by_file: dict[int, list[LeveledExtent]] = defaultdict(list)
+        for partition in self.partitions.values():
+            for extent in in_offset_order(partition):
+                by_file[extent.file_id].append(extent)
+        return by_file
+
+    def status(self, file: FileView) -> FileStatus:
+        if file.file_id in self.taken_files:
+            return FileStatus.TAKEN
+        if file.trouble_until_ms > self.now_ms:
+            return FileStatus.IN_TROUBLE
+        if file.file_id in self.view.busy_files:
+            known = self.known_extents.get(file.file_id, ())
+            partly = any(each.extent_id not in self.view.busy_extents for each in known)
+            return FileStatus.PARTLY_BUSY if partly else FileStatus.TAKEN
+        if self.is_expiring(file):
+            return FileStatus.EXPIRING
+        return FileStatus.FREE
+
+    def is_expiring(self, file: FileView) -> bool:
+        """Retention takes all of it so soon that nobody should copy it any more."""
+        return file.expires_ms is not None and file.expires_ms <= self.now_ms + self.options.expiry_margin_ms
+
+    # ---- what a rule leaves behind
+
+    def note(
+        self, rule: MergeKind, text: str, *, partition_id: int | None = None, files: Iterable[FileView] = ()
+    ) -> None:
+        file_ids = tuple(each.file_id for each in files)
+        self.notes.append(Note(rule=rule, text=text, partition_id=partition_id, file_ids=file_ids))
+
+    def reserve(self, files: Iterable[FileView]) -> None:
+        self.reserved_files.update(each.file_id for each in files)
+
+    def add_l0(self, files: Sequence[FileView], reason: str) -> None:
+        size = sum(each.size_bytes for each in files)
+        self._add(
+            MergeSpec(
+                kind=MergeKind.LEVEL,
+                now_ms=self.now_ms,
+                limit_ms=self._limit_ms(size),
+                level=1,
+                output_bytes=self.options.output_bytes,
+                dedupe=False,
+                l0_file_ids=tuple(each.file_id for each in files),
+                input_bytes=size,
+                reason=reason,
+            )
+        )
+
+    def add_merge(self, kind: MergeKind, files: Sequence[FileView], *, level: int, dedupe: bool, reason: str) -> None:
+        """Whole files."""
+        self.places.took_merge()
+        file_ids = {each.file_id for each in files}
+        inputs: dict[int, list[LeveledExtent]] = defaultdict(list)
+        for file_id in sorted(file_ids) if dedupe else ():
+            for extent in self.known_extents.get(file_id, ()):
+                inputs[extent.partition_id].append(extent)
+        passes = {partition_id: self._passes(partition_id, extents) for partition_id, extents in inputs.items()}
+        size = sum(each.live_bytes for each in files)
+        again = sum((passes[key] - 1) * sum(each.length for each in extents) for key, extents in inputs.items())
+        limit_ms = self._limit_ms(size + again)
+        self._add(
+            MergeSpec(
+                kind=kind,
+                now_ms=self.now_ms,
+                limit_ms=limit_ms,
+                level=level,
+                output_bytes=self.options.output_bytes,
+                dedupe=bool(inputs),
+                file_ids=tuple(each.file_id for each in files),
+                partitions={
+                    key: self._partition_spec(key, extents, limit_ms, passes[key])
+                    for key, extents in sorted(inputs.items())
+                },
+                input_bytes=size,
+                reason=reason,
+            )
+        )
+
+    def add_forced(self, partition: PartitionView, stretch: Sequence[LeveledExtent], reason: str) -> None:
+        """One partition's extents."""
+        self.places.forced -= 1
+        size = sum(each.length for each in stretch)
+        limit_ms = self._limit_ms(size * partition.passes_needed)
+        key = partition.partition_id
+        self._add(
+            MergeSpec(
+                kind=MergeKind.FORCED,
+                now_ms=self.now_ms,
+                limit_ms=limit_ms,
+                level=2,
+                output_bytes=self.options.output_bytes,
+                dedupe=True,
+                extent_ids=tuple(each.extent_id for each in stretch),
+                partitions={key: self._partition_spec(key, stretch, limit_ms, partition.passes_needed)},
+                input_bytes=size,
+                reason=reason,
+            )
+        )
+
+    def _add(self, spec: MergeSpec) -> None:
+        self.specs.append(spec)
+        self.taken_files.update(spec.l0_file_ids, spec.file_ids)
+        self.taken_extents.update(spec.extent_ids)
+
+    def _limit_ms(self, work_bytes: int) -> int:
+        """From claim to commit. A deep pass reads its bytes several times, and must not be cut off every time."""
+        return self.options.job_limit_base_ms + self.options.job_limit_ms_per_mib * -(-work_bytes // MIB)
+
+    def _passes(self, partition_id: int, inputs: Sequence[LeveledExtent]) -> int:
+        """Deep only when this merge can overflow the buffer at all."""
+        fits = sum(each.record_count for each in inputs) <= self.options.dedupe_keys_max
+        return 1 if fits else self.partitions[partition_id].passes_needed
+
+    def _partition_spec(
+        self, partition_id: int, inputs: Collection[LeveledExtent], limit_ms: int, passes: int
+    ) -> PartitionSpec:
+        partition, options = self.partitions[partition_id], self.options
+        input_ids = {each.extent_id for each in inputs}
+        others = {each.extent_id for each in partition.extents} - input_ids
+        return PartitionSpec(
+            partition_id=partition_id,
+            log_start_offset=partition.log_start_offset,
+            last_stable_offset=partition.last_stable_offset,
+            high_watermark=partition.high_watermark,
+            first_uncleanable_offset=self.dirtiness[partition_id].first_uncleanable_offset,
+            whole_through_offset=stretch_end(partition, unbroken_stretch(partition, blocked=others)),
+            # old values vanish at the commit at the earliest, which comes before the limit or not at all; half the
+            # grace is for readers that planned before it
+            delete_horizon_ms=self.now_ms
+            + limit_ms
+            + options.grace_ms // 2
+            + config_int(partition, "delete.retention.ms"),
+            passes=passes,
+        )

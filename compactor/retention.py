@@ -1,0 +1,53 @@
+"""Retention, round by round: whole extents go when they are old or too many, and the log start moves.
+
+What expires is decided and done by the metadata store, in one transaction a round and on its own clock. A crash between
+rounds leaves nothing undone that the next call does not do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metadata.compaction import CompactionMetadata
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+
+_log = get_logger(__name__)
+
+ROUND_EXTENTS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    extents: int
+    bytes: int
+    partitions: int
+    """Moves of a log start; a partition that took several rounds counts in each."""
+    producers: int
+
+
+class Retention:
+    def __init__(self, *, metadata: CompactionMetadata, metrics: Metrics, round_extents: int = ROUND_EXTENTS) -> None:
+        self._metadata = metadata
+        self._metrics = metrics
+        self._round_extents = round_extents
+
+    async def apply(self) -> Applied:
+        """Until nothing more expires. Raises MetadataUnavailableError."""
+        extents = taken_bytes = partitions = 0
+        while True:
+            expired = await self._metadata.expire(limit=self._round_extents)
+            self._metrics.expired_extents_total.inc(expired.extents)
+            self._metrics.expired_bytes_total.inc(expired.bytes)
+            extents += expired.extents
+            taken_bytes += expired.bytes
+            partitions += expired.partitions
+            if expired.extents < self._round_extents:
+                break
+        producers = await self._metadata.expire_producers()
+        self._metrics.expired_producers_total.inc(producers)
+        if extents or producers:
+            _log.info(
+                "retention applied", extents=extents, bytes=taken_bytes, partitions=partitions, producers=producers
+            )
+        return Applied(extents=extents, bytes=taken_bytes, partitions=partitions, producers=producers)

@@ -1,0 +1,127 @@
+"""A loop of a compactor: one body, over and over, often while there is work and rarely while there is none.
+
+A round that fails is told and tried again after a pause that doubles (full jitter); nothing but a metadata store that
+went back in time ends a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from metadata.service import WentBackError, WriterFencedError
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+
+_log = get_logger(__name__)
+
+IDLE_FACTOR_MAX = 5
+"""An idle loop looks this much more rarely at last."""
+PAUSE_MS = 250.0
+PAUSE_MS_MAX = 30_000.0
+
+
+class Rounds:
+    """Args:
+    body: one round; returns whether it found something to do.
+    eager: after such a round, begin the next at once instead of after `interval_ms`.
+    patient: between rounds that found nothing, wait up to `IDLE_FACTOR_MAX` times as long.
+    on_fatal: told once when the process must halt.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        body: Callable[[], Awaitable[bool]],
+        *,
+        interval_ms: float,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+        on_fatal: Callable[[BaseException], None],
+        eager: bool = False,
+        patient: bool = False,
+    ) -> None:
+        self._name = name
+        self._body = body
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._ids = ids
+        self._errors = metrics.compactor_errors_total.labels(loop=name)
+        self._on_fatal = on_fatal
+        self._eager = eager
+        self._factor_max = IDLE_FACTOR_MAX if patient else 1
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._end = asyncio.Event()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"compactor-{self._name}")
+
+    def wake(self) -> None:
+        """Begin the next round soon."""
+        self._woken.set()
+
+    def end(self) -> None:
+        """Begin no new round."""
+        self._end.set()
+        self._woken.set()
+
+    async def ended(self) -> None:
+        """Wait until the present round is over; `end` was called."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def cancel(self) -> None:
+        """Cut the present round off."""
+        self._end.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        idle, failures = 1.0, 0
+        while not self._end.is_set():
+            pause_ms = 0.0
+            try:
+                found = await self._body()
+                failures = 0
+                idle = 1.0 if found else min(idle * 1.5, self._factor_max)
+                if not (found and self._eager):
+                    pause_ms = self._interval_ms * idle * (0.9 + 0.2 * self._ids.jitter())
+            except (WentBackError, WriterFencedError) as error:
+                _log.error("compactor halts", loop=self._name, error=str(error))
+                self._on_fatal(error)
+                return
+            except Exception as error:
+                failures += 1
+                pause_ms = self._failed(error, failures)
+            if not pause_ms:
+                await asyncio.sleep(0)
+                continue
+            # a pause after a failure is cut short by the end alone
+            await self._pause(pause_ms, until=self._end if failures else self._woken)
+            self._woken.clear()
+
+    def _failed(self, error: Exception, failures: int) -> float:
+        """Returns how long to pause."""
+        self._errors.inc()
+        pause_ms = min(PAUSE_MS * 2 ** min(failures, 16), PAUSE_MS_MAX) * self._ids.jitter() + PAUSE_MS
+        if isinstance(error, SiltstoneError):
+            _log.warning("round failed", loop=self._name, error=str(error), pause_ms=int(pause_ms))
+        else:
+            _log.exception("round failed", loop=self._name, pause_ms=int(pause_ms))
+        return pause_ms
+
+    async def _pause(self, pause_ms: float, *, until: asyncio.Event) -> None:
+        timer = asyncio.ensure_future(self._clock.sleep_ms(pause_ms))
+        event = asyncio.ensure_future(until.wait())
+        try:
+            await asyncio.wait({timer, event}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            timer.cancel()
+            event.cancel()
+            await asyncio.gather(timer, event, return_exceptions=True)

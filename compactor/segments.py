@@ -1,0 +1,139 @@
+"""Where merged extents and files are cut. Pure.
+
+An extent (Kafka's segment) ends
+
+1. where the inputs of its partition have a gap: an extent answers for every offset in its range, so it may cover only
+   offsets that its inputs hold;
+2. before the batch that would take it over `segment.bytes`;
+3. before the batch whose largest timestamp is more than `segment.ms`, or an eighth of `retention.ms`, after that of the
+   extent's first batch: retention drops whole extents by their largest timestamp, so old records must not wait for
+   young ones in the same extent;
+4. around an extent whose bytes cannot be read as batches, which stays alone.
+
+Rules 2 and 3 are `ExtentCutter`, the others need no state beyond the inputs' ranges. Ranges tile: an extent cut before
+a batch ends right below that batch's base offset, the next one begins there.
+
+A file ends at the border between extents that leaves its size nearest to what is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metadata.topic_configs import as_int, as_list, resolve
+
+EXTENTS_MAX = 200_000
+"""In one file: an index of 19 MiB, which every reader of it must hold."""
+RETENTION_SHARE = 8
+_LOOK_AHEAD = 64
+"""Batches first looked at for a cut by time; doubled until it is found."""
+
+
+class SegmentRule(NamedTuple):
+    """When an extent of one topic is full."""
+
+    bytes_max: int
+    """A single batch above it is an extent of its own."""
+    span_ms_max: int | None
+    """None = however long."""
+
+
+def segment_rule(configs: Mapping[str, str], *, output_bytes: int) -> SegmentRule:
+    """From a topic's overrides. An extent never exceeds a file, so `output_bytes` bounds it too.
+
+    `retention.ms` counts only where the policy deletes. Raises InvalidConfigError for a value that is no number.
+    """
+    resolved = resolve(configs)
+    span_ms = as_int(resolved, "segment.ms")
+    retention_ms = as_int(resolved, "retention.ms")
+    if retention_ms >= 0 and "delete" in as_list(resolved, "cleanup.policy"):
+        span_ms = min(span_ms, retention_ms // RETENTION_SHARE)
+    return SegmentRule(min(as_int(resolved, "segment.bytes"), output_bytes), span_ms)
+
+
+class ExtentCutter:
+    """Rules 2 and 3 for the batches of one partition, in order."""
+
+    def __init__(self, rule: SegmentRule) -> None:
+        self._rule = rule
+        self._bytes = 0
+        self._first_timestamp_ms: int | None = None
+        """Of the first batch of the open extent that has a timestamp."""
+
+    def start(self) -> None:
+        """A new extent begins for another reason (a gap, a flagged neighbour)."""
+        self._bytes = 0
+        self._first_timestamp_ms = None
+
+    def cuts(self, sizes: NDArray[np.int64], max_timestamps_ms: NDArray[np.int64]) -> list[int]:
+        """The next batches are these: before which of them (rising indexes) does a new extent begin?"""
+        ends = np.cumsum(sizes)
+        batches = len(sizes)
+        cuts: list[int] = []
+        at = 0
+        while at < batches:
+            cut = min(self._full_at(ends, at), self._too_late_at(max_timestamps_ms, at))
+            if cut >= batches:
+                self._bytes += int(ends[-1]) - (int(ends[at - 1]) if at else 0)
+                break
+            cuts.append(cut)
+            self.start()
+            at = cut
+        return cuts
+
+    def _full_at(self, ends: NDArray[np.int64], at: int) -> int:
+        """The first batch from `at` on that does not fit; the first of an extent always does."""
+        begun = int(ends[at - 1]) if at else 0
+        full = int(ends.searchsorted(begun + self._rule.bytes_max - self._bytes, side="right"))
+        return max(full, at if self._bytes else at + 1)
+
+    def _too_late_at(self, timestamps_ms: NDArray[np.int64], at: int) -> int:
+        """The first batch from `at` on that is too young for the open extent; sets the extent's first timestamp."""
+        batches = len(timestamps_ms)
+        if self._rule.span_ms_max is None:
+            return batches
+        if self._first_timestamp_ms is None:
+            at = _first_above(timestamps_ms, at, -1)
+            if at == batches:
+                return batches
+            self._first_timestamp_ms = int(timestamps_ms[at])
+        return _first_above(timestamps_ms, at, self._first_timestamp_ms + self._rule.span_ms_max)
+
+
+def _first_above(values: NDArray[np.int64], at: int, bound: int) -> int:
+    """Index of the first value above `bound` from `at` on; how many there are when none is."""
+    if bound >= np.iinfo(np.int64).max:
+        return len(values)
+    look_ahead = _LOOK_AHEAD
+    while at < len(values):
+        found = np.flatnonzero(values[at : at + look_ahead] > bound)
+        if len(found):
+            return at + int(found[0])
+        at += look_ahead
+        look_ahead *= 2
+    return len(values)
+
+
+def ends_file(*, file_bytes: int, file_extents: int, next_bytes: int, output_bytes: int) -> bool:
+    """Whether a file that has `file_bytes` should end before about `next_bytes` more that stay together."""
+    if not file_extents:
+        return False
+    if file_extents >= EXTENTS_MAX:
+        return True
+    over = file_bytes + next_bytes - output_bytes
+    return over > 0 and over >= output_bytes - file_bytes
+
+
+def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint inclusive (base, last) ranges in order, those that touch made one."""
+    joined: list[tuple[int, int]] = []
+    for base, last in ranges:
+        if joined and joined[-1][1] + 1 == base:
+            joined[-1] = (joined[-1][0], last)
+        else:
+            joined.append((base, last))
+    return joined

@@ -1,0 +1,357 @@
+"""From the bytes of a partition's inputs to *windows*: whole batches with their offsets, checked, in offset order.
+
+What decides whether bytes are good, before anything is done with them: each batch's header and CRC-32C; that offsets
+rise inside the range the metadata gives their extent (L0: that they fill it, which is what gives them their offsets);
+and of an extent that is in memory whole, the CRC-32C that the metadata has of it. What fails becomes *flagged bytes*:
+the extent as it is, with the reason, to be copied and never read. An extent too long to be seen whole before its first
+window leaves is checked as it passes; when it fails later, `LateCorruptionError` says so and the merge begins anew
+with that extent flagged.
+
+Small inputs that touch in offsets are joined, up to 8 MiB, so that thousands of small ones cost a few kernel calls.
+A batch that lies across two reads is carried over; one that is longer than a window makes that window longer.
+Nothing is written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.cursors import WINDOW_BYTES, ByteSource
+from compactor.kway_merge import InputExtent
+from siltstone.errors import SiltstoneError
+from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
+from wire.crc import Body, crc32c
+from wire.kernels.batches import BatchTable, read_batches
+
+JOINED_PIECES_MAX = 8_192
+INLINE_BYTES_MAX = 64 * 1024
+"""Kernel calls over less are not worth a thread."""
+REASON_CHARACTERS_MAX = 300
+
+T = TypeVar("T")
+_OFFSET_BYTES = np.arange(8)
+_EPOCH_BYTES = np.arange(12, 16)
+
+
+class Piece(NamedTuple):
+    """Which batches of a window are of which input."""
+
+    extent: InputExtent
+    first: int
+    """Row in the window's table."""
+    end: int
+
+
+class Window(NamedTuple):
+    """Whole batches of one partition, offsets stamped. Its inputs touch each other."""
+
+    data: Body
+    table: BatchTable
+    pieces: Sequence[Piece]
+
+    @property
+    def base_offset(self) -> int:
+        """Of the range that its inputs answer for."""
+        return self.pieces[0].extent.base_offset
+
+    @property
+    def last_offset(self) -> int:
+        return self.pieces[-1].extent.last_offset
+
+
+class FlaggedBytes(NamedTuple):
+    """A stretch of an extent that is copied as it is."""
+
+    extent: InputExtent
+    reason: str
+    data: Body
+    begins: bool
+    ends: bool
+
+
+class LateCorruptionError(SiltstoneError):
+    """An extent of which windows have left already is corrupt. The merge begins anew with it flagged."""
+
+    def __init__(self, extent: InputExtent, reason: str) -> None:
+        super().__init__(f"{extent.key!r}, partition {extent.partition_id}, offset {extent.base_offset}: {reason}")
+        self.extent = extent
+        self.reason = reason
+
+
+Flags = dict[tuple[int, int], str]
+"""`InputExtent.place` -> why its bytes are not read as batches."""
+
+
+class KernelCaller:
+    """Runs what is long on a thread (kernels release the interpreter's lock), what is short at once."""
+
+    def __init__(self, *, in_thread: bool) -> None:
+        self._in_thread = in_thread
+
+    async def call(self, size_bytes: int, function: Callable[..., T], *arguments: object) -> T:
+        if not self._in_thread or size_bytes <= INLINE_BYTES_MAX:
+            return function(*arguments)
+        running = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            # A thread cannot be stopped; what it works on (the dedupe buffer) must not go to another meanwhile.
+            await asyncio.wait([running])
+            raise
+
+
+async def windows(
+    extents: Sequence[InputExtent], source: ByteSource, flags: Flags, kernels: KernelCaller, *, again: bool = False
+) -> AsyncGenerator[Window | FlaggedBytes]:
+    """One pass over a partition. Extents found corrupt are added to `flags`; those in it are not looked at.
+
+    `again`: an earlier pass of this merge has checked every batch. The CRC of the extent, which is still summed, says
+    whether these are the same bytes.
+
+    Raises LateCorruptionError, and what the source raises.
+    """
+    group: list[tuple[InputExtent, Body]] = []
+    group_bytes = 0
+    for extent in extents:
+        streamed = extent.place in flags or (extent.length > WINDOW_BYTES and not extent.is_l0)
+        apart = bool(group) and (
+            streamed
+            or group[-1][0].last_offset + 1 != extent.base_offset
+            or group[-1][0].is_l0 != extent.is_l0
+            or group_bytes + extent.length > WINDOW_BYTES
+            or len(group) >= JOINED_PIECES_MAX
+        )
+        if apart:
+            for each in await kernels.call(group_bytes, _group_windows, group, flags, again):
+                yield each
+            group, group_bytes = [], 0
+        if not streamed:
+            group.append((extent, await _whole(extent, source)))
+            group_bytes += extent.length
+        elif extent.place in flags:
+            async with aclosing(_flagged_bytes(extent, source, flags[extent.place])) as flagged:
+                async for each in flagged:
+                    yield each
+        else:
+            async with aclosing(_streamed(extent, source, kernels, again)) as streamed_windows:
+                async for each in streamed_windows:
+                    yield each
+    if group:
+        for each in await kernels.call(group_bytes, _group_windows, group, flags, again):
+            yield each
+
+
+async def _whole(extent: InputExtent, source: ByteSource) -> Body:
+    if not extent.length:
+        return b""
+    at_hand = source.at_hand(extent)
+    if at_hand is not None:
+        return at_hand
+    async with aclosing(source.chunks(extent)) as arriving:
+        chunks = [chunk async for chunk in arriving]
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _flagged_bytes(extent: InputExtent, source: ByteSource, reason: str) -> AsyncGenerator[FlaggedBytes]:
+    done = 0
+    async with aclosing(source.chunks(extent)) as chunks:
+        async for chunk in chunks:
+            begins = not done
+            done += len(chunk)
+            yield FlaggedBytes(extent, reason, chunk, begins, done == extent.length)
+
+
+# Extents that are in memory whole
+
+
+def _group_windows(group: Sequence[tuple[InputExtent, Body]], flags: Flags, again: bool) -> list[Window | FlaggedBytes]:
+    """One window of all; where something is wrong, each input for itself."""
+    try:
+        return [_joined_window(group, again)]
+    except CorruptBatchError as error:
+        if len(group) > 1:
+            return [each for one in group for each in _group_windows([one], flags, again)]
+        ((extent, data),) = group
+        flags[extent.place] = reason = reason_of(error)
+        return [FlaggedBytes(extent, reason, data, True, True)]
+
+
+def _joined_window(group: Sequence[tuple[InputExtent, Body]], again: bool) -> Window:
+    """Raises CorruptBatchError."""
+    is_l0 = group[0][0].is_l0
+    if not is_l0:
+        for extent, data in group:
+            check_extent_crc(extent, crc32c(data))
+    data: Body = group[0][1]
+    if is_l0:
+        data = bytearray().join([data for _, data in group])  # to be stamped
+    elif len(group) > 1:
+        data = b"".join([data for _, data in group])
+    table = read_batches(data, check_crc=is_l0 or not again)
+    starts = np.cumsum([0] + [extent.length for extent, _ in group])
+    firsts = table.positions.searchsorted(starts)
+    _check_borders(table, starts, firsts)
+    extents = [extent for extent, _ in group]
+    if is_l0:
+        table = _stamped(data, table, extents, firsts)
+    else:
+        for number, extent in enumerate(extents):
+            check_offsets(table, int(firsts[number]), int(firsts[number + 1]), extent, after=extent.base_offset - 1)
+    pieces = [Piece(extent, int(firsts[number]), int(firsts[number + 1])) for number, extent in enumerate(extents)]
+    return Window(data, table, pieces)
+
+
+def _check_borders(table: BatchTable, starts: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
+    """Raise unless a batch begins where each input does."""
+    ends = np.append(table.positions, starts[-1])
+    wrong = np.flatnonzero(ends[firsts] != starts)
+    if len(wrong):
+        raise CorruptBatchError(f"a batch goes past the end of its extent, {int(starts[wrong[0]])} bytes into a window")
+
+
+def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firsts: NDArray[np.int64]) -> BatchTable:
+    """Give the batches of L0 inputs their offsets and leader epoch 0, in `data` itself; the table that is then true.
+
+    The offsets of an input follow each other from its base offset. None of this is covered by a batch's CRC.
+    """
+    counts = table.last_offsets - table.base_offsets + 1
+    before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
+    bases = np.array([extent.base_offset for extent in extents], dtype=np.int64)
+    held = before[firsts[1:]] - before[firsts[:-1]]
+    expected = np.array([extent.last_offset for extent in extents], dtype=np.int64) - bases + 1
+    wrong = np.flatnonzero(held != expected)
+    if len(wrong):
+        extent = extents[int(wrong[0])]
+        raise CorruptBatchError(
+            f"its batches have {int(held[wrong[0]])} offsets, the commit gave it {extent.base_offset} to"
+            f" {extent.last_offset}"
+        )
+    shifts = np.repeat(bases - before[firsts[:-1]], np.diff(firsts))
+    base_offsets = before[:-1] + shifts
+    raw = np.frombuffer(data, dtype=np.uint8)
+    at = table.positions[:, None]
+    raw[at + _OFFSET_BYTES] = base_offsets.astype(">i8").view(np.uint8).reshape(-1, 8)
+    raw[at + _EPOCH_BYTES] = 0
+    return table._replace(base_offsets=base_offsets, last_offsets=base_offsets + counts - 1)
+
+
+# Extents that pass in several windows
+
+
+async def _streamed(
+    extent: InputExtent, source: ByteSource, kernels: KernelCaller, again: bool
+) -> AsyncGenerator[Window]:
+    """Raises LateCorruptionError: by then nothing, or some windows, have left."""
+    stream = _ExtentStream(extent, check_crc=not again)
+    async with aclosing(source.chunks(extent)) as chunks:
+        async for chunk in chunks:
+            for window in await kernels.call(len(chunk), stream.windows, chunk):
+                yield window
+
+
+class _ExtentStream:
+    """Cuts one extent's bytes into windows at batches; keeps what is left of the last batch."""
+
+    def __init__(self, extent: InputExtent, *, check_crc: bool) -> None:
+        self._extent = extent
+        self._check_crc = check_crc
+        self._carried: list[Body] = []
+        self._carried_bytes = 0
+        self._needed_bytes = 0
+        """No batch is whole below this many."""
+        self._taken_bytes = 0
+        self._crc32c = 0
+        self._last_offset = extent.base_offset - 1
+
+    def windows(self, chunk: Body) -> Sequence[Window]:
+        """What is whole after the next bytes, if any batch is. Raises LateCorruptionError."""
+        self._crc32c = crc32c(chunk, self._crc32c)
+        self._taken_bytes += len(chunk)
+        self._carried.append(chunk)
+        self._carried_bytes += len(chunk)
+        is_last = self._taken_bytes == self._extent.length
+        if self._carried_bytes < self._needed_bytes and not is_last:
+            return ()
+        try:
+            return self._cut(is_last)
+        except CorruptBatchError as error:
+            raise LateCorruptionError(self._extent, reason_of(error)) from error
+
+    def _cut(self, is_last: bool) -> Sequence[Window]:
+        if is_last:
+            check_extent_crc(self._extent, self._crc32c)
+        found: list[Window] = []
+        rest = b""
+        for data in self._pieces():
+            table = read_batches(data, check_crc=self._check_crc, allow_cut=not is_last)
+            rows = len(table.positions)
+            end = int(table.positions[-1] + table.sizes[-1]) if rows else 0
+            # A copy, so that what is left of one batch does not keep a whole window in memory.
+            rest = bytes(memoryview(data)[end:])
+            if rows:
+                check_offsets(table, 0, rows, self._extent, after=self._last_offset)
+                self._last_offset = int(table.last_offsets[-1])
+                found.append(Window(memoryview(data)[:end], table, (Piece(self._extent, 0, rows),)))
+        self._carried = [rest] if rest else []
+        self._carried_bytes = len(rest)
+        self._needed_bytes = self._whole_batch_bytes(rest)
+        return found
+
+    def _pieces(self) -> Sequence[Body]:
+        """What is carried: the batch that lies across reads, joined, and what follows it as it came. To join a whole
+        read for the sake of its first batch would cost as much as a kernel."""
+        *before, last = self._carried
+        front = b"".join(before)
+        if not front:
+            return [last]
+        head = front + bytes(last[:BATCH_HEADER_BYTES])
+        size_bytes = read_header(head).size_bytes if len(head) >= BATCH_HEADER_BYTES else 0
+        missing_bytes = size_bytes - len(front)
+        if not 0 < missing_bytes < len(last):
+            return [front + bytes(last)]
+        view = memoryview(last)
+        return [front + bytes(view[:missing_bytes]), view[missing_bytes:]]
+
+    def _whole_batch_bytes(self, rest: Body) -> int:
+        """How many bytes the batch that begins `rest` says it has."""
+        if len(rest) < BATCH_HEADER_BYTES:
+            return BATCH_HEADER_BYTES
+        size_bytes = read_header(rest).size_bytes
+        left = self._extent.length - self._taken_bytes + len(rest)
+        if size_bytes > left:
+            raise CorruptBatchError(f"a batch says {size_bytes} bytes, {left} are left of its extent")
+        return size_bytes
+
+
+# What makes an extent good
+
+
+def check_extent_crc(extent: InputExtent, actual: int) -> None:
+    """Raises CorruptBatchError."""
+    if actual != extent.crc32c:
+        raise CorruptBatchError(f"its bytes have CRC-32C {actual:08x}, the metadata says {extent.crc32c:08x}")
+
+
+def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, *, after: int) -> None:
+    """Raise CorruptBatchError unless offsets rise from above `after` and stay inside the extent's range."""
+    if first == end:
+        return
+    bases, lasts = table.base_offsets[first:end], table.last_offsets[first:end]
+    wrong = np.flatnonzero(bases[1:] <= lasts[:-1])
+    if int(bases[0]) <= after or len(wrong) or int(lasts[-1]) > extent.last_offset:
+        at = int(wrong[0]) + 1 if len(wrong) else 0 if int(bases[0]) <= after else end - first - 1
+        raise CorruptBatchError(
+            f"the batch with offsets {int(bases[at])} to {int(lasts[at])} is out of order in the extent from"
+            f" {extent.base_offset} to {extent.last_offset}"
+        )
+
+
+def reason_of(error: Exception) -> str:
+    """For `flagged_reason`."""
+    return (error.message if isinstance(error, SiltstoneError) else repr(error))[:REASON_CHARACTERS_MAX]

@@ -1,0 +1,262 @@
+"""One merge from its claim to its end.
+
+Claim (epoch + 1, the lease and the time limit begin) -> wait for memory -> read, merge and write
+(`compactor/execute.py`) while the event loop beats for the job -> commit, which is the only thing that counts. A crash
+anywhere before the commit leaves objects that no row names and a job whose lease runs out: the next claim begins anew.
+A commit whose answer was lost is asked again, the same call, until it is answered.
+
+How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
+`given_back` (we are told to stop, or a store is away: it is ready for the next); `failed` (it cannot be done as
+planned: its inputs are left alone for a while, the rest goes on); `stale` (it waited so long for a compactor that it is
+planned anew). A bad merge never ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.execute import Progress
+from compactor.kway_merge import MergeInputError
+from compactor.measures import count_merge
+from compactor.memory_gate import MemoryGate
+from compactor.options import job_memory_bytes
+from compactor.spec import MergeSpec
+from metadata.compaction import (
+    JOB_BEAT_MS,
+    ClaimedJob,
+    CommitMerge,
+    JobLostError,
+    MergeCommitted,
+    MergeRefusedError,
+    Metadata,
+)
+from metadata.service import MetadataUnavailableError, WentBackError, WriterLease
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+
+_log = get_logger(__name__)
+
+BAD_INPUT_RETRY_MS = 600_000
+"""An input that is missing or cannot be read does not heal by itself."""
+FAILED_RETRY_MS = 60_000
+COMMIT_PAUSE_MS = 100.0
+COMMIT_PAUSE_MS_MAX = 5_000.0
+ERROR_CHARS_MAX = 2_000
+
+
+class Engine(Protocol):
+    """`compactor.execute.MergeEngine`."""
+
+    async def run(
+        self, claimed: ClaimedJob, *, progress: Callable[[Progress], None] = ..., keep_going: Callable[[], None] = ...
+    ) -> CommitMerge: ...
+
+
+class StalePlanError(SiltstoneError):
+    """The job waited so long for a compactor that the delete horizon in its spec may be too early: plan it anew.
+
+    The horizon counts on a commit within half the grace and the time limit after the plan; the limit runs from the
+    claim, so a claim may be half the grace late. A merge that dedupes nothing stamps no horizon and is never stale.
+    """
+
+
+class StoppedError(SiltstoneError):
+    """We were told to stop; the merge goes back."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a merge and those who look after it tell each other; read from kernel threads too."""
+
+    claimed: ClaimedJob
+    began_ms: float
+    limit_ms: float
+    lost: str = ""
+    committing: bool = False
+    progress: Progress | None = None
+
+
+class Worker:
+    """Runs one job at a time for one lane."""
+
+    def __init__(
+        self,
+        *,
+        metadata: Metadata,
+        engine: Engine,
+        lease: WriterLease,
+        gate: MemoryGate,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+        grace_ms: int,
+        keys_max: int = DEDUPE_KEYS_MAX,
+        on_done: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._metadata = metadata
+        self._engine = engine
+        self._lease = lease
+        self._gate = gate
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._grace_ms = grace_ms
+        self._keys_max = keys_max
+        self._on_done = on_done
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Claim nothing more; the running merge stops at its next step and is given back."""
+        self._stopping = True
+
+    async def work(self, kinds: Sequence[str]) -> bool:
+        """Claim a job of these kinds and see it to its end. False when there was none.
+
+        Raises MetadataUnavailableError, and retriable store errors after the job was given back: the caller pauses.
+        """
+        if self._stopping:
+            return False
+        claimed = await self._metadata.claim_job(self._lease, kinds=kinds)
+        if claimed is None:
+            return False
+        began_ms = self._clock.monotonic_ms()
+        limit_ms = (claimed.job.deadline_ms or claimed.now_ms) - claimed.now_ms
+        run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
+        job = claimed.job
+        facts = {"job": job.job_id, "kind": job.kind, "bytes": job.input_bytes, "epoch": job.epoch}
+        try:
+            committed, commit = await self._merge(run)
+        except Exception as error:
+            await self._ended_badly(run, error, facts)
+            return True
+        seconds = (self._clock.monotonic_ms() - began_ms) / 1000
+        count_merge(self._metrics, claimed, commit, committed, seconds=seconds, keys_max=self._keys_max)
+        _log.info("merge done", **facts, files=len(committed.file_ids), seconds=round(seconds, 3))
+        self._on_done()
+        await self._metadata.notify()
+        return True
+
+    async def _merge(self, run: _Run) -> tuple[MergeCommitted, CommitMerge]:
+        job = run.claimed.job
+        # what is left of the inputs, which may be less than was planned
+        input_bytes = sum(file.size_bytes for file in run.claimed.l0_files)
+        input_bytes += sum(extent.length for extent in run.claimed.extents)
+        async with self._beats(run), self._gate.held(job_memory_bytes(job.kind, input_bytes, self._keys_max)):
+
+            def keep_going() -> None:
+                self._keep_going(run)
+
+            def progress(step: Progress) -> None:
+                run.progress = step
+
+            self._check_plan(run.claimed)
+            keep_going()
+            commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
+            keep_going()
+            run.committing = True
+            return await self._commit(commit), commit
+
+    def _check_plan(self, claimed: ClaimedJob) -> None:
+        """Raises SpecError, StalePlanError."""
+        spec = MergeSpec.from_json(claimed.job.spec)
+        waited_ms = claimed.now_ms - spec.now_ms
+        if spec.dedupe and waited_ms > self._grace_ms / 2:
+            raise StalePlanError(f"planned {waited_ms / 1000:.0f} s before a compactor was free; it is planned anew")
+
+    def _keep_going(self, run: _Run) -> None:
+        """Raises JobLostError, StoppedError."""
+        if self._stopping:
+            raise StoppedError("told to stop")
+        if run.lost:
+            raise JobLostError(run.lost)
+        if self._clock.monotonic_ms() - run.began_ms > run.limit_ms:
+            raise JobLostError(f"the merge did not end within its {run.limit_ms / 1000:.0f} s")
+
+    async def _commit(self, commit: CommitMerge) -> MergeCommitted:
+        """Raises JobLostError, MergeRefusedError, WentBackError; never gives up for an answer that was lost."""
+        pause_ms = COMMIT_PAUSE_MS
+        while True:
+            try:
+                return await self._metadata.commit_merge(commit)
+            except MetadataUnavailableError as error:
+                _log.warning("merge commit in doubt, asking again", job=commit.job_id, error=str(error))
+            await self._clock.sleep_ms(pause_ms * (0.5 + 0.5 * self._ids.jitter()))
+            pause_ms = min(pause_ms * 2, COMMIT_PAUSE_MS_MAX)
+
+    @asynccontextmanager
+    async def _beats(self, run: _Run) -> AsyncGenerator[None]:
+        """Beat for the job while the block runs."""
+        beats = asyncio.create_task(self._beat_for_ever(run), name=f"beat-job-{run.claimed.job.job_id}")
+        try:
+            yield
+        finally:
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
+
+    async def _beat_for_ever(self, run: _Run) -> None:
+        job = run.claimed.job
+        while True:
+            await self._clock.sleep_ms(JOB_BEAT_MS)
+            progress = None if run.progress is None else run.progress._asdict()
+            try:
+                await self._metadata.beat_job(job.job_id, job.epoch, progress=progress)
+            except JobLostError as error:
+                if not run.committing:  # else the commit ended it, or is told so itself
+                    run.lost = error.message
+                return
+            except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
+                self._metrics.compactor_errors_total.labels(loop="beat").inc()
+                _log.warning("beat failed", job=job.job_id, error=str(error))
+
+    # ---- bad ends
+    async def _ended_badly(self, run: _Run, error: Exception, facts: dict[str, Any]) -> None:
+        """Say and do what follows. Raises the error where the caller should pause or halt."""
+        job = run.claimed.job
+        files = sorted({*(file.file_id for file in run.claimed.l0_files), *(e.file_id for e in run.claimed.extents)})
+        if isinstance(error, WentBackError):
+            raise error
+        if isinstance(error, JobLostError):
+            self._count(run, "lost")
+            _log.warning("merge lost", **facts, error=error.message)
+        elif isinstance(error, StoppedError):
+            self._count(run, "given_back")
+            _log.info("merge given back", **facts)
+            await self._metadata.give_back_job(job.job_id, job.epoch)
+        elif isinstance(error, MergeInputError):
+            self._count(run, "failed")
+            _log.error("merge failed on an input", **facts, files=list(error.file_ids), error=str(error))
+            await self._fail(run, error, error.file_ids, BAD_INPUT_RETRY_MS)
+        elif isinstance(error, MergeRefusedError):
+            # the refusal ended the job; that its inputs are left alone for a while is part of it
+            self._count(run, "failed")
+            _log.error("merge refused", **facts, error=error.message)
+        elif isinstance(error, StalePlanError):
+            self._count(run, "stale")
+            _log.warning("merge is stale", **facts, error=error.message)
+            await self._fail(run, error, (), 0)
+        elif isinstance(error, SiltstoneError) and error.retriable:
+            self._count(run, "given_back")
+            await self._metadata.give_back_job(job.job_id, job.epoch)
+            raise error
+        else:
+            self._count(run, "failed")
+            _log.exception("merge failed", **facts)
+            await self._fail(run, error, files, FAILED_RETRY_MS)
+
+    async def _fail(self, run: _Run, error: Exception, file_ids: Sequence[int], retry_after_ms: int) -> None:
+        said = str(error) if isinstance(error, SiltstoneError) else f"{type(error).__name__}: {error}"
+        job = run.claimed.job
+        await self._metadata.fail_job(
+            job.job_id, job.epoch, error=said[:ERROR_CHARS_MAX], file_ids=file_ids, retry_after_ms=retry_after_ms
+        )
+
+    def _count(self, run: _Run, outcome: str) -> None:
+        self._metrics.merges_total.labels(kind=run.claimed.job.kind, outcome=outcome).inc()

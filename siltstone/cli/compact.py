@@ -1,0 +1,191 @@
+"""`siltstone compact TOPIC`: what is due, or, with --now, a pass over the topic that is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from metadata.compaction import Metadata
+from siltstone import compact_now
+from siltstone.cli.output import console, json_option, print_json, print_pairs, size_text
+from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
+from siltstone.cli.topics_compaction import print_states, read_explained
+from siltstone.clock import SystemClock
+from siltstone.compaction_report import fraction_of, states_json
+from siltstone.errors import BadInputError
+from siltstone.ids import SystemIds
+from siltstone.metrics import Metrics
+from siltstone.opening import opened_stores
+from siltstone.settings import Settings
+
+TIMEOUT_S = 3600
+LOOK_MS = 1_000
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+JOB_KINDS_IN_WORDS = {
+    "level": "L0 to L1",
+    "merge": "merging runs",
+    "daily": "daily merge",
+    "forced": "deduping",
+    "purge": "purging",
+}
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--now", is_flag=True, help="Compact it and wait until that is done.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --now: how long to wait; the request stays.",
+)
+@place_options
+@json_option
+def compact(topic: str, now: bool, timeout: float, places: Places, as_json: bool) -> None:
+    """Compact TOPIC: say what is due, or with --now do it.
+
+    --now levels the topic's L0 files first, does not wait for dirty ratios or forced.interval.ms, and ends when every
+    partition is cleaned through the offset that was its end (or, with min.compaction.lag.ms, the first record too
+    young) when the command began. Where no compactor runs, one runs in this process for as long as it takes. Ctrl-C
+    stops the waiting; the request stays.
+
+    \b
+    Examples:
+      siltstone compact users --data ./siltstone-data
+      siltstone compact users --now --data ./siltstone-data
+      siltstone compact users --now --timeout 60 --metadata postgresql://siltstone@db/siltstone \\
+          --object-store s3://records/prod --json
+    """
+    with resolved(places) as urls:
+        if not now:
+            _say_what_is_due(topic, urls, places.settings, as_json=as_json)
+            return
+        try:
+            done = asyncio.run(_compact(urls, places.settings, topic, timeout_ms=timeout * 1000))
+        except KeyboardInterrupt:
+            click.echo(
+                f"stopped waiting. The request stays, and compactors carry it out: `siltstone topics explain {topic}` "
+                "says how far they are",
+                err=True,
+            )
+            sys.exit(INTERRUPTED)
+    if as_json:
+        print_json(done.as_json())
+    else:
+        print_compacted(done)
+
+
+def _say_what_is_due(topic: str, urls: Urls, settings: Settings, *, as_json: bool) -> None:
+    explained = asyncio.run(read_explained(urls.metadata, topic, settings))
+    compact_now.require_compacted(explained.topic)
+    if as_json:
+        print_json({"topic": topic, "partitions": states_json(explained.states)})
+        return
+    print_states(explained.states, explained.evidence.now_ms)
+    due = [str(state.view.partition) for state in explained.states if state.due]
+    click.echo(f"due: partition {', '.join(due)}" if due else "nothing is due")
+    click.echo(f"to compact it without waiting: siltstone compact {topic} --now; why not yet: siltstone topics explain")
+
+
+async def _compact(urls: Urls, settings: Settings, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
+    async with opened_metadata(urls.metadata) as metadata:
+        asked = await compact_now.request(metadata, topic)
+        with shown_progress(console(stderr=True)) as show:
+            waiting = asyncio.create_task(
+                compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
+            )
+            helping = asyncio.create_task(_compact_here_if_nobody_does(metadata, urls, settings))
+            try:
+                await asyncio.wait({waiting, helping}, return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    await helping  # it never ends but by an error
+                return await waiting
+            finally:
+                waiting.cancel()
+                helping.cancel()
+                await asyncio.gather(waiting, helping, return_exceptions=True)
+
+
+async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
+    """Look now and again whether a compactor is alive; when none is, be one. Ends by cancellation or an error."""
+    clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
+    while await metadata.live_compactors():
+        await clock.sleep_ms(LOOK_MS)
+    if not urls.object_store:
+        raise BadInputError(
+            "no compactor is running, and nothing says where the object store is, so none can run in this process",
+            remedy="give --object-store URL, or start `siltstone compactor`; the request stays",
+        )
+    click.echo("no compactor is running: one runs in this process until it is done", err=True)
+    from compactor.compactor import Compactor  # the kernels' compiler is loaded where it is needed
+
+    here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
+    async with opened_stores(here, metrics, clock, ids) as (store, own):
+        compactor = Compactor(
+            settings=here,
+            store=store,
+            metadata=own,
+            clock=clock,
+            ids=ids,
+            metrics=metrics,
+            host=f"{socket.gethostname()} (siltstone compact)",
+        )
+        await compactor.start()
+        try:
+            await compactor.failed
+        finally:
+            await compactor.stop()
+
+
+@contextmanager
+def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress], None]]:
+    """A bar for the topic and one for each live job, on a terminal; elsewhere nothing. Failures are told anywhere."""
+    told: set[int] = set()
+    bars: dict[int, TaskID] = {}
+    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=target, transient=True, disable=not target.is_terminal) as progress:
+        whole = progress.add_task("cleaned through", total=1.0)
+
+        def show(at: compact_now.Progress) -> None:
+            progress.update(whole, completed=at.fraction)
+            live = {job.job_id: job for job in at.jobs}
+            for job_id in [each for each in bars if each not in live]:
+                progress.remove_task(bars.pop(job_id))
+            for job in live.values():
+                step = job.progress.get("step")
+                text = f"job {job.job_id} {JOB_KINDS_IN_WORDS.get(job.kind, job.kind)}" + (f" ({step})" if step else "")
+                if job.job_id not in bars:
+                    bars[job.job_id] = progress.add_task(text, total=1.0)
+                progress.update(bars[job.job_id], description=text, completed=fraction_of(job))
+            for job in at.failed:
+                if job.job_id not in told:
+                    told.add(job.job_id)
+                    progress.console.print(f"job {job.job_id} ({job.kind}) failed: {job.error}", markup=False)
+
+        yield show
+
+
+def print_compacted(done: compact_now.Compacted) -> None:
+    """The result as pairs."""
+    before, after = done.before, done.after
+    print_pairs(
+        {
+            "records": f"{before.records:,} -> {after.records:,} ({before.records - after.records:,} gone)",
+            "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
+            "tombstones": f"{done.tombstones_kept:,} kept, {done.tombstones_dropped:,} dropped",
+            "merges": ", ".join(f"{job.job_id} ({job.kind})" for job in done.jobs) or "none: nothing was left to do",
+            "took": f"{done.took_ms / 1000:.1f} s",
+        },
+        title=f"{done.topic}: every partition is cleaned through the end it had",
+    )

@@ -1,0 +1,145 @@
+"""`siltstone compaction watch TOPIC`: one partition's log and what it comes to, live."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+from rich.live import Live
+
+from compactor.dirtiness import measure
+from metadata.compaction import Metadata, PartitionView
+from siltstone.cli.output import console
+from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.topics import bootstrap_option
+from siltstone.cli.topics_compaction import bootstrap_of
+from siltstone.client import KafkaClient, connected
+from siltstone.clock import SystemClock
+from siltstone.compact_now import find_topic
+from siltstone.compaction_frame import Frame, ReadRecord, draw, frame_of
+from siltstone.errors import BadInputError
+from wire.batch import iter_headers
+from wire.records import walk
+
+POLL_MS = 500
+STRIP_LINES = 20
+WINDOW_OFFSETS = 5_000
+"""How far behind the end reading begins: bounds what a frame costs."""
+
+
+@click.group()
+def compaction() -> None:
+    """Watch compaction at work.
+
+    \b
+    Example:
+      siltstone compaction watch users --data ./siltstone-data
+    """
+
+
+@compaction.command()
+@click.argument("topic")
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--lines", type=click.IntRange(min=1), default=STRIP_LINES, show_default=True, help="Of log and table.")
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    default=WINDOW_OFFSETS,
+    show_default=True,
+    metavar="OFFSETS",
+    help="Read no further back than this from the end.",
+)
+@bootstrap_option
+@place_options
+@click.pass_context
+def watch(
+    context: click.Context,
+    topic: str,
+    partition: int,
+    once: bool,
+    lines: int,
+    window: int,
+    bootstrap: str,
+    places: Places,
+) -> None:
+    """Show the end of one partition's log beside the latest value of each key, until Ctrl-C.
+
+    Records that a later one supersedes are struck out (x), tombstones are marked (∅), and a line shows how far the log
+    is cleaned. Write to the topic, or compact it, in another terminal and watch.
+
+    \b
+    Examples:
+      siltstone compaction watch users --data ./siltstone-data
+      siltstone compaction watch users --partition 3 --once --bootstrap 127.0.0.1:9092 \\
+          --metadata postgresql://siltstone@db/siltstone
+    """
+    with resolved(places) as urls:
+        address = bootstrap_of(context, urls, bootstrap)
+        asyncio.run(_watch(urls.metadata, address, topic, partition, once=once, lines=lines, window=window))
+
+
+async def _watch(
+    metadata_url: str, bootstrap: str, topic: str, partition: int, *, once: bool, lines: int, window: int
+) -> None:
+    async with opened_metadata(metadata_url) as metadata, connected(bootstrap) as client:
+        if once:
+            console().print(draw(await _frame(metadata, client, topic, partition, lines, window), latest_lines=lines))
+            return
+        clock = SystemClock()
+        with Live(console=console(), auto_refresh=False, screen=False) as live:
+            while True:
+                frame = await _frame(metadata, client, topic, partition, lines, window)
+                live.update(draw(frame, latest_lines=lines), refresh=True)
+                await clock.sleep_ms(POLL_MS)
+
+
+async def _frame(metadata: Metadata, client: KafkaClient, topic: str, partition: int, lines: int, window: int) -> Frame:
+    """The partition's view first, then its records: what is cleaned in between shows in the next frame."""
+    found = await find_topic(metadata, topic)
+    views = await metadata.partition_views(found.topic_id)
+    view = _partition(views, topic, partition)
+    now_ms = await metadata.now_ms()
+    read_from = max(view.log_start_offset, view.high_watermark - window)
+    return frame_of(
+        await read_records(client, topic, partition, read_from, view.high_watermark),
+        view,
+        dirty_ratio=measure(view, now_ms=now_ms).ratio,
+        now_ms=now_ms,
+        read_from=read_from,
+        strip_lines=lines,
+    )
+
+
+def _partition(views: Sequence[PartitionView], topic: str, partition: int) -> PartitionView:
+    for view in views:
+        if view.partition == partition:
+            return view
+    raise BadInputError(
+        f"{topic} has no partition {partition}", remedy=f"it has partitions 0 to {len(views) - 1}: name one of them"
+    )
+
+
+async def read_records(
+    client: KafkaClient, topic: str, partition: int, from_offset: int, until_offset: int
+) -> Sequence[ReadRecord]:
+    """Every record at `from_offset` and above, below `until_offset`, as a consumer gets them."""
+    records: list[ReadRecord] = []
+    offset = from_offset
+    while offset < until_offset:
+        fetched = await client.fetch(topic, partition, offset, max_wait_ms=0)
+        following = offset
+        for position, header in iter_headers(fetched.records):
+            following = header.next_offset
+            if header.is_control:
+                continue
+            for record in walk(fetched.records[position : position + header.size_bytes]):
+                at = header.base_offset + record.offset_delta
+                if offset <= at < until_offset:
+                    key = None if record.key is None else bytes(record.key)
+                    records.append(ReadRecord(at, key, None if record.value is None else bytes(record.value)))
+        if following <= offset:
+            break  # the agent does not know the rest yet
+        offset = following
+    return records

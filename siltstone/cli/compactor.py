@@ -1,0 +1,86 @@
+"""`siltstone compactor`: see `siltstone/compactor_process.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from pathlib import Path
+
+import click
+
+from siltstone.cli.setting_options import read_settings, setting_options
+
+SUBCOMMANDS = {
+    # name: (module:attribute, one line of help)
+    "simulate": ("siltstone.cli.compactor_simulate:simulate", "Plan without a cluster: what merging costs."),
+    "warm": ("siltstone.cli.compactor_warm:warm", "Compile the kernels into their cache and leave."),
+}
+
+
+class _Group(click.Group):
+    """Loads its subcommands when they are called; without one it runs a compactor."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module, attribute = SUBCOMMANDS[cmd_name][0].split(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{attribute} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_line) for name, (_, help_line) in SUBCOMMANDS.items()])
+
+
+@click.group(cls=_Group, invoke_without_command=True)
+@setting_options
+@click.option("--listen", metavar="HOST:PORT", help="Where to serve /metrics and /readyz (metrics.listen).")
+@click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
+@click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
+@click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
+@click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: give back and exit.")
+@click.pass_context
+def compactor(
+    ctx: click.Context,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    listen: str | None,
+    object_store: str | None,
+    metadata: str | None,
+    insecure: bool | None,
+    lifeline: int | None,
+) -> None:
+    """Run one compactor against a given Postgres and object store: it merges, dedupes, applies retention and deletes.
+
+    Prints `compactor: NODE-ID` once it works. SIGTERM and SIGINT stop it: a running merge is given back. Any number may
+    run side by side. The schema must be up to date: `siltstone migrate`.
+
+    \b
+    Examples:
+      siltstone compactor --metadata postgresql://me@db/silt --object-store 's3://bucket/prefix?region=eu-central-1'
+      siltstone compactor --config agent.toml --set compaction.l1.runs.min=16
+      siltstone compactor warm                    # in an image, so that the first start need not compile
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    options = {
+        "metrics.listen": listen,
+        "object.store.url": object_store,
+        "metadata.url": metadata,
+        "insecure": "true" if insecure else None,
+    }
+    settings = read_settings(config, assignments, options)
+
+    from siltstone.compactor_process import run_compactor
+    from siltstone.embedded.running import RunningCompactor
+
+    def ready(running: RunningCompactor) -> None:
+        click.echo(f"compactor: {running.node_id}")
+        click.echo(f"metrics: {running.metrics_url}")
+
+    asyncio.run(run_compactor(settings, on_ready=ready, lifeline=lifeline))

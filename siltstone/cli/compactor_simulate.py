@@ -1,0 +1,154 @@
+"""`siltstone compactor simulate`: days of compaction in seconds, with the planner that a compactor runs.
+
+Touches nothing: no store, no Postgres. What is modelled is said in `compactor/simulate_world.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import click
+
+from compactor.simulate import Sample, Simulated, Workers, simulate
+from compactor.simulate_world import Load
+from compactor.spec import MIB
+from siltstone.cli.output import age_text, console, json_option, print_json, print_pairs, print_table, size_text
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+PLOT_WIDTH = 72
+PLOT_HEIGHT = 4
+TABLE_ROWS = 8
+
+Figure = tuple[str, Callable[[Sample], float], Callable[[float], str]]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+FIGURES: Sequence[Figure] = (
+    ("live L0 files", lambda each: each.l0_files, _number),
+    ("L1 runs, plain", lambda each: each.l1_plain, _number),
+    ("L1 runs, compacted", lambda each: each.l1_compacted, _number),
+    ("L2 runs, plain", lambda each: each.l2_plain, _number),
+    ("L2 runs, compacted", lambda each: each.l2_compacted, _number),
+    ("metadata rows per second", lambda each: each.rows_per_second, _number),
+    ("write amplification", lambda each: each.write_amplification, lambda value: f"{value:.2f}"),
+    ("dedupe lag", lambda each: each.dedupe_lag_ms, age_text),
+    ("bytes of compacted topics", lambda each: each.compacted_bytes, size_text),
+    ("jobs that wait for a worker", lambda each: each.jobs_ready, _number),
+)
+
+COLUMNS = ("L0", "L1 plain", "L1 comp.", "L2 plain", "L2 comp.", "rows/s", "write amp.", "lag", "comp. bytes", "ready")
+assert len(COLUMNS) == len(FIGURES)
+
+
+@click.command("simulate")
+@click.option("--agents", type=click.IntRange(1, 10_000), default=1, show_default=True)
+@click.option("--hours", type=click.FloatRange(0.1, 24 * 365), default=48.0, show_default=True)
+@click.option(
+    "--mib-per-second", type=click.FloatRange(0.001, 10_000), default=1.0, show_default=True, help="Of each agent."
+)
+@click.option("--linger-ms", type=click.IntRange(1, 60_000), default=250, show_default=True, help="An agent's flushes.")
+@click.option(
+    "--early-per-second", type=click.FloatRange(0, 20), default=0.0, show_default=True, help="Files sealed early."
+)
+@click.option("--partitions", type=click.IntRange(1, 1_000_000), default=128, show_default=True)
+@click.option("--compacted", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Share of partitions.")
+@click.option("--keys", type=click.IntRange(1), default=100_000, show_default=True, help="Of a compacted partition.")
+@click.option("--record-bytes", type=click.IntRange(1, 1 << 20), default=500, show_default=True)
+@click.option("--dirty-ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True)
+@click.option("--retention-hours", type=click.FloatRange(0.1, 24 * 3650), default=168.0, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 1_000), default=4, show_default=True, help="Merges at once.")
+@click.option(
+    "--merge-mib-per-second", type=click.FloatRange(0.1, 10_000), default=64.0, show_default=True, help="Of a worker."
+)
+@json_option
+def simulate_command(
+    agents: int,
+    hours: float,
+    mib_per_second: float,
+    linger_ms: int,
+    early_per_second: float,
+    partitions: int,
+    compacted: float,
+    keys: int,
+    record_bytes: int,
+    dirty_ratio: float,
+    retention_hours: float,
+    workers: int,
+    merge_mib_per_second: float,
+    as_json: bool,
+) -> None:
+    """Simulate compaction for days: files, runs, rows, write amplification, dedupe lag. Touches nothing.
+
+    \b
+    Examples:
+      siltstone compactor simulate --agents 12 --hours 48
+      siltstone compactor simulate --agents 96 --workers 12 --compacted 0.5 --keys 1000000 --json
+    """
+    load = Load(
+        agents=agents,
+        bytes_per_second=mib_per_second * MIB,
+        linger_ms=linger_ms,
+        early_per_second=early_per_second,
+        partitions=partitions,
+        compacted_share=compacted,
+        keys=keys,
+        record_bytes=record_bytes,
+        dirty_ratio_min=dirty_ratio,
+        retention_ms=int(retention_hours * 3_600_000),
+    )
+    simulated = simulate(load, hours=hours, workers=Workers(count=workers, bytes_per_second=merge_mib_per_second * MIB))
+    if as_json:
+        print_json(simulated_json(simulated))
+    else:
+        _print(simulated)
+
+
+def simulated_json(simulated: Simulated) -> Mapping[str, Any]:
+    return {
+        "load": asdict(simulated.load),
+        "workers": asdict(simulated.workers),
+        "hours": simulated.hours,
+        "jobs": {str(kind): count for kind, count in simulated.jobs.items()},
+        "job_wait_ms_max": simulated.job_wait_ms_max,
+        "workers_busy": round(simulated.workers_busy, 4),
+        "compacted_bytes_least": simulated.compacted_bytes_least,
+        "samples": [asdict(each) for each in simulated.samples],
+    }
+
+
+def plot(values: Sequence[float], *, width: int = PLOT_WIDTH, height: int = PLOT_HEIGHT) -> Sequence[str]:
+    """Lines from top to bottom. A column shows the largest of its values, from 0 up."""
+    width = min(width, len(values))
+    bounds = [number * len(values) // width for number in range(width + 1)]
+    columns = [max(values[start:end]) for start, end in pairwise(bounds)]
+    most = max(columns, default=0) or 1
+    eighths = [round(value / most * height * 8) for value in columns]
+    return ["".join(BLOCKS[max(0, min(8, each - row * 8))] for each in eighths) for row in range(height - 1, -1, -1)]
+
+
+def _print(simulated: Simulated) -> None:
+    out = console()
+    for name, figure, text in FIGURES:
+        values = [figure(each) for each in simulated.samples]
+        out.print(f"{name}: at most {text(max(values))}, at the end {text(values[-1])}", markup=False)
+        for line in plot(values):
+            out.print(f"  {line}", markup=False)
+    every = max(1, len(simulated.samples) // TABLE_ROWS)
+    shown = simulated.samples[every - 1 :: every]
+    rows = [[age_text(each.at_ms), *(text(figure(each)) for _, figure, text in FIGURES)] for each in shown]
+    columns = ["after", *COLUMNS]
+    print_table(columns, rows, right=columns)
+    print_pairs(
+        {
+            "jobs": ", ".join(f"{count:,} {kind}" for kind, count in simulated.jobs.items()),
+            "longest wait of a job": age_text(simulated.job_wait_ms_max),
+            "workers busy": f"{simulated.workers_busy:.0%}",
+            "one record for each key": size_text(simulated.compacted_bytes_least),
+        }
+    )

@@ -1,0 +1,184 @@
+"""`siltstone jobs`: the merges that are planned, running and over, as the metadata keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from metadata.compaction import JobState, MergeJob
+from siltstone.cli.output import age_text, json_option, print_json, print_pairs, print_table, size_text
+from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.errors import BadInputError
+
+BAR_CELLS = 16
+ERROR_CHARS_SHOWN = 60
+
+
+class UnknownJobError(BadInputError):
+    """There is no job of this id (or it is over for so long that it was forgotten)."""
+
+
+@click.group()
+def jobs() -> None:
+    """List merges and show one: state, progress, result.
+
+    \b
+    Examples:
+      siltstone jobs list --data ./siltstone-data
+      siltstone jobs show 17 --data ./siltstone-data
+    """
+
+
+@jobs.command("list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.value for state in JobState]),
+    help="Only jobs in this state; may be repeated.",
+)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many, newest first.")
+@place_options
+@json_option
+def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool) -> None:
+    """List merges, newest first: kind, state, inputs, age, progress.
+
+    \b
+    Examples:
+      siltstone jobs list --data ./siltstone-data
+      siltstone jobs list --state running --state ready --metadata postgresql://siltstone@db/siltstone --json
+    """
+    with resolved(places) as urls:
+        now_ms, found = asyncio.run(_read(urls.metadata, [JobState(state) for state in states], limit))
+    if as_json:
+        print_json([_as_json(job) for job in found])
+        return
+    if not found:
+        click.echo("no jobs")
+        return
+    columns = ["id", "kind", "state", "files", "size", "age", "took", "progress", "error"]
+    cells = [
+        [
+            str(job.job_id),
+            job.kind,
+            job.state.value,
+            str(job.input_files),
+            size_text(job.input_bytes),
+            age_text(now_ms - job.created_ms),
+            _took(job, now_ms),
+            bar(fraction_of(job)),
+            _shortened(job.error),
+        ]
+        for job in found
+    ]
+    print_table(columns, cells, right=["id", "files", "size", "age", "took"])
+
+
+@jobs.command("show")
+@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@place_options
+@json_option
+def show_job(job_id: int, places: Places, as_json: bool) -> None:
+    """Show one merge: why it was planned, what it reads, how far it is, what came of it.
+
+    \b
+    Example:
+      siltstone jobs show 17 --data ./siltstone-data
+    """
+    with resolved(places) as urls:
+        now_ms, job = asyncio.run(_read_one(urls.metadata, job_id))
+    if job is None:
+        raise UnknownJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` shows those there are")
+    if as_json:
+        print_json({**_as_json(job), "spec": dict(job.spec)})
+        return
+    print_pairs(_described(job, now_ms))
+
+
+async def _read(metadata_url: str, states: Sequence[JobState], limit: int) -> tuple[int, Sequence[MergeJob]]:
+    async with opened_metadata(metadata_url) as metadata:
+        return await metadata.now_ms(), await metadata.jobs(states=states, limit=limit)
+
+
+async def _read_one(metadata_url: str, job_id: int) -> tuple[int, MergeJob | None]:
+    async with opened_metadata(metadata_url) as metadata:
+        return await metadata.now_ms(), await metadata.job(job_id)
+
+
+def fraction_of(job: MergeJob) -> float:
+    """0 to 1."""
+    if job.state is JobState.DONE:
+        return 1.0
+    said = job.progress.get("fraction", 0.0)
+    return min(max(float(said), 0.0), 1.0) if isinstance(said, int | float) else 0.0
+
+
+def bar(fraction: float) -> str:
+    """0.5 -> "########........  50%"."""
+    filled = int(fraction * BAR_CELLS)
+    return f"{'#' * filled}{'.' * (BAR_CELLS - filled)} {fraction * 100:3.0f}%"
+
+
+def _described(job: MergeJob, now_ms: int) -> dict[str, str]:
+    pairs = {
+        "job": str(job.job_id),
+        "kind": job.kind,
+        "state": job.state.value,
+        "why": str(job.spec.get("reason", "")) or "-",
+        "inputs": f"{job.input_files} files, {size_text(job.input_bytes)}",
+        "to level": f"L{job.spec.get('level', '?')}",
+        "partitions deduped": str(len(job.spec.get("partitions", ()))),
+        "planned": f"{age_text(now_ms - job.created_ms)} ago",
+        "attempts": str(job.attempts),
+        "compactor": "-" if job.holder is None else str(job.holder),
+        "took": _took(job, now_ms) or "-",
+        "progress": f"{bar(fraction_of(job))} {job.progress.get('step', '')}".rstrip(),
+    }
+    if job.state is JobState.RUNNING and job.deadline_ms is not None:
+        pairs["time left"] = age_text(job.deadline_ms - now_ms)
+    pairs |= {f"result: {name.replace('_', ' ')}": _shown(name, value) for name, value in job.result.items()}
+    if job.error:
+        pairs["error"] = job.error
+    return pairs
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return str(value)
+    return size_text(value) if "bytes" in name else f"{value:,}"
+
+
+def _took(job: MergeJob, now_ms: int) -> str:
+    if job.started_ms is None:
+        return ""
+    return age_text((job.finished_ms or now_ms) - job.started_ms)
+
+
+def _shortened(text: str) -> str:
+    line = text.partition("\n")[0]
+    return line if len(line) <= ERROR_CHARS_SHOWN else f"{line[: ERROR_CHARS_SHOWN - 3]}..."
+
+
+def _as_json(job: MergeJob) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "kind": job.kind,
+        "state": job.state.value,
+        "reason": job.spec.get("reason", ""),
+        "epoch": job.epoch,
+        "holder": job.holder,
+        "attempts": job.attempts,
+        "created_ms": job.created_ms,
+        "started_ms": job.started_ms,
+        "deadline_ms": job.deadline_ms,
+        "finished_ms": job.finished_ms,
+        "input_files": job.input_files,
+        "input_bytes": job.input_bytes,
+        "fraction": fraction_of(job),
+        "progress": dict(job.progress),
+        "result": dict(job.result),
+        "error": job.error,
+    }

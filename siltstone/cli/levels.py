@@ -1,0 +1,63 @@
+"""`siltstone levels`: the merge tree as a picture in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import click
+from rich.live import Live
+from rich.text import Text
+
+from siltstone.cli.output import console, json_option, print_json
+from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.clock import SystemClock
+from siltstone.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
+
+WATCH_MS = 1_000
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Draw it again every second until Ctrl-C.")
+@click.option("--runs", type=click.IntRange(min=1), default=RUNS_SHOWN, show_default=True, help="Bars a level at most.")
+@place_options
+@json_option
+def levels(watch: bool, runs: int, places: Places, as_json: bool) -> None:
+    """Show what lies in L0, L1 and L2: a bar for each run, as long as its bytes, its dead share shaded.
+
+    A run is what one merge wrote. lo..hi is the range of L0 files it stands for. Files of compacted topics and of
+    others are kept apart from L1 up.
+
+    \b
+    Examples:
+      siltstone levels --data ./siltstone-data
+      siltstone levels --data ./siltstone-data --watch
+      siltstone levels --metadata postgresql://siltstone@db/siltstone --json
+    """
+    if watch and as_json:
+        raise click.UsageError("--watch draws a picture: give it without --json")
+    with resolved(places) as urls:
+        if watch:
+            asyncio.run(_watch(urls.metadata, runs))
+            return
+        shown, now_ms = asyncio.run(_read(urls.metadata))
+    if as_json:
+        print_json({"now_ms": now_ms, "levels": levels_json(shown)})
+    else:
+        click.echo(picture(shown, now_ms, runs_shown=runs))
+
+
+async def _read(metadata_url: str) -> tuple[Sequence[LevelClass], int]:
+    async with opened_metadata(metadata_url) as metadata:
+        view = await metadata.compaction_view()
+        return levels_of(view), view.now_ms
+
+
+async def _watch(metadata_url: str, runs: int) -> None:
+    clock = SystemClock()
+    async with opened_metadata(metadata_url) as metadata:
+        with Live(console=console(), auto_refresh=False, screen=False) as live:
+            while True:
+                view = await metadata.compaction_view()
+                live.update(Text(picture(levels_of(view), view.now_ms, runs_shown=runs)), refresh=True)
+                await clock.sleep_ms(WATCH_MS)

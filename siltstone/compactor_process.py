@@ -1,0 +1,117 @@
+"""One compactor as a process: everything around `compactor.compactor.Compactor`.
+
+Start: open and check both stores, as an agent does, compile the kernels or load them from their cache, start the
+compactor, then the HTTP endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next
+step and are given back, then everything is closed in reverse order. A kill leaves what the compactor's own rules allow:
+see `compactor/compactor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from compactor.allocator import keep_freed_memory
+from compactor.compactor import Compactor
+from metadata.compaction import Metadata
+from siltstone.clock import Clock, SystemClock
+from siltstone.embedded.running import RunningCompactor
+from siltstone.errors import BadInputError
+from siltstone.http_endpoint import HttpEndpoint
+from siltstone.ids import IdSource, SystemIds
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from siltstone.opening import lifeline_watched, opened_stores
+from siltstone.settings import Settings, is_memory
+from siltstone.stopping import stop_signals, unless
+from storage.objects import ObjectStore
+from wire import kernels
+
+_log = get_logger(__name__)
+
+
+async def run_compactor(
+    settings: Settings, *, on_ready: Callable[[RunningCompactor], None], lifeline: int | None = None
+) -> None:
+    """Run until a signal, or until the other end of the pipe `lifeline` is closed.
+
+    Raises BadInputError for memory://, MissingUrlError, what opening the stores raises, ClusterMismatchError,
+    AddressInUseError, and the compactor's own reason when it must halt.
+    """
+    if is_memory(settings.metadata_url) or is_memory(settings.object_store_url):
+        raise BadInputError(
+            "memory:// lives in one process, and a compactor by itself would find nothing there",
+            remedy="name the Postgres and the object store of the agents; `siltstone dev` compacts memory:// itself",
+        )
+    keep_freed_memory()
+    stopping = asyncio.Event()
+
+    def ready(running: RunningCompactor) -> None:
+        gc.collect()
+        gc.freeze()
+        on_ready(running)
+
+    with stop_signals(stopping), lifeline_watched(lifeline, stopping):
+        await _serve(settings, on_ready=ready, stopping=stopping)
+
+
+@asynccontextmanager
+async def compactor_beside(
+    settings: Settings, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
+) -> AsyncGenerator[None]:
+    """A compactor in the process of an agent, on its open stores, while the block runs: for memory://."""
+    compactor = Compactor(
+        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, host="memory"
+    )
+    await compactor.start()
+    try:
+        yield
+    finally:
+        await compactor.stop()
+
+
+async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], None], stopping: asyncio.Event) -> None:
+    metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
+    async with AsyncExitStack() as stack:
+        compactor = await unless(stopping, _started(settings, metrics, clock, ids, stack))
+        if compactor is None:
+            return
+        metrics_url = ""
+        if settings.metrics_listen:
+            endpoint = HttpEndpoint(
+                listen=settings.metrics_listen,
+                metrics=metrics,
+                not_ready=lambda: ["stopping"] if stopping.is_set() or not compactor.ready else [],
+                insecure=settings.insecure,
+            )
+            await endpoint.start()
+            stack.push_async_callback(endpoint.stop)
+            metrics_url = endpoint.metrics_url
+        # pushed last, so that merges are given back while all else still stands
+        stack.push_async_callback(compactor.stop)
+        _log.info("compactor serves", node_id=compactor.node_id, metrics=metrics_url)
+        on_ready(RunningCompactor(node_id=compactor.node_id, metrics_url=metrics_url))
+        await unless(stopping, compactor.failed)
+        _log.info("compactor stops", node_id=compactor.node_id)
+
+
+async def _started(
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, stack: AsyncExitStack
+) -> Compactor:
+    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids))
+    await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
+    compactor = Compactor(
+        settings=settings,
+        store=store,
+        metadata=metadata,
+        clock=clock,
+        ids=ids,
+        metrics=metrics,
+        host=socket.gethostname(),
+    )
+    stack.push_async_callback(compactor.stop)
+    await compactor.start()
+    return compactor

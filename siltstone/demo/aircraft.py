@@ -1,0 +1,175 @@
+"""The demo's second half: the same flights as a compacted topic, where only the latest flight of each aircraft stays.
+
+Every flight that names an aircraft is written again under its tail number; the demo asks for what
+`siltstone compact aircraft --now` asks for, the stack's compactor merges the topic from L0 through L1 to L2, and what
+is left is read from the first offset on and compared, record by record, with a plain dict that was kept while writing:
+one record for each aircraft, at the offset where its last flight was acknowledged, with that flight's bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from metadata.urls import open_metadata
+from siltstone import compact_now
+from siltstone.cli.output import print_pairs, size_text
+from siltstone.client import connected
+from siltstone.clock import Clock
+from siltstone.demo import clients
+from siltstone.demo.flights import Flight
+from siltstone.demo.ledger import Ledger, MismatchError
+from siltstone.demo.stack import Stack
+from siltstone.embedded.run_file import read_run_file
+from siltstone.errors import SiltstoneError
+from siltstone.levels_report import levels_of, picture
+
+TOPIC = "aircraft"
+COMPACT_TIMEOUT_MS = 300_000
+
+Shown = Callable[[compact_now.Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last flight of one aircraft, as it was written."""
+
+    partition: int
+    offset: int
+    value: bytes
+
+
+class LatestFlights:
+    """The plain dict: what a compacted topic must come to. Takes note of flights on their way to the producer."""
+
+    def __init__(self, partitions: int) -> None:
+        self.by_tail_number: dict[bytes, Last] = {}
+        self.records = 0
+        self._next_offset = [0] * partitions
+
+    def noted(self, source: Iterator[Flight]) -> Iterator[Flight]:
+        """The flights that have a key, each noted at the offset it will get."""
+        for flight in source:
+            if flight.key is not None:
+                offset = self._next_offset[flight.partition]
+                self._next_offset[flight.partition] = offset + 1
+                self.by_tail_number[flight.key] = Last(flight.partition, offset, flight.value)
+                self.records += 1
+                yield flight
+
+
+class LatestComparison:
+    """What is read, against the dict. Raises MismatchError at the first record that should not be there, or not so."""
+
+    def __init__(self, expected: Mapping[bytes, Last]) -> None:
+        self._expected = expected
+        self._seen: set[bytes] = set()
+
+    def add(self, partition: int, offset: int, key: bytes | None, value: bytes | None) -> None:
+        where = f"partition {partition}, offset {offset}"
+        last = self._expected.get(key) if key is not None else None
+        if key is None or last is None:
+            raise MismatchError(f"{where}: a record with key {key!r}, which was never sent")
+        if (partition, offset) != (last.partition, last.offset):
+            raise MismatchError(
+                f"{where}: a flight of {key.decode()}, whose last is at offset {last.offset} of {last.partition}"
+            )
+        if value != last.value:
+            raise MismatchError(f"{where}: not the bytes that were sent for {key.decode()}")
+        if key in self._seen:
+            raise MismatchError(f"{where}: the last flight of {key.decode()} came twice")
+        self._seen.add(key)
+
+    def finish(self) -> int:
+        """How many aircraft were compared. Raises MismatchError when one has not come."""
+        missing = self._expected.keys() - self._seen
+        if missing:
+            example = min(missing).decode()
+            raise MismatchError(f"{len(missing):,} aircraft did not come back, {example} for one")
+        return len(self._seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What came out."""
+
+    produced: clients.Produced
+    compacted: compact_now.Compacted
+    aircraft: int
+    read_ms: float
+
+
+def compact_flights(
+    stack: Stack,
+    source: Iterator[Flight],
+    partitions: int,
+    *,
+    total: int,
+    console: Console,
+    clock: Clock,
+    progress: Callable[[str, int], AbstractContextManager[clients.Progress]],
+    shown: Callable[[Console], AbstractContextManager[Shown]],
+) -> Compacted:
+    """Write, compact, read back, compare; prints as it goes. `total` bounds the flights, with or without a key.
+
+    Raises MismatchError, ProduceError, and what compacting raises.
+    """
+    latest = LatestFlights(partitions)
+    asyncio.run(_create_topic(stack.bootstrap, partitions))
+    with progress("producing again, keyed by tail number, to a compacted topic", total) as advance:
+        ledger = Ledger(partitions)
+        produced = clients.produce(stack.bootstrap, TOPIC, latest.noted(source), ledger, advance, clock)
+        advance(total - produced.records)  # those without a tail number
+    compacted = asyncio.run(_compact(stack, console, clock, shown))
+    comparison = LatestComparison(latest.by_tail_number)
+    read_ms = asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, clock))
+    return Compacted(produced=produced, compacted=compacted, aircraft=comparison.finish(), read_ms=read_ms)
+
+
+def print_result(result: Compacted) -> None:
+    before, after = result.compacted.before, result.compacted.after
+    print_pairs(
+        {
+            "records": f"{before.records:,} flights -> {after.records:,}, one for each aircraft",
+            "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
+            "merges": f"{len(result.compacted.jobs)} in {result.compacted.took_ms / 1000:.1f} s",
+            "read": f"{result.aircraft:,} records in {result.read_ms / 1000:.1f} s, each compared with a plain dict",
+        },
+        title="What compaction left",
+    )
+
+
+async def _create_topic(bootstrap: str, partitions: int) -> None:
+    async with connected(bootstrap, client_id="siltstone-demo") as client:
+        await client.create_topic(TOPIC, partitions=partitions, configs={"cleanup.policy": "compact"})
+
+
+async def _compact(
+    stack: Stack, console: Console, clock: Clock, shown: Callable[[Console], AbstractContextManager[Shown]]
+) -> compact_now.Compacted:
+    running = read_run_file(stack.data)
+    if running is None:
+        raise SiltstoneError(f"the demo's own stack is gone from {stack.data}")
+    metadata = open_metadata(running.metadata_url)
+    await metadata.open()
+    try:
+        view = await metadata.compaction_view()
+        _print_levels(console, "The levels before", picture(levels_of(view), view.now_ms))
+        asked = await compact_now.request(metadata, TOPIC)
+        with shown(console) as show:
+            compacted = await compact_now.wait(
+                metadata, asked, clock=clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
+            )
+        view = await metadata.compaction_view()
+        _print_levels(console, "The levels after (run: the merge that wrote it)", picture(levels_of(view), view.now_ms))
+    finally:
+        await metadata.close()
+    return compacted
+
+
+def _print_levels(console: Console, title: str, drawn: str) -> None:
+    console.print(f"\n{title}\n{drawn}\n", markup=False)

@@ -1,0 +1,206 @@
+"""The levels as they are shown: what lies in L0, L1 and L2, by class and by run. Pure: from a CompactionView.
+
+A *run* is what one merge wrote, one file or several. Sizes are bytes of live files: live bytes are those of live
+extents, the rest of a file is dead until a merge rewrites it or its last extent dies.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from metadata.compaction import CompactionView, FileClass, FileView
+from siltstone.cli.output import age_text, size_text
+
+RUNS_SHOWN = 12
+"""Of one level and class in a picture; JSON has all."""
+BAR_CELLS = 40
+LIVE, DEAD = "█", "░"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The live files that one merge wrote."""
+
+    run_id: int
+    """The job's id."""
+    files: int
+    size_bytes: int
+    live_bytes: int
+    lo: int
+    hi: int
+    """The range of L0 file ids it stands for."""
+    created_ms: int
+    busy: bool
+    """Something of it is input of a live job."""
+    in_trouble: bool
+    """A merge of it failed and it is left alone for now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelClass:
+    """One level's files of one class; L0 has no class, and its files are one entry without runs."""
+
+    level: int
+    file_class: FileClass | None
+    files: int
+    size_bytes: int
+    live_bytes: int
+    lo: int
+    hi: int
+    oldest_ms: int
+    busy_files: int
+    runs: Sequence[Run]
+    """In order of `lo`; none for L0."""
+
+    @property
+    def name(self) -> str:
+        return f"L{self.level}" if self.file_class is None else f"L{self.level} {self.file_class.value}"
+
+
+def levels_of(view: CompactionView) -> Sequence[LevelClass]:
+    """L0 first, then L1 and L2, plain before compacted; what is empty is left out."""
+    groups: dict[tuple[int, str], list[FileView]] = defaultdict(list)
+    for file in view.files:
+        groups[(file.level, "" if file.file_class is None else _CLASS_ORDER[file.file_class])].append(file)
+    return [_level_class(files, view) for _, files in sorted(groups.items())]
+
+
+_CLASS_ORDER: Mapping[FileClass, str] = {FileClass.PLAIN: "1", FileClass.COMPACTED: "2"}
+
+
+def _level_class(files: Sequence[FileView], view: CompactionView) -> LevelClass:
+    level = files[0].level
+    runs: dict[int, list[FileView]] = defaultdict(list)
+    for file in files if level else ():
+        runs[file.run_id].append(file)
+    return LevelClass(
+        level=level,
+        file_class=files[0].file_class,
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+        live_bytes=sum(file.live_bytes for file in files),
+        lo=min(file.lo for file in files),
+        hi=max(file.hi for file in files),
+        oldest_ms=min(file.created_ms for file in files),
+        busy_files=sum(file.file_id in view.busy_files for file in files),
+        runs=sorted((_run(of_run, view) for of_run in runs.values()), key=lambda run: (run.lo, run.run_id)),
+    )
+
+
+def _run(files: Sequence[FileView], view: CompactionView) -> Run:
+    return Run(
+        run_id=files[0].run_id,
+        files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+        live_bytes=sum(file.live_bytes for file in files),
+        lo=min(file.lo for file in files),
+        hi=max(file.hi for file in files),
+        created_ms=min(file.created_ms for file in files),
+        busy=any(file.file_id in view.busy_files for file in files),
+        in_trouble=any(file.trouble_until_ms > view.now_ms for file in files),
+    )
+
+
+def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
+    return [
+        {
+            "level": each.level,
+            "class": each.file_class.value if each.file_class else None,
+            "files": each.files,
+            "size_bytes": each.size_bytes,
+            "live_bytes": each.live_bytes,
+            "lo": each.lo,
+            "hi": each.hi,
+            "oldest_ms": each.oldest_ms,
+            "busy_files": each.busy_files,
+            "runs": [
+                {
+                    "job_id": run.run_id,
+                    "files": run.files,
+                    "size_bytes": run.size_bytes,
+                    "live_bytes": run.live_bytes,
+                    "lo": run.lo,
+                    "hi": run.hi,
+                    "created_ms": run.created_ms,
+                    "busy": run.busy,
+                    "in_trouble": run.in_trouble,
+                }
+                for run in each.runs
+            ],
+        }
+        for each in levels
+    ]
+
+
+# ---- the picture ---------------------------------------------------------------------------------------------------
+
+
+def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS_SHOWN) -> str:
+    """The levels as text: a heading for each level and class, a bar for each run, as long as its bytes.
+
+    All bars share one scale, that of the largest; the dead share of a bar is shaded. The largest runs are shown where
+    there are more than `runs_shown`, still in order of `lo`.
+    """
+    if not levels:
+        return "no live files"
+    scale = max(max((run.size_bytes for run in each.runs), default=each.size_bytes) for each in levels)
+    lines: list[str] = []
+    for each in levels:
+        lines += ["", _heading(each, now_ms)] if lines else [_heading(each, now_ms)]
+        if not each.level:
+            lines.append(f"  {bar(each.size_bytes, each.live_bytes, scale)}")
+            continue
+        shown = sorted(sorted(each.runs, key=_largest_first)[:runs_shown], key=lambda run: (run.lo, run.run_id))
+        width = len(str(max(run.run_id for run in shown)))
+        lines += [_run_line(run, scale, width) for run in shown]
+        if len(each.runs) > len(shown):
+            left = sum(run.size_bytes for run in each.runs) - sum(run.size_bytes for run in shown)
+            lines.append(f"  and {len(each.runs) - len(shown):,} smaller runs, {size_text(left)}")
+    return "\n".join(lines)
+
+
+def bar(size_bytes: int, live_bytes: int, scale_bytes: int, cells: int = BAR_CELLS) -> str:
+    """Filled for what lives, shaded for what is dead; nothing that is there is drawn as nothing."""
+    if not size_bytes:
+        return ""
+    drawn = max(1, round(size_bytes / max(scale_bytes, 1) * cells))
+    live = min(drawn, max(1 if live_bytes else 0, round(live_bytes / size_bytes * drawn)))
+    return LIVE * live + DEAD * (drawn - live)
+
+
+def share(part: float, whole: float) -> str:
+    """ "91 %", or "-" of nothing."""
+    return f"{part / whole:.0%}".replace("%", " %") if whole else "-"
+
+
+def _heading(each: LevelClass, now_ms: int) -> str:
+    parts = [each.name, plural(each.files, "file"), size_text(each.size_bytes)]
+    if each.level:
+        parts.insert(1, plural(len(each.runs), "run"))
+        parts.append(f"{share(each.live_bytes, each.size_bytes)} live")
+    parts.append(f"L0 ids {each.lo}..{each.hi}")
+    parts.append(f"oldest {age_text(now_ms - each.oldest_ms)}")
+    if each.busy_files:
+        parts.append(f"{each.busy_files:,} being merged")
+    return "  ".join(parts)
+
+
+def _run_line(run: Run, scale_bytes: int, width: int) -> str:
+    drawn = bar(run.size_bytes, run.live_bytes, scale_bytes)
+    notes = [size_text(run.size_bytes), f"{share(run.live_bytes, run.size_bytes)} live", f"lo..hi {run.lo}..{run.hi}"]
+    if run.files > 1:
+        notes.insert(1, plural(run.files, "file"))
+    notes += ["being merged"] if run.busy else []
+    notes += ["left alone: a merge of it failed"] if run.in_trouble else []
+    return f"  run {run.run_id:>{width}}  {drawn} {'  '.join(notes)}"
+
+
+def _largest_first(run: Run) -> tuple[int, int]:
+    return -run.size_bytes, run.lo
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

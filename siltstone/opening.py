@@ -1,0 +1,82 @@
+"""What every process of ours opens before it works: both stores, checked against each other, and its lifeline."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+
+from metadata.compaction import Metadata
+from metadata.urls import open_metadata
+from siltstone.clock import Clock
+from siltstone.errors import BadInputError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.cluster import check_cluster
+from storage.metered import Metered
+from storage.objects import ObjectStore
+from storage.probe import probe_conditional_create
+from storage.retrying import Retrying
+from storage.urls import open_store
+
+_log = get_logger(__name__)
+
+
+class MissingUrlError(BadInputError):
+    """Nothing says where records or metadata live."""
+
+
+@asynccontextmanager
+async def opened_stores(
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource
+) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
+    """Both stores, open and checked against each other."""
+    for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
+        if not url:
+            raise MissingUrlError(
+                f"{name} is not set", remedy="see docs/settings.md; `siltstone dev` brings everything along"
+            )
+    async with AsyncExitStack() as stack:
+        # both URLs are read before either place is touched
+        store = Retrying(Metered(open_store(settings.object_store_url), metrics, clock), clock, ids)
+        metadata = open_metadata(
+            settings.metadata_url,
+            producer_id_expiration_ms=settings.producer_id_expiration_ms,
+            clock=clock,
+            ids=ids,
+        )
+        stack.push_async_callback(store.close)
+        await store.open()
+        stack.push_async_callback(metadata.close)
+        await metadata.open()
+        identity = await metadata.cluster_identity()
+        # before the probe, which writes: a store that belongs to somebody else is left as it is
+        if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):
+            await metadata.bind_store()
+        (await probe_conditional_create(store, ids, clock)).check()
+        yield store, metadata
+
+
+@contextmanager
+def lifeline_watched(descriptor: int | None, stopping: asyncio.Event) -> Generator[None]:
+    """Set `stopping` when the parent, who holds the other end of the pipe, is gone."""
+    if descriptor is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def readable() -> None:
+        if not os.read(descriptor, 1):
+            loop.remove_reader(descriptor)
+            _log.warning("parent is gone")
+            stopping.set()
+
+    loop.add_reader(descriptor, readable)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)

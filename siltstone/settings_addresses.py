@@ -1,0 +1,71 @@
+"""Addresses in settings: `HOST:PORT` read and written, and which of them may be listened on."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import re
+
+from siltstone.errors import BadInputError
+from siltstone.settings_values import SettingsError
+
+
+class AddressInUseError(BadInputError):
+    """An address cannot be listened on, mostly because somebody else does already."""
+
+    def __init__(self, name: str, address: str, error: OSError) -> None:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken by another process" if taken else f"cannot be listened on: {error.strerror or error}"
+        remedy = f"stop that process, or set {name} to another port (0 takes any free one)"
+        super().__init__(f"{name}: the address {address} {why}", remedy=remedy if taken else f"set {name} to another")
+
+
+def parse_address(text: str, *, name: str = "listen") -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` as (host, port). Raises SettingsError naming the setting."""
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]/@]+)):([0-9]{1,5})", text)
+    if match is None or int(match[3]) > 65535:
+        raise SettingsError(f"{name} must be HOST:PORT, not {text!r}", remedy="for example 127.0.0.1:9092")
+    return match[1] or match[2], int(match[3])
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """True for `localhost` and addresses of the loopback net; other names are never looked up, and so are not."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, insecure: bool) -> None:
+    """Raises SettingsError for an address that cannot be, or that others could reach without `insecure`."""
+    for name, address in (("listen", listen), ("metrics.listen", metrics_listen)):
+        if name == "metrics.listen" and not address:
+            continue
+        host, _ = parse_address(address, name=name)
+        if not is_loopback(host) and not insecure:
+            raise SettingsError(
+                f"{name} {address} can be reached from other machines, and nobody is authenticated",
+                remedy="listen on 127.0.0.1, or pass --insecure (setting `insecure`) on a network you trust",
+            )
+    host, _ = parse_address(listen)
+    if host in ("0.0.0.0", "::") and not advertised_host:  # noqa: S104
+        raise SettingsError(
+            f"listen {listen} is no address that clients can be told to connect to",
+            remedy="set advertised.host to the name or address by which they reach this machine",
+        )
+    if not _is_host(advertised_host):
+        raise SettingsError(f"advertised.host must be a host without a port, not {advertised_host!r}")
+
+
+def _is_host(text: str) -> bool:
+    """A name or an address (IPv6 without brackets), or nothing."""
+    if ":" in text:
+        try:
+            return ipaddress.ip_address(text).version == 6
+        except ValueError:
+            return False
+    return re.fullmatch(r"[^\s/@\[\]]*", text) is not None

@@ -1,0 +1,194 @@
+"""Histories: what happens in a world and how often, its end, and what must hold then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from metadata.compaction import EXHAUSTED_RETRY_MS, JobState
+from metadata.service import Topic
+from tests.compaction.model import repeated_keys
+from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
+from tests.compaction.world import World
+
+STEPS = 60
+JOB_LEASE_MS = 10_000
+
+ACTIONS = (
+    ("write", 30),
+    ("late", 2),
+    ("write late", 4),
+    ("plan", 20),
+    ("arbitrary", 6),
+    ("run", 22),
+    ("run in trouble", 4),
+    ("commit", 16),
+    ("commit twice", 3),
+    ("crash", 3),
+    ("delete records", 2),
+    ("expire", 4),
+    ("sweep", 6),
+    ("policy", 1),
+    ("recreate", 1),
+    ("request", 2),
+    ("time", 18),
+    ("read slowly", 10),
+)
+
+ALWAYS = frozenset({"write", "plan", "run", "commit", "time"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    seed: int
+    violations: list[str]
+    says: list[str]
+    counts: dict[str, int]
+
+    def __str__(self) -> str:
+        return "\n".join([f"seed {self.seed}:", *self.says[-60:], *(f"  !! {each}" for each in self.violations[:8])])
+
+
+def run_seed(seed: int, *, steps: int = STEPS) -> Outcome:
+    world = World(seed)
+    asyncio.run(_history(world, steps))
+    return Outcome(seed, world.violations, world.says, world.counts)
+
+
+async def _history(world: World, steps: int) -> None:
+    await world.begin()
+    names = [name for name, _ in ACTIONS]
+    # Each history has its own habits: what is rare among all of them is common in some.
+    weights = [
+        weight * world.random.choice([0.3, 1, 3] if name in ALWAYS else [0, 0.3, 1, 4]) for name, weight in ACTIONS
+    ]
+    for _ in range(steps):
+        await _act(world, world.random.choices(names, weights)[0])
+        if world.violations:
+            return
+    await _end(world)
+
+
+async def _act(world: World, action: str) -> None:
+    match action:
+        case "write":
+            await world.write()
+        case "late":
+            await world.write_late()
+        case "write late":
+            if world.late:
+                await world.write(file_id=world.late.pop(0))
+        case "plan":
+            await world.plan_round()
+        case "arbitrary":
+            await world.arbitrary_merge()
+        case "run":
+            await world.run_job()
+        case "run in trouble":
+            await world.run_job(trouble=True)
+        case "commit":
+            await world.commit_one()
+        case "commit twice":
+            await world.commit_one(twice=True)
+        case "crash":
+            await world.crash()
+        case "delete records":
+            await world.delete_records()
+        case "expire":
+            await world.expire()
+        case "sweep":
+            await world.sweep()
+        case "policy":
+            await world.change_policy()
+        case "recreate":
+            await world.recreate_topic()
+        case "request":
+            await world.request()
+        case "time":
+            world.pass_time()
+        case "read slowly":
+            await world.read_slowly()
+        case _:
+            raise AssertionError(action)
+
+
+async def _settle(world: World, rounds: int = 12) -> None:
+    """Plan, run and commit everything that the planner wants, with time going on, until it wants nothing."""
+    for _ in range(rounds):
+        world.clock.advance_ms(1_100)
+        await world.expire()
+        await world.plan_round()
+        for _ in range(40):
+            before = len(world.held)
+            await world.run_job()
+            if len(world.held) == before:
+                break
+            await world.commit_one()
+        if world.violations:
+            return
+
+
+async def _end(world: World) -> None:
+    """No more faults: everything is leveled, cleaned through, its tombstones go, and nothing is left behind."""
+    world.say("---- the end begins")
+    zombies, world.held = world.held, []
+    world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
+    await _settle(world)
+    if await world.metadata.jobs(states=[JobState.FAILED]):
+        world.clock.advance_ms(EXHAUSTED_RETRY_MS)  # how long the inputs of a job are left alone that nobody finished
+        await _settle(world)
+    for held in zombies:  # their time has passed: none may commit
+        world.held = [held]
+        done = world.counts.get("commit", 0)
+        await world.commit_one()
+        if world.counts.get("commit", 0) != done:
+            world.violations.append(f"the zombie of job {held.claimed.job.job_id} committed")
+    compacted = [
+        topic for topic in await world.metadata.topics() if "compact" in topic.configs.get("cleanup.policy", "delete")
+    ]
+    for turn in range(3):
+        world.clock.advance_ms(3_000)  # past every min.compaction.lag.ms
+        for topic in compacted:
+            await world.metadata.request_compaction(topic.topic_id)
+        await _settle(world)
+        if world.violations:
+            return
+        world.clock.advance_ms(LIMIT_MS + GRACE_MS + 5_000)  # past every horizon stamped in the turn before
+        await _check_clean(world, compacted, last=turn == 2)
+    await world.check()
+    await _check_nothing_left(world)
+
+
+async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) -> None:
+    for topic in compacted:
+        views = {view.partition_id: view for view in await world.metadata.partition_views(topic.topic_id)}
+        for partition_id in topic.partition_ids:
+            view, model = views[partition_id], world.models[partition_id]
+            through = max(view.cleaned_through_offset, view.log_start_offset)
+            if through < min(view.high_watermark, view.last_stable_offset):
+                world.violations.append(
+                    f"{model.name}: cleaned through {through} of {view.high_watermark} after a request"
+                )
+                continue
+            present, start, _ = await world.read(partition_id)
+            present = [record for record in present if record.offset >= start]
+            if repeated := repeated_keys(present, below=view.cleaned_through_offset):
+                world.violations.append(f"{model.name}: {repeated} more than once after the pass")
+            tombstones = [each.offset for each in present if each.value is None]
+            if last and tombstones and model.delete_retention_ms <= 5_000:
+                world.violations.append(f"{model.name}: tombstones {tombstones} are still there")
+
+
+async def _check_nothing_left(world: World) -> None:
+    """After grace and purge deadline: the bucket holds the live files and no byte of a value that was overwritten."""
+    for _ in range(3):
+        world.clock.advance_ms(PURGE_MS + 1_000)
+        await _settle(world, rounds=3)
+        world.clock.advance_ms(GRACE_MS + 1_000)
+        await world.sweep()
+    live = {file.key for file in await world.metadata.files(limit=1_000_000) if file.state == "live"}
+    stored = {stat.key async for stat in world.objects.list()}
+    if missing := live - stored:
+        world.violations.append(f"FILE-1: {sorted(missing)} are gone")
+    await world.check()

@@ -1,0 +1,38 @@
+"""What lies in the files, read as plainly as can be, and merges as a line of text."""
+
+from __future__ import annotations
+
+from metadata.compaction import CommitMerge
+from tests.compaction.model import Rec
+from wire.batch import iter_headers
+from wire.records import walk
+
+
+def records_of(body: bytes, base_offset: int | None) -> list[Rec]:
+    """Of whole batches; `base_offset` where the batches carry none (L0)."""
+    found: list[Rec] = []
+    view = memoryview(body)
+    for position, header in iter_headers(view):
+        base = header.base_offset if base_offset is None else base_offset
+        found += [
+            Rec(
+                base + record.offset_delta,
+                None if record.key is None else bytes(record.key),
+                None if record.value is None else bytes(record.value),
+                header.base_timestamp_ms + record.timestamp_delta_ms,
+                record.headers,
+            )
+            for record in walk(view[position : position + header.size_bytes])
+        ]
+        if base_offset is not None:
+            base_offset += header.last_offset_delta + 1
+    return found
+
+
+def describe(commit: CommitMerge) -> str:
+    return " ".join(
+        f"L{file.level}["
+        + " ".join(f"{e.partition_id}:{e.base_offset}-{e.last_offset}({e.record_count})" for e in file.extents)
+        + "]"
+        for file in commit.outputs
+    )

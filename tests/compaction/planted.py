@@ -1,0 +1,106 @@
+"""Rules taken out on purpose, each of which looks as if it could be spared. Histories that miss none prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from compactor.cleaning import CleanBounds
+from compactor.execute import MergeEngine
+from compactor.partition_cleaner import PartitionCleaner
+from metadata.compaction import ClaimedJob, CommitMerge
+from metadata.memory import MemoryMetadata
+
+Plant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def _bounds(change: Callable[[CleanBounds], CleanBounds]) -> Iterator[None]:
+    begin = PartitionCleaner.__init__
+
+    def changed(self: Any, buffer: Any, bounds: CleanBounds, **options: Any) -> None:
+        begin(self, buffer, change(bounds), **options)
+
+    with patch.object(PartitionCleaner, "__init__", changed):
+        yield
+
+
+def drops_tombstones_of_partial_merges() -> AbstractContextManager[None]:
+    """A tombstone goes though extents below it are not among the inputs: an old value in one of them comes back."""
+    return _bounds(lambda bounds: replace(bounds, whole_through_offset=2**62))
+
+
+def horizon_from_the_spec_alone() -> AbstractContextManager[None]:
+    """The horizon does not count the time until the commit, when old values really vanish."""
+    return _bounds(lambda bounds: replace(bounds, delete_horizon_ms=bounds.now_ms))
+
+
+def cleans_what_lags() -> AbstractContextManager[None]:
+    """min.compaction.lag.ms does not bound the table."""
+    return _bounds(lambda bounds: replace(bounds, first_uncleanable_offset=2**62))
+
+
+@contextmanager
+def zombies_commit() -> Iterator[None]:
+    """The commit does not look at the job's epoch: it takes the present one."""
+    commit = MemoryMetadata.commit_merge
+
+    async def unfenced(self: MemoryMetadata, request: CommitMerge) -> Any:
+        job = await self.job(request.job_id)
+        assert job is not None
+        return await commit(self, replace(request, epoch=job.epoch))
+
+    with patch.object(MemoryMetadata, "commit_merge", unfenced):
+        yield
+
+
+@contextmanager
+def covers_the_gaps() -> Iterator[None]:
+    """An output extent reaches over offsets that its inputs do not hold."""
+    run = MergeEngine.run
+
+    async def covering(self: Any, claimed: ClaimedJob, **options: Any) -> CommitMerge:
+        commit = await run(self, claimed, **options)
+        outputs = []
+        covered: dict[int, Any] = dict(commit.covered)
+        for file in commit.outputs:
+            extents = list(file.extents)
+            for number in range(len(extents) - 1):
+                one, other = extents[number], extents[number + 1]
+                if one.partition_id == other.partition_id and one.last_offset + 1 < other.base_offset:
+                    extents[number] = replace(one, last_offset=other.base_offset - 1)
+                    ranges = [list(each) for each in covered[one.partition_id]]
+                    for each in ranges:
+                        if each[1] == one.last_offset:
+                            each[1] = other.base_offset - 1
+                    covered[one.partition_id] = [(base, last) for base, last in ranges]
+            outputs.append(replace(file, extents=extents))
+        return replace(commit, outputs=outputs, covered=covered)
+
+    with patch.object(MergeEngine, "run", covering):
+        yield
+
+
+@contextmanager
+def forgets_the_clear() -> Iterator[None]:
+    """A pass whose buffer was cleared counts as whole: cleaned-through and tombstones go past the first clear."""
+    scanned = PartitionCleaner.scanned
+
+    def whole(self: Any) -> Any:
+        return replace(scanned.__get__(self), first_clear_offset=None, clears=0)
+
+    with patch.object(PartitionCleaner, "scanned", property(whole)):
+        yield
+
+
+PLANTED: Mapping[str, Plant] = {
+    "drops-tombstones-of-partial-merges": drops_tombstones_of_partial_merges,
+    "horizon-from-the-spec-alone": horizon_from_the_spec_alone,
+    "cleans-what-lags": cleans_what_lags,
+    "zombies-commit": zombies_commit,
+    "covers-the-gaps": covers_the_gaps,
+    "forgets-the-clear": forgets_the_clear,
+}

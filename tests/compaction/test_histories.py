@@ -1,0 +1,60 @@
+"""Thousands of random histories of a compacting cluster, each from its seed: see README.md on how to replay one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from compactor.spec import MergeKind
+from tests.compaction.histories import ACTIONS, Outcome, run_seed
+from tests.compaction.planted import PLANTED
+
+SEEDS = 500
+SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
+MUST_HAPPEN = frozenset(
+    """arbitrary commit crash deep expire late overflow policy recreate request run sweep trimmed write JobLostError""".split()
+) | {"not run", "delete records", "reader at the end", *(f"job {kind}" for kind in MergeKind)}
+
+
+def run_seeds(seeds: range) -> tuple[Counter[str], list[Outcome]]:
+    counts: Counter[str] = Counter()
+    failed: list[Outcome] = []
+    for seed in seeds:
+        outcome = run_seed(seed)
+        counts.update(outcome.counts)
+        if outcome.violations:
+            failed.append(outcome)
+    return counts, failed
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("first", range(0, 4 * SEEDS, SEEDS))
+def test_nothing_is_lost_and_nothing_comes_back_in_any_history(first: int) -> None:
+    counts, failed = run_seeds(range(first, first + SEEDS))
+    assert not failed, "\n\n".join(map(str, failed[:3]))
+    # and the histories meant something
+    assert not (missing := MUST_HAPPEN - counts.keys()), f"never happened: {sorted(missing)}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_nothing_is_lost_and_nothing_comes_back_in_many_more_histories() -> None:
+    _, failed = run_seeds(range(SOAK_FROM, SOAK_FROM + SOAK_SEEDS))
+    assert not failed, "\n\n".join(map(str, failed[:3]))
+
+
+def test_a_seed_is_one_history() -> None:
+    assert run_seed(7).says == run_seed(7).says
+    assert run_seed(7).says != run_seed(8).says
+    assert {name for name, _ in ACTIONS} >= {"crash", "arbitrary", "recreate"}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_a_planted_bug_is_found(name: str) -> None:
+    # given a rule taken out of the product, each of a kind that lost data in a simpler design
+    with PLANTED[name]():
+        found = next((seed for seed in range(400) if run_seed(seed).violations), None)
+    # then some history shows it
+    assert found is not None, f"{name} was not found in 400 histories"

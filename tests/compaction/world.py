@@ -1,0 +1,431 @@
+"""One random history of a small cluster: writers, merges, crashes, retention, a janitor, readers, all on real parts.
+
+Real: the memory stores, the planner, the merge engine with its kernels, the commit, retention. Not real: time (a manual
+clock), the agents (files are built and committed here) and who runs when: jobs are claimed and run, but their commits
+are held and let go in any order, twice, too late or never. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from compactor.execute import MergeEngine
+from compactor.plan import new_job, plan_merges
+from compactor.spec import MergeSpec
+from metadata.compaction import (
+    ClaimedJob,
+    CommitMerge,
+    InputsBusyError,
+    JobLostError,
+    MergeRefusedError,
+)
+from metadata.memory import MemoryMetadata
+from metadata.packed_index import iter_index
+from metadata.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, WriterLease
+from siltstone.clock import ManualClock
+from siltstone.errors import SiltstoneError
+from siltstone.ids import SystemIds
+from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.file_format import ExtentSource, build_file
+from storage.keys import file_key
+from storage.memory import MemoryStore
+from storage.retrying import Retrying
+from tests.compaction.log import describe, records_of
+from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
+from tests.compaction.specs import GRACE_MS, OPTIONS, arbitrary_spec
+from wire.codecs import Codec
+from wire.records import NewRecord, build_batch
+
+
+@dataclass(slots=True)
+class Held:
+    """A merge that was run and is not committed yet."""
+
+    claimed: ClaimedJob
+    commit: CommitMerge
+
+
+@dataclass
+class World:
+    seed: int
+    says: list[str] = field(default_factory=list[str])
+    violations: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.clock = ManualClock()
+        self.ids = SystemIds(self.seed)
+        self.metadata = MemoryMetadata(clock=self.clock, ids=self.ids)
+        self.objects = MemoryStore(self.clock)
+        self.plan = FaultPlan()
+        self.store = Retrying(Faulty(self.objects, self.plan, self.ids, self.clock), self.clock, self.ids)
+        self.topics: list[Topic] = []
+        self.models: dict[int, PartitionModel] = {}
+        self.places: dict[int, tuple[UUID, int]] = {}
+        self.readers: list[SlowReader] = []
+        self.held: list[Held] = []
+        self.seq = 0
+        self.late: list[int] = []
+        self.values = 0
+        self.options = OPTIONS
+        self.counts: dict[str, int] = {}
+
+    def say(self, what: str) -> None:
+        self.says.append(f"{self.clock.monotonic_ms():9.0f} {what}")
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # ---- begin
+
+    async def begin(self) -> None:
+        await self.metadata.open()
+        self.lease: WriterLease = await self.metadata.register_agent(AgentAddress(host="writer", port=9092))
+        self.compactor = await self.metadata.register_compactor("compactor")
+        self.engine = MergeEngine(
+            store=self.store,
+            clock=self.clock,
+            ids=self.ids,
+            lease=self.compactor,
+            keys_max=self.random.choice([2, 3, 5, 1000]),
+            cursor_bytes=self.random.choice([1 << 20, 64 << 20]),
+            in_thread=False,
+        )
+        for name in ("users", "orders", "events"):
+            await self.create_topic(name)
+        self.key_count = self.random.choice([2, 4, 12])
+        self.say(f"keys {self.key_count}")
+
+    async def create_topic(self, name: str) -> None:
+        r = self.random
+        configs: dict[str, str] = {}
+        if name != "events":
+            configs["cleanup.policy"] = r.choice(["compact", "compact", "compact,delete"])
+            configs["delete.retention.ms"] = str(r.choice([0, 500, 5_000]))
+            configs["min.cleanable.dirty.ratio"] = r.choice(["0.0", "0.5"])
+            if r.random() < 0.25:
+                configs["min.compaction.lag.ms"] = str(r.choice([300, 2_000]))
+            if "delete" in configs["cleanup.policy"]:
+                configs["retention.ms"] = str(r.choice([5_000, 60_000]))
+        else:
+            configs["retention.ms"] = str(r.choice([-1, 20_000]))
+        if r.random() < 0.4:
+            configs["segment.ms"] = str(r.choice([1, 100, 1_000]))
+        topic = await self.metadata.create_topic(name, partitions=r.choice([1, 1, 2]), configs=configs)
+        self.topics.append(topic)
+        for number, partition_id in enumerate(topic.partition_ids):
+            self.places[partition_id] = (topic.topic_id, number)
+            self.models[partition_id] = PartitionModel(
+                name=f"{name}-{number}",
+                was_compact=name != "events",
+                min_lag_ms=int(configs.get("min.compaction.lag.ms", 0)),
+                delete_retention_ms=int(configs.get("delete.retention.ms", 86_400_000)),
+            )
+        self.say(f"create {name} {configs}")
+
+    # ---- writing
+
+    async def write(self, *, file_id: int | None = None) -> None:
+        r = self.random
+        partitions = sorted(r.sample(sorted(self.models), k=r.randint(1, min(3, len(self.models)))))
+        built = {
+            partition_id: [self._batch(partition_id) for _ in range(r.randint(1, 3))] for partition_id in partitions
+        }
+        extents, rows, records, position = list[ExtentSource](), list[L0Batch](), list[Sequence[NewRecord]](), 0
+        for partition_id, batches in built.items():
+            topic_id, number = self.places[partition_id]
+            stamps = [record.timestamp_ms for _, of_batch in batches for record in of_batch]
+            extents.append(
+                ExtentSource(topic_id, number, [body for body, _ in batches], len(stamps), min(stamps), max(stamps))
+            )
+            for body, of_batch in batches:
+                times = [record.timestamp_ms for record in of_batch]
+                masked = 2 if r.random() < 0.05 else 0  # a batch that the commit refuses: a hole in the file
+                rows.append(
+                    L0Batch(
+                        partition_id, position, len(body), len(of_batch), min(times), max(times), masked_error=masked
+                    )
+                )
+                records.append(of_batch)
+                position += len(body)
+        file = build_file(extents, level=0, created_ms=self.clock.wall_ms())
+        key = file_key(
+            level=0,
+            writer_id=self.lease.writer_id,
+            epoch=self.lease.epoch,
+            file_uuid=self.ids.uuid7(self.clock.wall_ms()),
+            created_ms=self.clock.wall_ms(),
+        )
+        await self.objects.put_if_absent(key, file.body, crc32c=file.crc32c)
+        self.seq += 1
+        request = CommitL0(
+            lease=self.lease, seq=self.seq, key=key, size_bytes=len(file.body), crc32c=file.crc32c, batches=rows
+        )
+        committed = await self._commit(request, file_id)
+        for row, of_batch, result in zip(rows, records, committed.results, strict=True):
+            if result.error:
+                continue
+            model = self.models[row.partition_id]
+            assert result.base_offset == model.end, "offsets are dense"
+            for record in of_batch:
+                model.records.append(Rec(model.end, record.key, record.value, record.timestamp_ms, record.headers))
+        self.say(
+            f"write file {committed.file_id}: "
+            + ", ".join(f"{self.models[p].name}..{self.models[p].end}" for p in built)
+        )
+        self.count("write")
+
+    async def _commit(self, request: CommitL0, file_id: int | None) -> Committed:
+        """With `file_id`, a commit that drew its id long ago and becomes visible only now."""
+        database = self.metadata.database
+        if file_id is None:
+            return await self.metadata.commit_l0(request)
+        kept, database.next_file_id = database.next_file_id, file_id
+        try:
+            return await self.metadata.commit_l0(request)
+        finally:
+            database.next_file_id = kept
+
+    async def write_late(self) -> None:
+        """Draw a file id now; the commit becomes visible after others, perhaps inside a merged range."""
+        database = self.metadata.database
+        drawn, database.next_file_id = database.next_file_id, database.next_file_id + 1
+        self.late.append(drawn)
+        self.say(f"drew file id {drawn}")
+        self.count("late")
+
+    def _batch(self, partition_id: int) -> tuple[bytes, list[NewRecord]]:
+        r = self.random
+        model = self.models[partition_id]
+        records: list[NewRecord] = []
+        for _ in range(r.choice([1, 1, 2, 3, 5])):
+            self.values += 1
+            key: bytes | None = b"k%d" % r.randrange(self.key_count)
+            if r.random() < 0.03:
+                key = b""
+            if not model.was_compact and r.random() < 0.3:
+                key = None
+            value = None if r.random() < 0.25 else b"v-%d-%d" % (self.seed, self.values)
+            headers = (("h", b"%d" % self.values),) if r.random() < 0.1 else ()
+            records.append(NewRecord(self.clock.wall_ms(), key, value, headers))
+        codec = Codec.NONE if r.random() < 0.7 else r.choice(list(Codec))
+        return build_batch(records, codec=codec), records
+
+    # ---- merging
+
+    async def plan_round(self) -> None:
+        view = await self.metadata.compaction_view()
+        for spec in plan_merges(view, self.options):
+            await self._create(spec)
+
+    async def _create(self, spec: MergeSpec) -> None:
+        try:
+            job_id = await self.metadata.create_job(new_job(spec))
+        except InputsBusyError:
+            self.say(f"busy: {spec.kind} {spec.reason}")
+            return
+        self.say(
+            f"job {job_id} {spec.kind}: L0 {list(spec.l0_file_ids)} files {list(spec.file_ids)} extents"
+            f" {list(spec.extent_ids)} for {spec.reason}"
+        )
+        self.count(f"job {spec.kind}")
+
+    async def arbitrary_merge(self) -> None:
+        """A merge that no planner would make, over any extents of one class that are free; correctness may not mind."""
+        view = await self.metadata.compaction_view()
+        free = [
+            extent
+            for partition in view.partitions
+            for extent in partition.extents
+            if extent.extent_id not in view.busy_extents
+        ]
+        if not free:
+            return
+        chosen = sorted(self.random.sample(free, k=self.random.randint(1, len(free))), key=lambda each: each.extent_id)
+        await self._create(arbitrary_spec(view, chosen))
+        self.count("arbitrary")
+
+    async def run_job(self, *, trouble: bool = False) -> None:
+        claimed = await self.metadata.claim_job(self.compactor)
+        if claimed is None:
+            return
+        job = claimed.job
+        if trouble:
+            op = self.random.choice(["get", "get_range", "put", "multipart_complete"])
+            fault = self.random.choice([Fault.UNREACHABLE, Fault.LOST_ANSWER, Fault.FULL])
+            # as often as Retrying asks, or once only
+            calls = None if self.random.random() < 0.5 else frozenset({self.random.randint(1, 3)})
+            self.plan.rules = [FaultRule(fault=fault, op=op, calls=calls)]
+        try:
+            commit = await self.engine.run(claimed)
+        except SiltstoneError as error:
+            self.say(f"job {job.job_id} epoch {job.epoch} did not run: {error}")
+            self.count("not run")
+            if not trouble:
+                self.violations.append(f"job {job.job_id} failed without a fault: {error!r}")
+            if self.random.random() < 0.5:
+                await self.metadata.give_back_job(job.job_id, job.epoch)
+            else:
+                await self.metadata.fail_job(job.job_id, job.epoch, error=str(error), retry_after_ms=100)
+            return
+        finally:
+            self.plan.rules = ()
+        self.held.append(Held(claimed, commit))
+        self.say(f"job {job.job_id} epoch {job.epoch} ran: {describe(commit)}")
+        self.count("run")
+        if commit.summary["clears"]:
+            self.count("overflow")
+        if any(one.passes > 1 for one in MergeSpec.from_json(job.spec).partitions.values()):
+            self.count("deep")
+
+    async def commit_one(self, *, twice: bool = False) -> None:
+        if not self.held:
+            return
+        held = self.held.pop(self.random.randrange(len(self.held)))
+        job = held.claimed.job
+        try:
+            first = await self.metadata.commit_merge(held.commit)
+            if twice and await self.metadata.commit_merge(held.commit) != first:
+                self.violations.append(f"job {job.job_id} answered another thing when asked again")
+        except (JobLostError, MergeRefusedError) as error:
+            self.say(f"job {job.job_id} epoch {job.epoch} not committed: {error}")
+            self.count(type(error).__name__)
+            return
+        self.say(f"job {job.job_id} epoch {job.epoch} committed, trimmed {first.trimmed_extents}")
+        self.count("commit")
+        if first.trimmed_extents:
+            self.count("trimmed")
+        await self.check()
+
+    async def crash(self) -> None:
+        """A compactor dies between run and commit: its outputs are orphans, its lease runs out."""
+        if self.held:
+            held = self.held.pop(self.random.randrange(len(self.held)))
+            self.say(f"crash with job {held.claimed.job.job_id} epoch {held.claimed.job.epoch}")
+            self.count("crash")
+
+    # ---- deletion
+
+    async def delete_records(self) -> None:
+        partition_id = self.random.choice(sorted(self.models))
+        model = self.models[partition_id]
+        if model.end:
+            offset = self.random.randint(0, model.end)
+            low = await self.metadata.delete_records(partition_id, offset)
+            self.say(f"delete records of {model.name} below {offset}: {low}")
+            self.count("delete records")
+
+    async def expire(self) -> None:
+        done = await self.metadata.expire()
+        if done.extents:
+            self.say(f"expired {done.extents} extents")
+            self.count("expire")
+
+    async def sweep(self) -> None:
+        dead = await self.metadata.dead_files(grace_ms=GRACE_MS)
+        if dead:
+            gone = await self.objects.delete_many([file.key for file in dead])
+            await self.metadata.files_deleted([file.file_id for file in dead if file.key in set(gone.keys)])
+            self.say(f"swept files {[file.file_id for file in dead]}")
+            self.count("sweep")
+
+    async def change_policy(self) -> None:
+        topic = self.random.choice(self.topics)
+        policy = self.random.choice(["compact", "delete", "compact,delete"])
+        await self.metadata.alter_configs(topic.topic_id, {"cleanup.policy": policy})
+        if "compact" in policy:
+            for partition_id in topic.partition_ids:
+                self.models[partition_id].was_compact = True
+        self.say(f"policy of {topic.name} is {policy}")
+        self.count("policy")
+
+    async def recreate_topic(self) -> None:
+        topic = self.topics.pop(self.random.randrange(len(self.topics)))
+        await self.metadata.delete_topic(topic.topic_id)
+        for partition_id in topic.partition_ids:
+            model = self.models.pop(partition_id)
+            self.readers = [reader for reader in self.readers if reader.model is not model]
+            del self.places[partition_id]
+        self.say(f"delete topic {topic.name}")
+        self.count("recreate")
+        await self.create_topic(topic.name)
+
+    async def request(self) -> None:
+        topic = self.random.choice(self.topics)
+        current = {each.topic_id: each for each in await self.metadata.topics()}[topic.topic_id]
+        if "compact" in current.configs.get("cleanup.policy", "delete"):
+            await self.metadata.request_compaction(topic.topic_id)
+            self.say(f"compaction of {topic.name} asked for")
+            self.count("request")
+
+    def pass_time(self) -> None:
+        span = self.random.choice([1, 20, 200, 200, 1_200, 6_000, 11_000])
+        self.clock.advance_ms(span)
+        self.say(f"+{span} ms")
+
+    # ---- reading
+
+    async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
+        """(what can be read now, log start, high watermark), and violations where the extents do not tile the log."""
+        marks = (await self.metadata.watermarks([partition_id]))[partition_id]
+        stretches: list[tuple[int, int, list[Rec]]] = []
+        snapshot = await self.metadata.snapshot()
+        for file in snapshot.files:
+            for row in iter_index(file.index):
+                if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
+                    body = await self.objects.get_range(file.key, row.position, row.length)
+                    stretches.append((row.base_offset, row.last_offset, records_of(body, row.base_offset)))
+        offset = marks.log_start_offset
+        while extents := await self.metadata.leveled_extents(partition_id, offset, limit=5):
+            for extent in extents:
+                body = (
+                    await self.objects.get_range(extent.key, extent.position, extent.length) if extent.length else b""
+                )
+                stretches.append((extent.base_offset, extent.last_offset, records_of(body, None)))
+                offset = extent.last_offset + 1
+        stretches.sort(key=lambda each: each[0])
+        name, end = self.models[partition_id].name, None
+        found: list[Rec] = []
+        for base, last, records in stretches:
+            if end is not None and base != end:
+                self.violations.append(f"LOG-3: {name}: an extent ends before {end}, the next begins at {base}")
+            end = last + 1
+            if any(not base <= record.offset <= last for record in records):
+                self.violations.append(f"LOG-2: {name}: records outside {base}..{last}")
+            found += records
+        is_covered = bool(stretches) and stretches[0][0] <= marks.log_start_offset and end == marks.high_watermark
+        if marks.log_start_offset < marks.high_watermark and not is_covered:
+            self.violations.append(
+                f"LOG-3: {name}: extents {[each[:2] for each in stretches]} do not cover"
+                f" {marks.log_start_offset}..{marks.high_watermark}"
+            )
+        return found, marks.log_start_offset, marks.high_watermark
+
+    async def check(self) -> None:
+        for partition_id, model in self.models.items():
+            present, start, end = await self.read(partition_id)
+            if end != model.end:
+                self.violations.append(f"{model.name}: high watermark {end}, {model.end} were written")
+            self.violations += wrongs(model, present, log_start=start, now_ms=self.clock.wall_ms())
+
+    async def read_slowly(self) -> None:
+        if not self.readers or (len(self.readers) < 3 and self.random.random() < 0.3):
+            partition_id = self.random.choice(sorted(self.models))
+            start = (await self.metadata.watermarks([partition_id]))[partition_id].log_start_offset
+            model = self.models[partition_id]
+            self.readers.append(SlowReader(model=model, started_ms=self.clock.wall_ms(), start=start, position=start))
+            self.count("reader")
+        reader = self.random.choice(self.readers)
+        partition_id = next(id_ for id_, model in self.models.items() if model is reader.model)
+        present, start, end = await self.read(partition_id)
+        if start > reader.position or (start > reader.start and reader.position > reader.start):
+            self.readers.remove(reader)  # what it has read was deleted by DeleteRecords or retention
+            return
+        wrong = reader.read(present, self.random.choice([1, 3, 100]), end=end, now_ms=self.clock.wall_ms())
+        if wrong is not None:
+            self.count("reader at the end")
+            self.violations += wrong
+            self.readers.remove(reader)

@@ -1,0 +1,153 @@
+"""Merges as a test makes them: real jobs and commits over made-up bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from metadata.compaction import (
+    ClaimedJob,
+    CleanedPartition,
+    CommitMerge,
+    CompactionMetadata,
+    FileClass,
+    LeveledExtent,
+    MergeCommitted,
+    Metadata,
+    NewJob,
+    OutputExtent,
+    OutputFile,
+)
+from metadata.invariants import check_log_1, check_log_2, check_log_3, live_extents
+from metadata.invariants_leveled import check_file_3, check_merge_1
+from metadata.packed_index import iter_index
+from metadata.service import WriterLease
+
+LIMIT_MS = 60_000
+BYTES_PER_OFFSET = 10
+_numbers = itertools.count(1)
+
+Ranges = dict[int, list[tuple[int, int]]]
+
+
+def output_key(level: int = 1, hour: str = "2024010100") -> str:
+    return f"l{level}/a7/{hour}/900-0-{next(_numbers)}.silt"
+
+
+def job(kind: str = "level", **fields: Any) -> NewJob:
+    return NewJob(**{"kind": kind, "spec": {"n": 1}, "limit_ms": LIMIT_MS, **fields})
+
+
+def read_ranges(claimed: ClaimedJob) -> Ranges:
+    """What a merge reads: rows of L0 files that live by the log start at the claim, and live extents."""
+    ranges: Ranges = {}
+    for file in claimed.l0_files:
+        for row in iter_index(file.index):
+            partition = claimed.partitions.get(row.partition_id)
+            if partition is not None and row.last_offset >= partition.log_start_offset:
+                ranges.setdefault(row.partition_id, []).append((row.base_offset, row.last_offset))
+    for extent in claimed.extents:
+        if extent.partition_id in claimed.partitions:
+            ranges.setdefault(extent.partition_id, []).append((extent.base_offset, extent.last_offset))
+    return {partition_id: sorted(of_partition) for partition_id, of_partition in sorted(ranges.items())}
+
+
+def output_extent(partition_id: int, base: int, last: int, **fields: Any) -> OutputExtent:
+    values: dict[str, Any] = {
+        "position": 0,
+        "length": (last - base + 1) * BYTES_PER_OFFSET,
+        "block_index_position": 0,
+        "block_index_length": 0,
+        "record_count": last - base + 1,
+        "crc32c": 0,
+        "min_timestamp_ms": 10,
+        "max_timestamp_ms": 20,
+        "has_tombstones": False,
+        **fields,
+    }
+    return OutputExtent(partition_id=partition_id, base_offset=base, last_offset=last, **values)
+
+
+def output_file(*extents: OutputExtent, level: int = 1, key: str = "", file_class: str = "plain") -> OutputFile:
+    return OutputFile(
+        key=key or output_key(level),
+        level=level,
+        file_class=FileClass(file_class),
+        size_bytes=sum(extent.length for extent in extents),
+        crc32c=1,
+        config_version=1,
+        extents=extents,
+    )
+
+
+def outputs_of(
+    ranges: Mapping[int, Sequence[tuple[int, int]]], *, level: int = 1, join: bool = True, **fields: Any
+) -> OutputFile:
+    """One file with an extent per unbroken stretch (or per range, `join=False`)."""
+    extents: list[OutputExtent] = []
+    for partition_id, of_partition in ranges.items():
+        for base, last in of_partition:
+            before = extents[-1] if extents else None
+            if join and before and (before.partition_id, before.last_offset + 1) == (partition_id, base):
+                extents[-1] = output_extent(partition_id, before.base_offset, last, **fields)
+            else:
+                extents.append(output_extent(partition_id, base, last, **fields))
+    return output_file(*extents, level=level)
+
+
+def commit_of(claimed: ClaimedJob, *outputs: OutputFile, **fields: Any) -> CommitMerge:
+    """The commit of a sound merge, or of one with these outputs."""
+    ranges = read_ranges(claimed)
+    made = outputs or ((outputs_of(ranges),) if ranges else ())
+    values = {"covered": ranges, "summary": {"seconds": 1}, **fields}
+    return CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=made, **values)
+
+
+async def claim(service: CompactionMetadata, new: NewJob, *, lease: WriterLease | None = None) -> ClaimedJob:
+    lease = lease or await service.register_compactor("host")
+    job_id = await service.create_job(new)
+    claimed = await service.claim_job(lease)
+    assert claimed is not None
+    assert claimed.job.job_id == job_id
+    return claimed
+
+
+async def merge(
+    service: CompactionMetadata,
+    *,
+    l0: Sequence[int] = (),
+    files: Sequence[int] = (),
+    level: int = 1,
+    join: bool = True,
+    cleaned: Sequence[CleanedPartition] = (),
+    **fields: Any,
+) -> MergeCommitted:
+    """Create, claim and commit a merge of these files into one."""
+    claimed = await claim(service, job(l0_file_ids=l0, file_ids=files))
+    output = outputs_of(read_ranges(claimed), level=level, join=join, **fields)
+    return await service.commit_merge(commit_of(claimed, output, cleaned=cleaned))
+
+
+async def extents_of(service: CompactionMetadata, partition_id: int) -> list[LeveledExtent]:
+    return list(await service.leveled_extents(partition_id, 0, limit=1_000))
+
+
+async def spans(service: CompactionMetadata, partition_id: int) -> list[tuple[int, int]]:
+    return [(extent.base_offset, extent.last_offset) for extent in await extents_of(service, partition_id)]
+
+
+async def broken(service: Metadata) -> list[str]:
+    """Every invariant of metadata that does not hold."""
+    files = await service.files(limit=100_000)
+    view = await service.system_view()
+    marks = {mark.partition_id: mark for mark in view.watermarks}
+    extents = live_extents(view.l0_files, marks, view.extents)
+    violations = [
+        *check_log_1(files, marks, complete=False),
+        *check_log_2(extents, marks),
+        *check_log_3(extents, marks),
+        *check_file_3(view),
+        *check_merge_1(view),
+    ]
+    return [f"{violation.id}: {violation.message}" for violation in violations]

@@ -1,0 +1,314 @@
+"""The compactor's contract (`metadata/compaction.py`): compactors, duties, and the life of a job."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metadata.compaction import JOB_ATTEMPTS_MAX, InputsBusyError, JobLostError, JobState
+from metadata.service import AgentAddress, WriterFencedError
+from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, spans
+from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+
+
+async def l0_files(world: World, count: int) -> tuple[int, list[int]]:
+    """(partition id, ids of `count` L0 files that hold ten of its offsets each)."""
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    return one, [(await writer.commit(batch(one, 10))).file_id for _ in range(count)]
+
+
+# ---- compactors and duties -------------------------------------------------------------------------------------------
+
+
+async def test_compactors_draw_node_ids_from_the_agents_sequence_and_are_alive_while_they_beat(world: World) -> None:
+    agent = await world.service.register_agent(AgentAddress(host="agent", port=1))
+    first = await world.service.register_compactor("here")
+    second = await world.service.register_compactor("there")
+
+    assert len({agent.writer_id, first.writer_id, second.writer_id}) == 3
+    assert list(await world.service.live_compactors()) == [(first.writer_id, "here"), (second.writer_id, "there")]
+    await world.lapse_jobs()
+    assert list(await world.service.live_compactors()) == []
+    await world.service.beat_compactor(first)
+    await world.service.unregister_compactor(second)
+    assert list(await world.service.live_compactors()) == [(first.writer_id, "here")]
+    with pytest.raises(WriterFencedError):
+        await world.service.beat_compactor(second)
+
+
+async def test_a_duty_belongs_to_one_until_it_runs_out(world: World) -> None:
+    first, second = [await world.service.register_compactor("host") for _ in range(2)]
+    take = world.service.take_duty
+
+    assert await take("plan", first, ttl_ms=60_000)
+    assert not await take("plan", second, ttl_ms=60_000)
+    assert await take("plan", first, ttl_ms=60_000)
+    assert await take("sweep", second, ttl_ms=60_000)
+    await world.end_pins_and_duties()
+    assert await take("plan", second, ttl_ms=60_000)
+    assert not await take("plan", first, ttl_ms=60_000)
+
+
+# ---- creating --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_is_created_claimed_beaten_and_shown(world: World) -> None:
+    one, files = await l0_files(world, 2)
+    lease = await world.service.register_compactor("host")
+    job_id = await world.service.create_job(job("level", l0_file_ids=files, input_bytes=200, spec={"a": [1, "b"]}))
+
+    ready = await world.service.job(job_id)
+    assert ready is not None
+    assert (ready.state, ready.epoch, ready.holder, ready.attempts) == (JobState.READY, 0, None, 0)
+    assert (ready.kind, ready.spec, ready.input_files, ready.input_bytes) == ("level", {"a": [1, "b"]}, 2, 200)
+    assert await world.service.claim_job(lease, kinds=["forced"]) is None
+    claimed = await world.service.claim_job(lease, kinds=["forced", "level"])
+    assert claimed is not None
+    assert (claimed.job.state, claimed.job.epoch, claimed.job.holder) == (JobState.RUNNING, 1, lease.writer_id)
+    assert claimed.job.deadline_ms is not None
+    assert abs(claimed.job.deadline_ms - claimed.now_ms - 60_000) <= 5
+    assert [file.file_id for file in claimed.l0_files] == files
+    assert list(claimed.partitions) == [one]
+    assert (claimed.partitions[one].topic_name, claimed.partitions[one].high_watermark) == ("orders", 20)
+    assert await world.service.claim_job(lease) is None
+
+    await world.service.beat_job(job_id, 1, progress={"fraction": 0.5, "step": "reading"})
+    beaten = await world.service.job(job_id)
+    assert beaten is not None
+    assert beaten.progress == {"fraction": 0.5, "step": "reading"}
+    assert [shown.job_id for shown in await world.service.jobs(states=[JobState.RUNNING])] == [job_id]
+    assert await world.service.jobs(states=[JobState.DONE, JobState.FAILED]) == []
+    assert await world.service.job(job_id + 1) is None
+
+
+async def test_two_live_jobs_never_share_an_input(world: World) -> None:
+    _, files = await l0_files(world, 3)
+    await world.service.create_job(job(l0_file_ids=files[:2]))
+    with pytest.raises(InputsBusyError):
+        await world.service.create_job(job(l0_file_ids=files[1:]))
+
+    view = await world.service.compaction_view()
+    assert view.busy_files == {*files[:2]}
+    assert await world.service.create_job(job(l0_file_ids=files[2:]))
+    assert await broken(world.service) == []
+
+
+async def test_an_extent_is_input_of_one_job_whether_named_by_itself_or_by_its_file(world: World) -> None:
+    writer = await Writer.register(world.service)
+    one, two = (await new_topic(world.service, partitions=2)).partition_ids
+    file = await writer.commit(batch(one, 5), batch(two, 5))
+    merged = (await merge(world.service, l0=[file.file_id])).file_ids[0]
+    (of_one,), (of_two,) = await extents_of(world.service, one), await extents_of(world.service, two)
+
+    await world.service.create_job(job("forced", extent_ids=[of_one.extent_id], forced_partition_ids=[one]))
+
+    for new in (job(file_ids=[merged]), job(extent_ids=[of_one.extent_id])):
+        with pytest.raises(InputsBusyError):
+            await world.service.create_job(new)
+    view = await world.service.compaction_view()
+    assert (view.busy_files, view.busy_extents) == ({merged}, {of_one.extent_id})
+    await world.service.create_job(job("purge", extent_ids=[of_two.extent_id]))
+    assert await broken(world.service) == []
+
+
+async def test_what_is_not_live_is_no_input(world: World) -> None:
+    one, files = await l0_files(world, 2)
+    await merge(world.service, l0=files[:1])
+    (extent,) = await extents_of(world.service, one)
+    await world.service.delete_records(one, 10)
+
+    for new in (
+        job(l0_file_ids=files[:1]),
+        job(l0_file_ids=[files[1] + 1_000]),
+        job(file_ids=[extent.file_id]),
+        job(extent_ids=[extent.extent_id]),
+        job(file_ids=[files[1]]),
+        job(l0_file_ids=[extent.file_id]),
+    ):
+        with pytest.raises(InputsBusyError):
+            await world.service.create_job(new)
+    assert await world.service.jobs(states=[JobState.READY]) == []
+
+
+async def test_of_two_jobs_made_at_once_for_one_input_one_is_made(world: World) -> None:
+    _, files = await l0_files(world, 8)
+    other = await world.another()
+
+    for first in range(7):
+        pair = files[first : first + 2]
+        calls = [
+            world.service.create_job(job(l0_file_ids=pair)),
+            other.create_job(job(l0_file_ids=list(reversed(pair)))),
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        made = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        assert len(made) == 1, outcomes
+        assert [type(outcome) for outcome in outcomes if not isinstance(outcome, int)] == [InputsBusyError]
+        claimed = await world.service.claim_job(await world.service.register_compactor("host"))
+        assert claimed is not None
+        await world.service.fail_job(made[0], claimed.job.epoch, error="enough")
+
+
+async def test_a_forced_job_says_when_its_partition_was_forced_last_and_is_found_by_topic(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await world.service.create_topic("keyed", partitions=2, configs={"cleanup.policy": "compact"})
+    other = await new_topic(world.service)
+    file = await writer.commit(batch(topic.partition_ids[0], 5), batch(other.partition_ids[0], 5))
+    await merge(world.service, l0=[file.file_id])
+    (extent,) = await extents_of(world.service, topic.partition_ids[0])
+
+    forced = await world.service.create_job(
+        job("forced", extent_ids=[extent.extent_id], forced_partition_ids=[topic.partition_ids[0]])
+    )
+
+    first, second = await world.service.partition_views(topic.topic_id)
+    assert first.last_forced_ms is not None
+    assert second.last_forced_ms is None
+    assert [shown.job_id for shown in await world.service.jobs(topic_id=topic.topic_id)] == [forced]
+    assert await world.service.jobs(topic_id=other.topic_id) == []
+
+
+# ---- claims, leases, ends --------------------------------------------------------------------------------------------
+
+
+async def test_the_oldest_job_is_claimed_first_and_each_once(world: World) -> None:
+    _, files = await l0_files(world, 4)
+    made = [await world.service.create_job(job(l0_file_ids=[file])) for file in files]
+    services = [world.service, await world.another()]
+    lease = await world.service.register_compactor("host")
+
+    first = await world.service.claim_job(lease)
+    rest = await asyncio.gather(*(services[n % 2].claim_job(lease) for n in range(5)))
+
+    assert first is not None
+    assert first.job.job_id == made[0]
+    assert sorted(claimed.job.job_id for claimed in rest if claimed) == made[1:]
+
+
+async def test_a_lapsed_job_is_claimed_by_another_and_its_zombie_can_do_nothing(world: World) -> None:
+    one, files = await l0_files(world, 1)
+    zombie = await claim(world.service, job(l0_file_ids=files))
+    other = await world.service.register_compactor("other")
+    assert await world.service.claim_job(other) is None
+    await world.lapse_jobs()
+
+    again = await world.service.claim_job(other)
+
+    assert again is not None
+    assert (again.job.job_id, again.job.epoch, again.job.attempts) == (zombie.job.job_id, 2, 2)
+    for call in (
+        world.service.commit_merge(commit_of(zombie)),
+        world.service.beat_job(zombie.job.job_id, zombie.job.epoch),
+    ):
+        with pytest.raises(JobLostError):
+            await call
+    await world.service.give_back_job(zombie.job.job_id, zombie.job.epoch)
+    await world.service.fail_job(zombie.job.job_id, zombie.job.epoch, error="zombie")
+    still = await world.service.job(again.job.job_id)
+    assert still is not None
+    assert still.state is JobState.RUNNING
+    await world.service.commit_merge(commit_of(again))
+    assert await spans(world.service, one) == [(0, 9)]
+
+
+async def test_a_job_that_is_given_back_is_ready_and_counts_no_attempt(world: World) -> None:
+    _, files = await l0_files(world, 1)
+    lease = await world.service.register_compactor("host")
+    first = await claim(world.service, job(l0_file_ids=files), lease=lease)
+
+    await world.service.give_back_job(first.job.job_id, first.job.epoch)
+    with pytest.raises(JobLostError):
+        await world.service.commit_merge(commit_of(first))
+    second = await world.service.claim_job(lease)
+    assert second is not None
+    assert (second.job.epoch, second.job.attempts) == (2, 1)
+    await world.service.unregister_compactor(lease)
+    third = await world.service.claim_job(await world.service.register_compactor("other"))
+    assert third is not None
+    assert (third.job.epoch, third.job.attempts) == (3, 1)
+
+
+async def test_a_job_whose_holders_all_vanish_is_failed_and_its_inputs_are_left_alone_for_a_while(world: World) -> None:
+    _, files = await l0_files(world, 1)
+    lease = await world.service.register_compactor("host")
+    job_id = await world.service.create_job(job(l0_file_ids=files))
+    for _ in range(JOB_ATTEMPTS_MAX):
+        assert await world.service.claim_job(lease) is not None
+        await world.lapse_jobs()
+
+    assert await world.service.claim_job(lease) is None
+
+    failed = await world.service.job(job_id)
+    assert failed is not None
+    assert failed.state is JobState.FAILED
+    assert "vanished" in failed.error
+    view = await world.service.compaction_view()
+    assert view.busy_files == frozenset()
+    assert view.files[0].trouble_until_ms > view.now_ms + 60_000
+
+
+async def test_a_failed_job_frees_its_inputs_and_names_the_files_in_trouble(world: World) -> None:
+    _, files = await l0_files(world, 2)
+    claimed = await claim(world.service, job(l0_file_ids=files))
+
+    await world.service.fail_job(
+        claimed.job.job_id, claimed.job.epoch, error="no object", file_ids=files[:1], retry_after_ms=60_000
+    )
+
+    failed = await world.service.job(claimed.job.job_id)
+    assert failed is not None
+    assert (failed.state, failed.error) == (JobState.FAILED, "no object")
+    view = await world.service.compaction_view()
+    assert view.busy_files == frozenset()
+    assert [file.trouble_until_ms > view.now_ms for file in view.files] == [True, False]
+    with pytest.raises(JobLostError):
+        await world.service.beat_job(claimed.job.job_id, claimed.job.epoch)
+    await world.service.create_job(job(l0_file_ids=files))
+
+
+@pytest.mark.parametrize("step", ["commit", "beat"])
+async def test_a_job_past_its_limit_is_lost_and_failed(world: World, step: str) -> None:
+    one, files = await l0_files(world, 1)
+    claimed = await claim(world.service, job(l0_file_ids=files))
+    await world.pass_deadlines()
+
+    with pytest.raises(JobLostError):
+        if step == "commit":
+            await world.service.commit_merge(commit_of(claimed))
+        else:
+            await world.service.beat_job(claimed.job.job_id, claimed.job.epoch)
+
+    failed = await world.service.job(claimed.job.job_id)
+    assert failed is not None
+    assert failed.state is JobState.FAILED
+    assert "limit" in failed.error
+    view = await world.service.compaction_view()
+    assert (view.busy_files, view.files[0].trouble_until_ms) == (frozenset(), 0)
+    assert await extents_of(world.service, one) == []
+
+
+async def test_who_may_have_uncommitted_outputs_is_at_work(world: World) -> None:
+    _, files = await l0_files(world, 1)
+    idle, holder = [await world.service.register_compactor("host") for _ in range(2)]
+    claimed = await claim(world.service, job(l0_file_ids=files), lease=holder)
+
+    assert await world.service.writers_at_work() == {idle.writer_id, holder.writer_id}
+    await world.lapse_jobs()
+    assert await world.service.writers_at_work() == {holder.writer_id}
+    await world.service.fail_job(claimed.job.job_id, claimed.job.epoch, error="over")
+    assert await world.service.writers_at_work() == frozenset()
+
+
+async def test_ended_jobs_and_lapsed_compactors_are_forgotten(world: World) -> None:
+    _, files = await l0_files(world, 2)
+    await merge(world.service, l0=files[:1])
+    kept = await claim(world.service, job(l0_file_ids=files[1:]))
+    alive = await world.service.register_compactor("alive")
+
+    await world.forget_rows()
+
+    assert [shown.job_id for shown in await world.service.jobs()] == [kept.job.job_id]
+    assert alive.writer_id in await world.service.writers_at_work()
+    assert await broken(world.service) == []

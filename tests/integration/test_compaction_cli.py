@@ -1,0 +1,312 @@
+"""The commands about compaction against a running `siltstone dev`, as a user types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from metadata.urls import open_metadata
+from siltstone.cli import main
+from siltstone.cli.compaction import read_records
+from siltstone.client import connected
+from siltstone.clock import SystemClock
+from siltstone.demo.stack import Stack, running_stack
+from wire.records import NewRecord, build_batch
+
+OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--set", "job.limit.base.ms=6000")
+"""Small files; agents look again for what was merged after a quarter of the grace; and half the grace and the limit of
+a merge are what a tombstone waits beyond delete.retention.ms."""
+BALANCES: Sequence[tuple[str, str | None]] = (
+    ("user:101", "balance=500"),
+    ("user:102", "balance=1200"),
+    ("user:101", "balance=480"),
+    ("user:103", "balance=300"),
+    ("user:102", "balance=1180"),
+    ("user:101", "balance=460"),
+    ("user:104", "balance=900"),
+    ("user:103", None),
+    ("user:101", "balance=440"),
+    ("user:105", "balance=750"),
+)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def run_ok(*words: str) -> str:
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def run_json(*words: str) -> Any:
+    return json.loads(run_ok(*words, "--json"))
+
+
+def write(
+    bootstrap: str,
+    topic: str,
+    pairs: Sequence[tuple[str, str | None]],
+    *,
+    policy: str = "compact",
+    configs: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """To a new topic of one partition, each pair in a batch of its own."""
+
+    async def produce() -> None:
+        async with connected(bootstrap) as client:
+            await client.create_topic(topic, partitions=1, configs={"cleanup.policy": policy, **configs})
+            for number, (key, value) in enumerate(pairs):
+                record = NewRecord(1_700_000_000_000 + number, key.encode(), None if value is None else value.encode())
+                await client.produce(topic, 0, build_batch([record]))
+
+    asyncio.run(produce())
+
+
+def read(bootstrap: str, topic: str) -> list[tuple[int, str, str | None]]:
+    async def fetch() -> list[tuple[int, str, str | None]]:
+        async with connected(bootstrap) as client:
+            end = (await client.list_offsets(topic, [0]))[0]
+            return [
+                (offset, (key or b"").decode(), None if value is None else value.decode())
+                for offset, key, value in await read_records(client, topic, 0, 0, end)
+            ]
+
+    return asyncio.run(fetch())
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One `siltstone dev` for all tests here, with its compactor."""
+    data = tmp_path_factory.mktemp("compaction") / "data"
+    data.mkdir()
+    with running_stack(data, SystemClock(), options=OPTIONS) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def balances(stack: Stack) -> str:
+    """A topic of ten records that come to five, compacted."""
+    write(stack.bootstrap, "balances", BALANCES)
+    done = run_json("compact", "balances", "--now", "--timeout", "100", "--data", str(stack.data))
+    assert (done["records_before"], done["records_after"]) == (10, 5)
+    assert done["through"] == {"0": 10} and done["tombstones_kept"] == 1 and len(done["jobs"]) >= 2
+    assert done["bytes_after"] < done["bytes_before"]
+    return "balances"
+
+
+def test_ten_records_come_to_five(stack: Stack, balances: str) -> None:
+    assert read(stack.bootstrap, balances) == [
+        (4, "user:102", "balance=1180"),
+        (6, "user:104", "balance=900"),
+        (7, "user:103", None),
+        (8, "user:101", "balance=440"),
+        (9, "user:105", "balance=750"),
+    ]
+
+
+def test_compacting_again_finds_the_same(stack: Stack, balances: str) -> None:
+    shown = run_ok("compact", balances, "--now", "--timeout", "100", "--data", str(stack.data))
+    assert "5 -> 5 (0 gone)" in shown and "took" in shown
+    assert len(read(stack.bootstrap, balances)) == 5
+
+
+def test_a_tombstone_that_had_its_time_goes_when_asked_though_nothing_was_written(stack: Stack) -> None:
+    # given a topic whose tombstones need not wait for readers
+    write(stack.bootstrap, "forgotten", BALANCES, configs={"delete.retention.ms": "0"})
+    words = ("compact", "forgotten", "--now", "--timeout", "60", "--data", str(stack.data))
+    assert run_json(*words)["tombstones_kept"] == 1
+    # when it is asked for again and again, then after its time the tombstone goes
+    deadline = time.monotonic() + 60
+    while not run_json(*words)["tombstones_dropped"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    (state,) = run_json("topics", "describe", "forgotten", "--data", str(stack.data))["compaction"]
+    assert state["head_offsets"] == 0
+    while "user:103" in [key for _, key, _ in read(stack.bootstrap, "forgotten")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    # and then there is nothing to ask for
+    assert run_json(*words)["jobs"] == []
+
+
+def test_describe_shows_how_far_compaction_is(stack: Stack, balances: str) -> None:
+    words = ("topics", "describe", balances, "--data", str(stack.data))
+    # the agents of the directory are found by it
+    (state,) = run_json(*words)["compaction"]
+    assert (state["cleaned_through_offset"], state["high_watermark"], state["head_offsets"]) == (10, 10, 0)
+    assert state["dirty_ratio"] == 0 and state["last_cleaned_ms"] is not None and state["due"] == ""
+    table = run_ok(*words)
+    assert "dirty ratio" in table and "last compacted" in table and " ago)" in table
+    # and without places it says how to get them
+    plainly = run_ok("topics", "describe", balances, "--bootstrap", stack.bootstrap)
+    assert "how far compaction is: add --data DIR or --metadata URL" in plainly
+    assert "dirty ratio" not in plainly
+
+
+def test_describe_says_nothing_of_compaction_for_a_plain_topic(stack: Stack) -> None:
+    write(stack.bootstrap, "plain", BALANCES[:2], policy="delete")
+    words = ("topics", "describe", "plain", "--data", str(stack.data))
+    assert "dirty ratio" not in run_ok(*words) and "compaction" not in run_json(*words)
+
+
+def test_explain_tells_what_waits_and_what_is_done(stack: Stack, balances: str) -> None:
+    reasons = run_json("topics", "explain", balances, "--data", str(stack.data))["reasons"]
+    assert {reason["code"] for reason in reasons} - {"just compacted"} == {"tombstones"}
+    write(stack.bootstrap, "fresh", BALANCES[:3])
+    reasons = run_json("topics", "explain", "fresh", "--data", str(stack.data))["reasons"]
+    told = {reason["code"]: reason for reason in reasons}
+    assert "in L0" in told and "siltstone compact fresh --now" in told["in L0"]["remedy"]
+    shown = run_ok("topics", "explain", "fresh", "--data", str(stack.data))
+    assert shown.startswith("- Partition 0 ") and "\n  remedy: " in shown
+
+
+def test_without_now_it_is_said_what_is_due_and_how_to_force_it(stack: Stack, balances: str) -> None:
+    shown = run_ok("compact", balances, "--data", str(stack.data))
+    assert "nothing is due" in shown and f"siltstone compact {balances} --now" in shown
+    assert run_json("compact", balances, "--data", str(stack.data))["partitions"][0]["partition"] == 0
+
+
+@pytest.mark.parametrize("words", [("--now",), ()])
+def test_a_plain_topic_is_refused_with_the_remedy(stack: Stack, words: Sequence[str]) -> None:
+    write(stack.bootstrap, f"log{len(words)}", BALANCES[:1], policy="delete")
+    refused = run("compact", f"log{len(words)}", *words, "--data", str(stack.data))
+    assert refused.exit_code == 1
+    assert f"log{len(words)} is not a compacted topic: its cleanup.policy is delete" in refused.stderr
+    assert "remedy: siltstone topics alter" in refused.stderr
+    # which explain says too, as an answer
+    assert "is not compacted" in run_ok("topics", "explain", f"log{len(words)}", "--data", str(stack.data))
+
+
+def test_a_topic_that_is_not_there_is_told_with_its_neighbour(stack: Stack, balances: str) -> None:
+    for words in (("compact", "balance", "--now"), ("topics", "explain", "balance")):
+        missing = run(*words, "--data", str(stack.data))
+        assert missing.exit_code == 1
+        assert "there is no topic 'balance'" in missing.stderr and "did you mean 'balances'?" in missing.stderr
+
+
+def test_a_wait_that_is_too_short_leaves_the_request(stack: Stack) -> None:
+    write(stack.bootstrap, "slow", BALANCES)
+    ended = run("compact", "slow", "--now", "--timeout", "0", "--data", str(stack.data))
+    assert ended.exit_code == 1
+    assert "error: slow is not compacted after 0 s" in ended.stderr and "the request stays" in ended.stderr
+    deadline = time.monotonic() + 100
+    while len(read(stack.bootstrap, "slow")) > 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_levels_are_a_picture_and_files_say_what_lives_in_them(stack: Stack, balances: str) -> None:
+    levels = {(each["level"], each["class"]): each for each in run_json("levels", "--data", str(stack.data))["levels"]}
+    assert levels[2, "compacted"]["runs"][0]["live_bytes"] > 0
+    drawn = run_ok("levels", "--data", str(stack.data))
+    assert "L2 compacted" in drawn and "% live" in drawn and "█" in drawn and "lo..hi" in drawn
+    files = run_json("files", "list", "--level", "2", "--state", "live", "--data", str(stack.data))
+    assert sum(file["records"] for file in files) >= 5 and all(file["partitions"] >= 1 for file in files)
+    assert all(0 < file["live_bytes"] <= file["size_bytes"] and file["class"] == "compacted" for file in files)
+    table = run_ok("files", "list", "--level", "2", "--state", "live", "--data", str(stack.data))
+    assert "compacted" in table and files[0]["key"] in table
+
+
+def test_watching_shows_the_log_beside_its_latest_values(stack: Stack) -> None:
+    # given alice, bob and carol, written over and over
+    write(stack.bootstrap, "users", [("alice", "1"), ("bob", "1"), ("alice", "2"), ("carol", "1"), ("bob", None)])
+    words = ("compaction", "watch", "users", "--once", "--data", str(stack.data))
+    # when one looks before and after a pass, then superseded records are struck, and gone
+    before = [line.split()[1:] for line in run_ok(*words).splitlines()]
+    assert ["0", "x", "alice", "=", "1"] in [line[:5] for line in before]
+    run_ok("compact", "users", "--now", "--timeout", "100", "--data", str(stack.data))
+    after = run_ok(*words)
+    lines = [line.split() for line in after.splitlines()]
+    assert "users-0  log start 0  cleaned through 5  high watermark 5" in after
+    assert ["L2", "2", "alice", "=", "2", "carol", "1", "3"] in lines
+    assert ["L2", "4", "∅", "bob", "=", "∅"] in lines
+    assert "… 2 removed" in after and "clean above, head below" in after
+    missing = run(*words, "--partition", "7")
+    assert missing.exit_code == 1 and "users has no partition 7" in missing.stderr
+
+
+def test_ctrl_c_stops_the_waiting_and_leaves_the_request(stack: Stack) -> None:
+    write(stack.bootstrap, "interrupted", BALANCES)
+    command = [sys.executable, "-m", "siltstone", "compact", "interrupted", "--now", "--data", str(stack.data)]
+    # given a compactor that holds its lease and does nothing
+    os.kill(compactor_pid(stack), signal.SIGSTOP)
+    try:
+        # when a wait for it is interrupted
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            await_request(stack, "interrupted")
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        # then that is said, and the request is there
+        assert process.returncode == 130
+        assert "stopped waiting. The request stays" in errors and "Traceback" not in errors
+        assert requested(stack, "interrupted") == 10
+    finally:
+        os.kill(compactor_pid(stack), signal.SIGCONT)
+
+
+def compactor_pid(stack: Stack) -> int:
+    """The child of `siltstone dev` that runs `siltstone compactor`."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            except OSError:
+                continue
+            if b"compactor" in words and int(parent) == stack.pid:
+                return int(entry.name)
+    raise AssertionError("the stack has no compactor")
+
+
+def requested(stack: Stack, topic: str) -> int | None:
+    (state,) = run_json("topics", "describe", topic, "--data", str(stack.data))["compaction"]
+    return state["requested_through_offset"]
+
+
+def await_request(stack: Stack, topic: str) -> None:
+    deadline = time.monotonic() + 30
+    while requested(stack, topic) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_where_nobody_compacts_it_is_done_in_this_process(tmp_path: Path) -> None:
+    # given the directory of a stack that was stopped before anything was merged
+    data = tmp_path / "data"
+    data.mkdir()
+    with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:
+        write(stack.bootstrap, "users", BALANCES)
+        told = run_json("topics", "explain", "users", "--data", str(data))["reasons"]
+        assert told[0]["code"] == "no compactor"
+    # when it is compacted, then that is said and done
+    done = run("compact", "users", "--now", "--timeout", "100", "--data", str(data), "--json")
+    assert done.exit_code == 0, done.output
+    assert "no compactor is running: one runs in this process until it is done" in done.stderr
+    assert json.loads(done.stdout)["records_after"] == 5
+    # and no lease of it is left
+    with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:
+        assert len(read(stack.bootstrap, "users")) == 5
+        assert asyncio.run(live_compactors(stack)) == 0
+
+
+async def live_compactors(stack: Stack) -> int:
+    metadata = open_metadata(json.loads((stack.data / "run.json").read_text())["metadata_url"])
+    await metadata.open()
+    try:
+        return len(await metadata.live_compactors())
+    finally:
+        await metadata.close()

@@ -1,0 +1,354 @@
+"""A compactor in the test's own event loop, beside a real agent, on both metadata stores: what it does when all is
+well, and what becomes of a merge when something is not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compactor.execute import MergeEngine, Progress
+from compactor.worker import Engine
+from metadata.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted, MergeJob, Metadata
+from metadata.service import FileState, MetadataUnavailableError, WentBackError, WriterLease
+from metadata.urls import open_metadata
+from siltstone.client import KafkaClient
+from siltstone.clock import SystemClock
+from siltstone.fsck import check_system
+from siltstone.ids import SystemIds
+from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.local import LocalStore
+from storage.memory import MemoryStore
+from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
+from tests.fixtures.compactors import RunningCompactor, StartCompactor
+from tests.fixtures.fleet import until
+from wire.records import NewRecord, build_batch
+
+LEVEL_ONLY = {"compaction_l1_runs_min": 1000, "forced_dirty_wait_ms": 3_600_000, "forced_dirty_bytes_min": 1 << 40}
+
+
+class System:
+    """Stores with faults to be made, an agent, a client."""
+
+    def __init__(self, metadata: Metadata, plan: FaultPlan, agent: RunningAgent, client: KafkaClient) -> None:
+        self.metadata, self.faults, self.agent, self.client = metadata, plan, agent, client
+        self.store = agent.store
+        self.sent = itertools.count()
+
+    async def write(self, topic: str, batches: int, *, keys: int = 5) -> None:
+        """Batches of 10 records, each a file of its own."""
+        for _ in range(batches):
+            number = next(self.sent)
+            records = [
+                NewRecord(int(time.time() * 1000), b"k%d" % (at % keys), b"%d:%d" % (number, at)) for at in range(10)
+            ]
+            await self.client.produce(topic, 0, build_batch(records))
+
+    async def values(self, topic: str) -> list[bytes]:
+        return [bytes(record.value or b"") for _, record in await read_all(self.client, topic)]
+
+    async def job(self, state: JobState, kind: str = "") -> MergeJob | None:
+        found = [job for job in await self.metadata.jobs(states=[state]) if kind in ("", job.kind)]
+        return found[0] if found else None
+
+    async def levels(self) -> set[int]:
+        """Of live files."""
+        return {file.level for file in await self.metadata.files(limit=10_000) if file.state is FileState.LIVE}
+
+    async def fsck(self) -> Sequence[str]:
+        findings = await check_system(self.metadata, self.store, quick=False, progress=lambda *_: None)
+        return [f"{each.id}: {violation.message}" for each in findings for violation in each.violations]
+
+
+@pytest.fixture
+async def system(agent_metadata_url: str, start_agent: StartAgent, dial: Dial, tmp_path: Path) -> AsyncIterator[System]:
+    metadata = open_metadata(agent_metadata_url)
+    await metadata.open()
+    plan = FaultPlan()
+    inner = MemoryStore() if agent_metadata_url == "memory://" else LocalStore(tmp_path / "objects")
+    store = Faulty(inner, plan, SystemIds(), SystemClock())
+    agent = await start_agent(store=store, metadata=metadata, gc_grace_ms=2_000)
+    client = await dial.kafka(agent.address)
+    yield System(metadata, plan, agent, client)
+    await agent.agent.stop()
+    await metadata.close()
+
+
+class Gate:
+    """An engine that waits before it begins, and tells that it does."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self.waiting = asyncio.Event()
+        self.open = asyncio.Event()
+
+    def engine(self, lease: WriterLease) -> Engine:
+        inner = MergeEngine(store=self._system.store, clock=SystemClock(), ids=SystemIds(), lease=lease, keys_max=1000)
+
+        class Gated:
+            async def run(
+                gated, claimed: ClaimedJob, *, progress: Callable[[Progress], None], keep_going: Callable[[], None]
+            ) -> CommitMerge:
+                self.waiting.set()
+                while not self.open.is_set():
+                    keep_going()
+                    await asyncio.sleep(0.01)
+                return await inner.run(claimed, progress=progress, keep_going=keep_going)
+
+        return Gated()
+
+
+class Wrapped:
+    """A metadata store of which some calls are others."""
+
+    def __init__(self, inner: Metadata, **calls: Callable[..., Any]) -> None:
+        self._inner, self._calls = inner, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return self._calls.get(name) or getattr(self._inner, name)
+
+
+async def start(system: System, start_compactor: StartCompactor, **settings: Any) -> RunningCompactor:
+    return await start_compactor(store=system.store, metadata=settings.pop("metadata", system.metadata), **settings)
+
+
+async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_readers_see_all(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("plain", partitions=1)
+    await system.client.create_topic(
+        "kv", partitions=1, configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    )
+    compactor = await start(system, start_compactor)
+    for _ in range(6):
+        await system.write("plain", 3)
+        await system.write("kv", 3)
+    written = await system.values("plain")
+    assert len(written) == 180
+    await until(lambda: _is_settled(system), timeout_s=30)
+    assert await system.values("plain") == written
+    kept = await read_all(system.client, "kv")
+    assert len(kept) == 5 and {offset for offset, _ in kept} == set(range(175, 180))
+    assert await system.fsck() == []
+    await until(lambda: compactor.metric("deleted_files_total") >= 36, timeout_s=30)
+    assert compactor.merges("failed") == 0
+    assert compactor.metric("cleaned_records_total") >= 175 - 5
+    assert compactor.metric("level_files", level="2") >= 1
+
+
+async def _is_settled(system: System) -> bool:
+    """Nothing in L0, an L2 run, and the compacted partition cleaned to its end."""
+    topics = {topic.name: topic for topic in await system.metadata.topics()}
+    [kv] = await system.metadata.partition_views(topics["kv"].topic_id)
+    levels = await system.levels()
+    return 0 not in levels and 2 in levels and kv.cleaned_through_offset == kv.high_watermark > 0
+
+
+async def test_a_merge_with_a_missing_input_fails_is_told_and_the_rest_goes_on(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    lost = (await system.metadata.files())[0]
+    await system.store.delete_many([lost.key])
+    compactor = await start(system, start_compactor, **LEVEL_ONLY)
+    await until(lambda: system.job(JobState.FAILED))
+    failed = await system.job(JobState.FAILED)
+    assert failed is not None and lost.key in failed.error
+    assert compactor.metric("merges_total", kind="level", outcome="failed") == 1
+    # then: other files are leveled; the lost one is left alone for a while
+    await system.write("t", 3)
+
+    async def leveled() -> bool:
+        files = await system.metadata.files(limit=1000)
+        return [file.key for file in files if file.level == 0 and file.state is FileState.LIVE] == [lost.key]
+
+    await until(leveled)
+    assert len(await system.metadata.jobs(states=[JobState.FAILED])) == 1
+
+
+async def test_a_fault_of_the_engine_fails_its_merge_alone(system: System, start_compactor: StartCompactor) -> None:
+    await system.client.create_topic("t", partitions=1)
+
+    class Faulted:
+        async def run(self, claimed: ClaimedJob, **_: Any) -> CommitMerge:
+            raise ZeroDivisionError("a fault of ours")
+
+    compactor = await start(system, start_compactor, engine=lambda _: Faulted(), **LEVEL_ONLY)
+    await system.write("t", 3)
+    await until(lambda: system.job(JobState.FAILED))
+    failed = await system.job(JobState.FAILED)
+    assert failed is not None and failed.error == "ZeroDivisionError: a fault of ours"
+    assert compactor.compactor.ready and not compactor.compactor.failed.done()
+
+
+async def test_a_store_that_is_away_gives_the_merge_back_and_it_is_done_later(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    system.faults.rules = (
+        FaultRule(fault=Fault.LOST_REQUEST, op="get"),
+        FaultRule(fault=Fault.LOST_REQUEST, op="get_range"),
+    )
+    compactor = await start(system, start_compactor, **LEVEL_ONLY)
+    await until(lambda: compactor.metric("compactor_errors_total", loop="level") >= 2, timeout_s=20)
+    assert await system.job(JobState.FAILED) is None
+    assert compactor.metric("merges_total", kind="level", outcome="given_back") >= 2
+    system.faults.rules = ()
+    await until(lambda: compactor.merges("done") == 1, timeout_s=20)
+    assert len(await system.values("t")) == 30
+
+
+async def test_a_commit_whose_answer_was_lost_is_asked_again_until_it_is_answered(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    calls: list[CommitMerge] = []
+
+    async def commit_merge(commit: CommitMerge) -> MergeCommitted:
+        committed = await system.metadata.commit_merge(commit)
+        calls.append(commit)
+        if len(calls) < 3:
+            raise MetadataUnavailableError("the answer was lost")
+        return committed
+
+    metadata = Wrapped(system.metadata, commit_merge=commit_merge)
+    compactor = await start(system, start_compactor, metadata=metadata, **LEVEL_ONLY)
+    await until(lambda: compactor.merges("done") == 1)
+    assert len(calls) == 3 and calls[0] is calls[1] is calls[2]
+    assert len([file for file in await system.metadata.files() if file.level == 1]) == 1
+    assert len(await system.values("t")) == 30
+
+
+async def test_told_to_stop_it_gives_its_merge_and_its_duties_back_at_once(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    gate = Gate(system)
+    first = await start(system, start_compactor, engine=gate.engine, **LEVEL_ONLY)
+    await gate.waiting.wait()
+    began = time.monotonic()
+    await first.compactor.stop()
+    assert time.monotonic() - began < 5
+    job = await system.job(JobState.READY)
+    assert job is not None and job.epoch == 1
+    assert list(await system.metadata.live_compactors()) == []
+    # then: another one takes it over at once, though neither lease nor duty has run out
+    second = await start(system, start_compactor, **LEVEL_ONLY)
+    await until(lambda: second.merges("done") == 1, timeout_s=5)
+    assert second.metric("compactor_duty", duty="plan") == 1
+    assert len(await system.values("t")) == 30
+
+
+async def test_one_that_lost_its_job_stops_and_commits_nothing(system: System, start_compactor: StartCompactor) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    gate = Gate(system)
+    sleeper = await start(system, start_compactor, engine=gate.engine, **LEVEL_ONLY)
+    await gate.waiting.wait()
+    # given: it is given back behind its back, and another compactor does it
+    running = await system.job(JobState.RUNNING)
+    assert running is not None
+    await system.metadata.give_back_job(running.job_id, running.epoch)
+    other = await start(system, start_compactor, **LEVEL_ONLY)
+    await until(lambda: other.merges("done") == 1)
+    gate.open.set()
+    await until(lambda: sleeper.metric("merges_total", kind="level", outcome="lost") == 1)
+    assert sleeper.merges("done") == 0
+    assert len(await system.values("t")) == 30
+    assert await system.fsck() == []
+
+
+async def test_leveling_does_not_wait_behind_a_long_merge(system: System, start_compactor: StartCompactor) -> None:
+    await system.client.create_topic("t", partitions=1)
+    gate = Gate(system)
+
+    def only_merges_wait(lease: WriterLease) -> Engine:
+        gated = gate.engine(lease)
+        free = MergeEngine(store=system.store, clock=SystemClock(), ids=SystemIds(), lease=lease, keys_max=1000)
+
+        class Either:
+            async def run(self, claimed: ClaimedJob, **options: Any) -> CommitMerge:
+                return await (free if claimed.job.kind == "level" else gated).run(claimed, **options)
+
+        return Either()
+
+    compactor = await start(system, start_compactor, engine=only_merges_wait)
+    while not gate.waiting.is_set():
+        await system.write("t", 3)
+    done = compactor.metric("merges_total", kind="level", outcome="done")
+    await system.write("t", 3)
+    await until(lambda: compactor.metric("merges_total", kind="level", outcome="done") > done)
+    assert compactor.metric("merges_total", kind="merge", outcome="done") == 0
+    gate.open.set()
+    await until(lambda: compactor.metric("merges_total", kind="merge", outcome="done") >= 1)
+
+
+async def test_a_topic_deleted_under_a_running_merge_leaves_nothing_in_the_bucket(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 6)
+    gate = Gate(system)
+    compactor = await start(system, start_compactor, engine=gate.engine)
+    await gate.waiting.wait()
+    [topic] = await system.metadata.topics()
+    await system.metadata.delete_topic(topic.topic_id)
+    gate.open.set()
+
+    async def nothing_left() -> bool:
+        objects = [stat.key async for stat in system.store.list() if stat.key.startswith("l")]
+        live_or_dead = {FileState.LIVE, FileState.DEAD}
+        files = [file for file in await system.metadata.files(limit=1000) if file.state in live_or_dead]
+        return not objects and not files
+
+    await until(nothing_left, timeout_s=30)
+    assert await system.fsck() == []
+    assert compactor.merges("failed") == 0
+
+
+async def test_a_metadata_store_that_went_back_in_time_halts_the_compactor(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    async def compaction_view() -> Any:
+        raise WentBackError("the database was restored")
+
+    metadata = Wrapped(system.metadata, compaction_view=compaction_view)
+    compactor = await start(system, start_compactor, metadata=metadata)
+    with pytest.raises(WentBackError):
+        await asyncio.wait_for(compactor.compactor.failed, 10)
+
+
+async def test_a_job_that_waited_too_long_is_planned_anew_for_its_delete_horizon_is_too_early(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic(
+        "kv", partitions=1, configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    )
+    claims = 0
+
+    async def claim_job(lease: WriterLease, *, kinds: Sequence[str] = ()) -> ClaimedJob | None:
+        nonlocal claims
+        if "merge" in kinds and await system.job(JobState.READY, "forced"):
+            claims += 1
+            if claims == 1:  # nobody is free for more than half the grace
+                await asyncio.sleep(1.1)
+        return await system.metadata.claim_job(lease, kinds=kinds)
+
+    metadata = Wrapped(system.metadata, claim_job=claim_job)
+    compactor = await start(system, start_compactor, metadata=metadata, compaction_l1_runs_min=1000)
+    await system.write("kv", 3)
+    await until(lambda: system.job(JobState.FAILED), timeout_s=20)
+    assert compactor.metric("merges_total", kind="forced", outcome="stale") == 1
+    failed = await system.job(JobState.FAILED)
+    assert failed is not None and "planned anew" in failed.error
+    await until(lambda: compactor.metric("merges_total", kind="forced", outcome="done") >= 1, timeout_s=20)
+    assert len(await system.values("kv")) == 5

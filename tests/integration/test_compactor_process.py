@@ -1,0 +1,138 @@
+"""`siltstone compactor` as operators run it, beside agents, on a real Postgres, over a directory and over S3."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from siltstone.cli import main
+from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
+from tests.fixtures.dev import COMMAND
+from tests.fixtures.faults import Processes, create_topic
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, wait_until
+from tests.fixtures.s3 import BucketUrl
+
+GRACE = {"gc_grace_ms": 2_000}
+
+
+@pytest.fixture(params=["directory", "s3"])
+def processes_on(request: pytest.FixtureRequest, processes: Processes) -> Processes:
+    if request.param == "s3":
+        s3_url: BucketUrl = request.getfixturevalue("s3_url")
+        processes.store_url = s3_url()
+    return processes
+
+
+def jobs(processes: Processes, *words: str) -> list[dict[str, Any]]:
+    """What `siltstone jobs list --json` says."""
+    done = CliRunner().invoke(
+        main, ["jobs", "list", "--metadata", processes.postgres.url, "--limit", "10000", "--json", *words]
+    )
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def live_levels(processes: Processes) -> set[int]:
+    return {row["level"] for row in processes.postgres.query("SELECT DISTINCT level FROM files WHERE state = 'live'")}
+
+
+def until_leveled(processes: Processes, *levels: int) -> None:
+    """Until nothing is in L0 and something in each of `levels`."""
+    wait_until(lambda: (found := live_levels(processes)) and 0 not in found and set(levels) <= found, 60)
+
+
+def total(compactors: Sequence[CompactorProcess], name: str, **labels: str) -> float:
+    return sum(each.metric(name, **labels) for each in compactors)
+
+
+def test_l1_and_l2_appear_under_load_and_every_record_stays_where_it_was_acknowledged(
+    processes_on: Processes, compactors: CompactorProcesses
+) -> None:
+    processes = processes_on
+    processes.start(1, **GRACE)
+    create_topic(processes.bootstrap, "t", partitions=3)
+    [compactor] = compactors.start(1)
+    with Load(processes.bootstrap, topic="t", partitions=3, writers=[LibrdkafkaWriter] * 2) as load:
+        wait_until(lambda: compactor.metric("merges_total", kind="merge", outcome="done") >= 2, 60)
+        load.until_more(100)
+        load.finish_and_check(processes.bootstrap)
+    until_leveled(processes, 2)
+    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+    wait_until(lambda: compactor.metric("deleted_files_total") > 10, 30)
+    assert compactor.metric("merges_total", outcome="failed") == 0
+    assert compactor.metric("compactor_errors_total") == 0
+    kinds = {(job["kind"], job["state"], job["fraction"]) for job in jobs(processes)}
+    assert {("level", "done", 1.0), ("merge", "done", 1.0)} <= kinds
+    # told to go, it goes
+    assert compactor.stop() == 0
+    assert "compactor stops" in compactor.log
+
+
+def test_two_compactors_side_by_side_share_the_work_and_one_plans(
+    processes: Processes, compactors: CompactorProcesses
+) -> None:
+    processes.start(1, **GRACE)
+    create_topic(processes.bootstrap, "t", partitions=2)
+    both = compactors.start(2)
+    with Load(processes.bootstrap, topic="t", partitions=2, writers=[LibrdkafkaWriter] * 2) as load:
+        wait_until(lambda: all(total([each], "merges_total", outcome="done") >= 3 for each in both), 60)
+        load.finish_and_check(processes.bootstrap)
+    assert total(both, "compactor_duty", duty="plan") == 1
+    assert total(both, "merges_total", outcome="failed") == total(both, "merges_total", outcome="lost") == 0
+    # when the planner goes, the other plans
+    planner = next(each for each in both if each.metric("compactor_duty", duty="plan") == 1)
+    other = next(each for each in both if each is not planner)
+    assert planner.stop() == 0
+    wait_until(lambda: other.metric("compactor_duty", duty="plan") == 1, 20)
+    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+
+
+def test_jobs_are_listed_and_shown_for_people(processes: Processes, compactors: CompactorProcesses) -> None:
+    processes.start(1, **GRACE)
+    create_topic(processes.bootstrap, "t", partitions=1)
+    place = ["--metadata", processes.postgres.url]
+    empty = CliRunner().invoke(main, ["jobs", "list", *place])
+    assert (empty.exit_code, empty.output) == (0, "no jobs\n")
+    compactors.start(1)
+    with Load(processes.bootstrap, topic="t", partitions=1, writers=[LibrdkafkaWriter]) as load:
+        wait_until(lambda: bool(jobs(processes, "--state", "done")), 30)
+        load.finish_and_check(processes.bootstrap)
+    listed = CliRunner().invoke(main, ["jobs", "list", *place])
+    assert "################ 100%" in listed.output and "level" in listed.output
+    first = jobs(processes)[-1]
+    shown = CliRunner().invoke(main, ["jobs", "show", str(first["job_id"]), *place])
+    assert shown.exit_code == 0 and first["reason"] in shown.output and "result: records in" in shown.output
+    missing = CliRunner().invoke(main, ["jobs", "show", "999999", *place])
+    assert missing.exit_code == 1 and "there is no job 999999" in missing.output
+
+
+def test_memory_is_refused_for_a_compactor_by_itself() -> None:
+    command = [*COMMAND, "compactor", "--metadata", "memory://", "--object-store", "memory://"]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert outcome.returncode == 1
+    assert "error: memory:// lives in one process" in outcome.stderr and "remedy:" in outcome.stderr
+
+
+def test_a_signal_during_the_start_ends_the_start(processes: Processes, compactors: CompactorProcesses) -> None:
+    compactor = compactors.add()
+    compactor.begin_start()
+    compactor.begin_stop()
+    assert compactor.await_end() in (0, -signal.SIGTERM)
+    compactors.compactors.clear()
+
+
+def test_warm_compiles_the_kernels_and_leaves() -> None:
+    outcome = CliRunner().invoke(main, ["compactor", "warm"])
+    assert outcome.exit_code == 0 and outcome.output.startswith("kernels are ready, after ")
+
+
+def test_help_of_the_compactor_names_what_it_can_do() -> None:
+    outcome = CliRunner().invoke(main, ["compactor", "--help"])
+    assert outcome.exit_code == 0
+    assert "simulate" in outcome.output and "warm" in outcome.output

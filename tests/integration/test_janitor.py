@@ -1,0 +1,370 @@
+"""What the janitor deletes, and above all what it does not. On both metadata stores; the files hold any bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compactor.janitor
+from compactor.janitor import ClocksApartError, Janitor, TooManyOrphansError
+from metadata.compaction import CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
+from metadata.packed_index import iter_index
+from metadata.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
+from metadata.urls import open_metadata
+from siltstone.clock import SystemClock
+from siltstone.ids import SystemIds
+from siltstone.metrics import Metrics
+from storage.keys import file_key
+from storage.local import LocalStore
+from storage.memory import MemoryStore
+from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore
+from storage.wrapper import WrappedStore
+from tests.fixtures.fleet import until
+from wire.crc import crc32c
+
+HOUR_MS = 3_600_000
+BODY = b"any bytes"
+CLOCK = SystemClock()
+IDS = SystemIds()
+
+
+class Stubborn(WrappedStore):
+    """Does not delete some keys, and remembers how many it was asked to delete at once."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.kept: set[str] = set()
+        self.asked: list[int] = []
+        self.clock_ahead_ms = 0
+
+    async def delete_many(self, keys: Sequence[str]) -> Deleted:
+        self.asked.append(len(keys))
+        gone = await super().delete_many([key for key in keys if key not in self.kept])
+        return Deleted(
+            keys=gone.keys, failed={**gone.failed, **{key: "AccessDenied" for key in keys if key in self.kept}}
+        )
+
+    async def head(self, key: str) -> ObjectStat:
+        stat = await super().head(key)
+        return ObjectStat(
+            key=key, size_bytes=stat.size_bytes, last_modified_ms=stat.last_modified_ms + self.clock_ahead_ms
+        )
+
+
+class World:
+    """A topic of one partition, files of it in every state, and a janitor."""
+
+    def __init__(self, store: Stubborn, metadata: Metadata) -> None:
+        self.store, self.metadata = store, metadata
+        self.metrics = Metrics()
+        self.partition_id = -1
+        self._seqs = itertools.count(1)
+        self._leases: dict[int, WriterLease] = {}
+
+    async def open(self) -> None:
+        topic = await self.metadata.create_topic("t", partitions=1, configs={})
+        self.partition_id = topic.partition_ids[0]
+
+    def janitor(self, **options: Any) -> Janitor:
+        defaults: dict[str, Any] = {"grace_ms": 0, "orphan_age_ms": 0, "metadata": self.metadata}
+        return Janitor(store=self.store, clock=CLOCK, ids=IDS, metrics=self.metrics, **{**defaults, **options})
+
+    def metric(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(f"siltstone_{name}") or 0.0
+
+    async def agent(self, port: int = 1) -> WriterLease:
+        if port not in self._leases:
+            self._leases[port] = await self.metadata.register_agent(AgentAddress(host="h", port=port))
+        return self._leases[port]
+
+    async def put(self, *, level: int = 0, age_ms: int = HOUR_MS, writer: WriterLease | None = None) -> str:
+        writer = writer or await self.agent()
+        begun_ms = CLOCK.wall_ms() - age_ms
+        key = file_key(
+            level=level,
+            writer_id=writer.writer_id,
+            epoch=writer.epoch,
+            file_uuid=IDS.uuid7(begun_ms),
+            created_ms=begun_ms,
+        )
+        await self.store.put_if_absent(key, BODY, crc32c=crc32c(BODY))
+        return key
+
+    async def commit(self, key: str) -> int:
+        batch = L0Batch(self.partition_id, 0, len(BODY), 1, 1, 1)
+        request = CommitL0(
+            lease=await self.agent(),
+            seq=next(self._seqs),
+            key=key,
+            size_bytes=len(BODY),
+            crc32c=crc32c(BODY),
+            batches=[batch],
+        )
+        return (await self.metadata.commit_l0(request)).file_id
+
+    async def live(self, count: int) -> list[str]:
+        """L0 files that are live."""
+        keys = [await self.put() for _ in range(count)]
+        for key in keys:
+            await self.commit(key)
+        return keys
+
+    async def dead(self, count: int) -> list[str]:
+        """L0 files that a merge replaced."""
+        keys = await self.live(count)
+        await self.merge(await self.ids_of(keys))
+        return keys
+
+    async def ids_of(self, keys: Sequence[str]) -> list[int]:
+        by_key = {file.key: file.file_id for file in await self.metadata.files(limit=10_000)}
+        return [by_key[key] for key in keys]
+
+    async def merge(self, l0_file_ids: Sequence[int]) -> str:
+        """As a compactor does it. Returns the key of the output."""
+        compactor = await self.metadata.register_compactor("test")
+        await self.metadata.create_job(NewJob(kind="level", spec={}, l0_file_ids=l0_file_ids, limit_ms=60_000))
+        claimed = await self.metadata.claim_job(compactor)
+        assert claimed is not None
+        first, last = await self._range_of(l0_file_ids)
+        key = await self.put(level=1, writer=compactor)
+        output = OutputFile(
+            key=key,
+            level=1,
+            file_class=FileClass.PLAIN,
+            size_bytes=len(BODY),
+            crc32c=crc32c(BODY),
+            config_version=0,
+            extents=[self._extent(first, last)],
+        )
+        await self.metadata.commit_merge(
+            CommitMerge(
+                job_id=claimed.job.job_id,
+                epoch=claimed.job.epoch,
+                outputs=[output],
+                covered={self.partition_id: [(first, last)]},
+            )
+        )
+        await self.metadata.unregister_compactor(compactor)
+        return key
+
+    async def _range_of(self, file_ids: Sequence[int]) -> tuple[int, int]:
+        wanted = set(file_ids)
+        rows = [
+            row
+            for file in await self.metadata.files(limit=10_000)
+            if file.file_id in wanted
+            for row in iter_index(file.index)
+        ]
+        return min(row.base_offset for row in rows), max(row.last_offset for row in rows)
+
+    def _extent(self, first: int, last: int) -> OutputExtent:
+        return OutputExtent(
+            partition_id=self.partition_id,
+            base_offset=first,
+            last_offset=last,
+            position=0,
+            length=len(BODY),
+            block_index_position=0,
+            block_index_length=1,
+            record_count=last - first + 1,
+            crc32c=crc32c(BODY),
+            min_timestamp_ms=1,
+            max_timestamp_ms=1,
+            has_tombstones=False,
+        )
+
+    async def gone(self, key: str) -> bool:
+        try:
+            await self.store.head(key)
+        except ObjectNotFoundError:
+            return True
+        return False
+
+    async def state(self, key: str) -> FileState | None:
+        return {file.key: file.state for file in await self.metadata.files(limit=10_000)}.get(key)
+
+    async def agents_leave(self) -> None:
+        for lease in self._leases.values():
+            await self.metadata.unregister_agent(lease)
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def metadata_url(request: pytest.FixtureRequest) -> str:
+    return "memory://" if request.param == "memory" else request.getfixturevalue("postgres_url")
+
+
+@pytest.fixture
+async def world(metadata_url: str, tmp_path: Path) -> AsyncIterator[World]:
+    metadata = open_metadata(metadata_url)
+    store = Stubborn(MemoryStore() if metadata_url == "memory://" else LocalStore(tmp_path / "objects"))
+    await metadata.open()
+    world = World(store, metadata)
+    await world.open()
+    yield world
+    await metadata.close()
+
+
+# ---- dead files ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_file_goes_after_its_grace_and_its_row_says_so(world: World) -> None:
+    dead, live = await world.dead(3), await world.live(2)
+    early = await world.janitor(grace_ms=HOUR_MS).sweep()
+    assert early.deleted_files == 0 and not await world.gone(dead[0])
+    assert world.metric("dead_files_waiting") == 3 and world.metric("dead_bytes_waiting") == 3 * len(BODY)
+    swept = await world.janitor().sweep()
+    assert (swept.deleted_files, swept.deleted_bytes, swept.failed) == (3, 3 * len(BODY), 0)
+    for key in dead:
+        assert await world.gone(key) and await world.state(key) is FileState.DELETED
+    for key in live:
+        assert not await world.gone(key) and await world.state(key) is FileState.LIVE
+    assert (world.metric("deleted_files_total"), world.metric("dead_files_waiting")) == (3, 0)
+
+
+async def test_keys_that_the_store_does_not_delete_stay_dead_and_hold_nobody_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compactor.janitor, "BATCH", 3)
+    dead = await world.dead(8)
+    world.store.kept = set(dead[:4])  # more than a batch of the oldest
+    swept = await world.janitor().sweep()
+    assert (swept.deleted_files, swept.failed) == (4, 4)
+    assert max(world.store.asked) == 3
+    for key in dead[:4]:
+        assert not await world.gone(key) and await world.state(key) is FileState.DEAD
+    for key in dead[4:]:
+        assert await world.gone(key) and await world.state(key) is FileState.DELETED
+    assert world.metric("delete_failures_total") == 4
+    # and when the store is well again they go
+    world.store.kept = set()
+    assert (await world.janitor().sweep()).deleted_files == 4
+    assert [await world.state(key) for key in dead] == [FileState.DELETED] * 8
+
+
+async def test_a_crash_between_object_and_row_is_made_good_by_the_next_sweep(world: World) -> None:
+    [dead] = await world.dead(1)
+    await world.store.delete_many([dead])
+    assert await world.state(dead) is FileState.DEAD
+    assert (await world.janitor().sweep()).deleted_files == 1
+    assert await world.state(dead) is FileState.DELETED
+
+
+async def test_inputs_of_a_live_job_and_pinned_files_are_spared(world: World) -> None:
+    pin_id = await world.metadata.pin("a reader", ttl_ms=60_000)
+    pinned = await world.dead(1)
+    assert (await world.janitor().sweep()).deleted_files == 0
+    await world.metadata.unpin(pin_id)
+    assert (await world.janitor().sweep()).deleted_files == 1
+    # given: a job reads a file, whose topic is deleted meanwhile
+    [input_key] = await world.live(1)
+    await world.metadata.create_job(
+        NewJob(kind="level", spec={}, l0_file_ids=await world.ids_of([input_key]), limit_ms=60_000)
+    )
+    [topic] = await world.metadata.topics()
+    await world.metadata.delete_topic(topic.topic_id)
+    await world.janitor().sweep()
+    assert not await world.gone(input_key) and await world.gone(pinned[0])
+
+
+# ---- orphans -------------------------------------------------------------------------------------------------------
+
+
+async def test_an_orphan_of_a_writer_that_left_goes_and_its_late_commit_is_refused(world: World) -> None:
+    orphan, live = await world.put(), (await world.live(1))[0]
+    await world.agents_leave()
+    swept = await world.janitor().sweep_orphans()
+    assert (swept.listed, swept.orphans, swept.deleted, swept.spared) == (2, 1, 1, 0)
+    assert await world.gone(orphan) and await world.state(orphan) is FileState.ABORTED
+    assert not await world.gone(live)
+    with pytest.raises(CommitRefusedError):
+        await world.commit(orphan)
+
+
+async def test_a_sleeping_writer_that_commits_while_we_look_keeps_its_file(world: World) -> None:
+    late = await world.put()
+    await world.agents_leave()
+
+    class CommittedMeanwhile:
+        """The commit arrives just after the janitor was told that nobody knows the key."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.metadata, name)
+
+        async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
+            known = await world.metadata.known_keys(keys)
+            await world.commit(late)
+            return known
+
+    swept = await world.janitor(metadata=CommittedMeanwhile()).sweep_orphans()
+    assert (swept.orphans, swept.deleted) == (1, 0)
+    assert not await world.gone(late) and await world.state(late) is FileState.LIVE
+
+
+async def test_what_a_writer_at_work_has_not_committed_yet_is_spared(world: World) -> None:
+    agents = await world.put()
+    compactor_lease = await world.metadata.register_compactor("test")
+    compactors = await world.put(level=1, writer=compactor_lease)
+    swept = await world.janitor().sweep_orphans()
+    assert (swept.spared, swept.deleted) == (2, 0)
+    assert world.metric("orphans_spared") == 2
+    # past all patience it goes all the same
+    assert (await world.janitor(orphan_bound_ms=1).sweep_orphans()).deleted == 2
+    assert await world.gone(agents) and await world.gone(compactors)
+
+
+async def test_a_young_orphan_waits_for_its_time(world: World) -> None:
+    young = await world.put(age_ms=0)
+    await world.agents_leave()
+    assert (await world.janitor(orphan_age_ms=60_000).sweep_orphans()).orphans == 0
+    assert not await world.gone(young)
+
+    async def swept() -> bool:
+        return (await world.janitor(orphan_age_ms=200).sweep_orphans()).deleted == 1
+
+    await until(swept)
+    assert await world.gone(young)
+
+
+async def test_an_aborted_key_whose_object_is_still_there_is_found_again(world: World) -> None:
+    orphan = await world.put()
+    await world.agents_leave()
+    world.store.kept = {orphan}
+    assert (await world.janitor().sweep_orphans()).deleted == 0
+    assert await world.state(orphan) is FileState.ABORTED and world.metric("orphans") == 1
+    world.store.kept = set()
+    assert (await world.janitor().sweep_orphans()).deleted == 1
+    assert await world.gone(orphan) and world.metric("orphans") == 0
+
+
+async def test_too_many_orphans_raise_an_alarm_and_none_goes(world: World) -> None:
+    orphans = [await world.put() for _ in range(21)]
+    await world.agents_leave()
+    with pytest.raises(TooManyOrphansError, match="21 of 21 objects are unknown to the metadata, more than the 20"):
+        await world.janitor().sweep_orphans()
+    assert not await world.gone(orphans[0])
+    assert (world.metric("orphans_refused"), world.metric("orphans")) == (1, 21)
+    # who has looked into it may say how many
+    assert (await world.janitor(orphan_refuse_files=21).sweep_orphans()).deleted == 21
+    assert world.metric("orphans_refused") == 0
+
+
+async def test_objects_with_keys_that_are_not_ours_are_left_alone(world: World) -> None:
+    await world.store.put_if_absent("l1/notes.txt", BODY, crc32c=crc32c(BODY))
+    swept = await world.janitor().sweep_orphans()
+    assert (swept.foreign, swept.orphans, world.metric("foreign_objects")) == (1, 0, 1)
+    assert not await world.gone("l1/notes.txt")
+
+
+@pytest.mark.parametrize("ahead_ms", [600_000, -600_000])
+async def test_with_clocks_apart_no_orphan_goes(world: World, ahead_ms: int) -> None:
+    orphan = await world.put()
+    await world.agents_leave()
+    world.store.clock_ahead_ms = ahead_ms
+    with pytest.raises(ClocksApartError, match=r"(599|600|601) s apart"):
+        await world.janitor().sweep_orphans()
+    assert not await world.gone(orphan) and world.metric("orphans_refused") == 1
+    assert [stat.key async for stat in world.store.list("probe/")] == []

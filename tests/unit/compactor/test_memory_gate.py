@@ -1,0 +1,85 @@
+"""Merges at once hold no more memory than they may."""
+
+from __future__ import annotations
+
+import asyncio
+
+from compactor.memory_gate import MemoryGate
+
+
+class Holder:
+    """A merge that holds until it is told to end."""
+
+    def __init__(self, gate: MemoryGate, size_bytes: int) -> None:
+        self.began = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.task = asyncio.create_task(self._hold(gate, size_bytes))
+
+    async def _hold(self, gate: MemoryGate, size_bytes: int) -> None:
+        async with gate.held(size_bytes):
+            self.began.set()
+            await self.may_end.wait()
+
+    async def end(self) -> None:
+        self.may_end.set()
+        await self.task
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_one_that_does_not_fit_waits_until_it_does() -> None:
+    seen: list[float] = []
+    gate = MemoryGate(100, on_change=seen.append)
+    first, second = Holder(gate, 60), Holder(gate, 60)
+    await settle()
+    assert (first.began.is_set(), second.began.is_set(), gate.held_bytes) == (True, False, 60)
+    await first.end()
+    await settle()
+    assert second.began.is_set()
+    await second.end()
+    assert gate.held_bytes == 0 and max(seen) == 60
+
+
+async def test_small_ones_do_not_pass_a_large_one_for_ever() -> None:
+    gate = MemoryGate(100)
+    first, large, small = Holder(gate, 50), Holder(gate, 80), Holder(gate, 10)
+    await settle()
+    assert not large.began.is_set() and not small.began.is_set()
+    await first.end()
+    await settle()
+    assert large.began.is_set() and small.began.is_set()
+    for each in (large, small):
+        await each.end()
+
+
+async def test_one_that_is_larger_than_everything_runs_alone() -> None:
+    gate = MemoryGate(100)
+    huge, small = Holder(gate, 1_000), Holder(gate, 1)
+    await settle()
+    assert huge.began.is_set() and not small.began.is_set()
+    await huge.end()
+    await small.began.wait()
+    await small.end()
+    assert gate.held_bytes == 0
+
+
+async def test_one_that_gives_up_waiting_lets_the_next_in() -> None:
+    gate = MemoryGate(100)
+    first, large, small = Holder(gate, 50), Holder(gate, 80), Holder(gate, 10)
+    await settle()
+    large.task.cancel()
+    await asyncio.gather(large.task, return_exceptions=True)
+    await settle()
+    assert small.began.is_set()
+    # and one that gives up in the moment its turn comes gives the memory back
+    late = Holder(gate, 60)
+    await settle()
+    first.may_end.set()
+    await asyncio.sleep(0)
+    late.task.cancel()
+    await asyncio.gather(late.task, first.task, return_exceptions=True)
+    await small.end()
+    assert gate.held_bytes == 0

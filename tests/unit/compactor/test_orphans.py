@@ -1,0 +1,67 @@
+"""Which objects the janitor may take for forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from compactor.orphans import Candidate, Not, candidate, clocks_agree, judge, orphans_allowed
+from siltstone.ids import SystemIds
+from storage.keys import file_key
+from storage.objects import ObjectStat
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+IDS = SystemIds(seed=1)
+
+
+def stat(*, key_age_ms: int, object_age_ms: int, writer_id: int = 7) -> ObjectStat:
+    begun_ms = NOW_MS - key_age_ms
+    key = file_key(level=1, writer_id=writer_id, epoch=0, file_uuid=IDS.uuid7(begun_ms), created_ms=begun_ms)
+    return ObjectStat(key=key, size_bytes=10, last_modified_ms=NOW_MS - object_age_ms)
+
+
+def judged_one(one: ObjectStat, **clocks: int) -> Candidate | Not:
+    return candidate(one, **{"store_now_ms": NOW_MS, "now_ms": NOW_MS, "age_ms_min": HOUR_MS, **clocks})
+
+
+def test_an_object_is_old_by_the_store_s_clock_and_by_its_key() -> None:
+    old = judged_one(stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS))
+    assert isinstance(old, Candidate) and (old.age_ms, old.writer_id, old.size_bytes) == (HOUR_MS, 7, 10)
+    assert judged_one(stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS - 1)) is Not.OLD
+    assert judged_one(stat(key_age_ms=HOUR_MS - 1, object_age_ms=HOUR_MS)) is Not.OLD
+
+
+def test_its_age_is_told_by_the_store_s_own_clock_not_by_ours() -> None:
+    one = stat(key_age_ms=2 * HOUR_MS, object_age_ms=HOUR_MS)
+    assert judged_one(one, store_now_ms=NOW_MS - 60_000) is Not.OLD
+    assert judged_one(one, now_ms=NOW_MS + 60_000) is not Not.OLD
+
+
+def test_an_object_without_a_time_counts_as_young() -> None:
+    one = stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS)
+    assert judged_one(ObjectStat(key=one.key, size_bytes=1, last_modified_ms=0)) is Not.OLD
+
+
+@pytest.mark.parametrize("key", ["l1/somebody-elses", "l0/ab/2023111422/notes.txt", "cluster.json"])
+def test_what_has_no_key_of_ours_is_never_taken_for_an_orphan(key: str) -> None:
+    assert judged_one(ObjectStat(key=key, size_bytes=1, last_modified_ms=1)) is Not.OURS
+
+
+def test_what_a_writer_at_work_may_yet_commit_is_spared_up_to_a_bound() -> None:
+    one, other = Candidate("a", 1, HOUR_MS, writer_id=7), Candidate("b", 1, HOUR_MS, writer_id=8)
+    judged = judge([one, other], at_work={7}, bound_ms=2 * HOUR_MS)
+    assert (judged.orphans, judged.spared) == ([other], [one])
+    assert judge([one, other], at_work={7}, bound_ms=HOUR_MS).orphans == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("objects", "allowed"), [(0, 20), (1_999, 20), (2_100, 21), (50_000, 500), (100_000, 1_000), (10**9, 1_000)]
+)
+def test_one_percent_may_be_orphans_but_never_more_than_a_thousand(objects: int, allowed: int) -> None:
+    assert orphans_allowed(objects) == allowed
+    assert orphans_allowed(objects, setting=7) == 7
+
+
+def test_clocks_a_few_minutes_apart_agree_and_further_apart_do_not() -> None:
+    assert clocks_agree(NOW_MS, NOW_MS + 300_000) and clocks_agree(NOW_MS + 300_000, NOW_MS)
+    assert not clocks_agree(NOW_MS, NOW_MS + 300_001) and not clocks_agree(NOW_MS + 300_001, NOW_MS)

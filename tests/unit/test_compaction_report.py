@@ -1,0 +1,245 @@
+"""What the commands say of a topic's compaction, from views made by hand: every figure, every reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compactor.spec import MIB, PlanOptions
+from metadata.compaction import FileClass, JobState, PartitionView
+from siltstone.compaction_report import (
+    Evidence,
+    Reason,
+    explain,
+    fraction_of,
+    is_compacted,
+    job_text,
+    partition_states,
+    states_json,
+)
+from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
+
+OPTIONS = PlanOptions()
+NO_FILES = view()
+
+
+def reasons(*views: PartitionView, options: PlanOptions = OPTIONS, **known: Any) -> Sequence[Reason]:
+    evidence = Evidence(now_ms=NOW_MS, options=options, **{"compactors": [(9, "host")], "view": NO_FILES, **known})
+    states = partition_states(views, now_ms=NOW_MS, options=options, view=evidence.view)
+    return explain("users", states, evidence)
+
+
+def only(found: Sequence[Reason], code: str) -> Reason:
+    matching = [reason for reason in found if reason.code == code]
+    assert len(matching) == 1, [reason.code for reason in found]
+    return matching[0]
+
+
+CLEAN = partition(extent(0, 99), end=100, cleaned_through=100, last_cleaned_ms=NOW_MS - 1000)
+
+
+# ---- describe
+
+
+def test_the_head_is_what_no_pass_has_seen_and_l0_is_what_lies_above_the_unbroken_stretch() -> None:
+    # given a log cleaned through 60, leveled through 90, written through 100
+    (state,) = partition_states(
+        [partition(extent(0, 59), extent(60, 89, level=1), end=100, cleaned_through=60)],
+        now_ms=NOW_MS,
+        options=OPTIONS,
+    )
+    assert (state.head_offsets, state.head_bytes, state.l0_offsets) == (40, 3000, 10)
+    assert state.dirtiness.ratio == pytest.approx(3000 / 9000)
+    (shown_json,) = states_json([state])
+    assert shown_json["dirty_ratio"] == 0.3333 and shown_json["cleaned_through_offset"] == 60
+    assert shown_json["leveled_through_offset"] == 90 and shown_json["due"] == ""
+
+
+def test_partitions_are_shown_in_the_order_of_their_numbers() -> None:
+    views = [partition(end=0, number=2), partition(end=0, number=0), partition(end=0, number=1)]
+    assert [state.view.partition for state in partition_states(views, now_ms=NOW_MS, options=OPTIONS)] == [0, 1, 2]
+
+
+def test_a_policy_is_compacted_by_override_not_by_default() -> None:
+    assert is_compacted({"cleanup.policy": "delete, compact"})
+    assert not is_compacted({}) and not is_compacted({"cleanup.policy": ""})
+
+
+# ---- explain
+
+
+def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
+    (reason,) = reasons(partition(end=5, configs={}))
+    assert (reason.code, reason.partition) == ("plain", None)
+    assert "its cleanup.policy is delete" in reason.says
+    assert reason.remedy == "siltstone topics alter users --config cleanup.policy=compact"
+
+
+def test_a_clean_partition_has_nothing_to_explain() -> None:
+    (reason,) = reasons(CLEAN)
+    assert (reason.code, reason.partition, reason.remedy) == ("clean", 0, "")
+    assert reason.says == "partition 0 is compacted through offset 100; there is nothing to do."
+
+
+def test_an_empty_partition_is_called_empty() -> None:
+    assert [reason.code for reason in reasons(partition(end=7, log_start=7))] == ["empty"]
+
+
+def test_without_a_compactor_that_is_said_first() -> None:
+    found = reasons(CLEAN, compactors=())
+    assert [reason.code for reason in found] == ["no compactor", "clean"]
+    assert "siltstone compactor" in found[0].remedy and found[0].partition is None
+
+
+def test_a_write_stall_is_said_when_there_are_more_l0_files_than_the_limit() -> None:
+    files = view(*(file(each, 0) for each in range(1, 5)))
+    assert "4 L0 files are live" in only(reasons(CLEAN, view=files, stall_files=3), "write stall").says
+    assert [reason.code for reason in reasons(CLEAN, view=files, stall_files=4)] == ["clean"]
+    assert [reason.code for reason in reasons(CLEAN, view=files, stall_files=0)] == ["clean"]
+
+
+def test_records_in_l0_are_counted_and_the_wait_is_told() -> None:
+    in_l0 = partition(extent(0, 89), end=100, cleaned_through=90, last_cleaned_ms=NOW_MS)
+    reason = only(reasons(in_l0), "in L0")
+    assert "has 10 offsets from 90 on in L0 files" in reason.says and "waited 1m00s" in reason.says
+    assert "siltstone compact users --now" in reason.remedy
+
+
+def test_a_partition_below_its_dirty_ratio_is_told_both_numbers() -> None:
+    quiet = partition(extent(0, 89), extent(90, 99, level=1), end=100, cleaned_through=90, last_cleaned_ms=NOW_MS)
+    reason = only(reasons(quiet), "below the dirty ratio")
+    assert "is 0.10 dirty" in reason.says and "(0.50)" in reason.says
+
+
+def test_few_dirty_bytes_wait_for_an_hour_after_the_last_pass() -> None:
+    dirty = partition(
+        extent(0, 9), extent(10, 99, level=1), end=100, cleaned_through=10, last_cleaned_ms=NOW_MS - 600_000
+    )
+    reason = only(reasons(dirty), "few dirty bytes")
+    assert "is 0.90 dirty" in reason.says and "had its last pass 10m00s ago" in reason.says
+    # and after that hour it is due
+    waited = replace(dirty, last_cleaned_ms=NOW_MS - HOUR_MS)
+    assert "0.90 over 0.50" in only(reasons(waited), "due").says
+
+
+def test_a_partition_forced_lately_waits_for_the_interval() -> None:
+    big = extent(10, 99, level=1, length=100 * MIB)
+    forced = partition(extent(0, 9), big, end=100, cleaned_through=10, last_forced_ms=NOW_MS - 60_000)
+    reason = only(reasons(forced), "forced lately")
+    assert "1m00s ago" in reason.says and "once in 15m00s" in reason.says and "does not wait" in reason.remedy
+    assert only(reasons(replace(forced, last_forced_ms=None)), "due").remedy == ""
+
+
+def test_the_minimum_lag_names_the_first_offset_it_holds() -> None:
+    young = extent(50, 99, level=1, max_timestamp_ms=NOW_MS - 1000)
+    held = partition(
+        extent(0, 49), young, end=100, cleaned_through=50, configs={**COMPACT, "min.compaction.lag.ms": "3600000"}
+    )
+    reason = only(reasons(held), "too young")
+    assert "from offset 50 on" in reason.says and "(1h00m)" in reason.says
+
+
+def test_an_open_transaction_names_where_it_begins() -> None:
+    held = partition(extent(0, 99), end=100, stable=80, cleaned_through=80)
+    assert "from offset 80 on" in only(reasons(held), "open transaction").says
+
+
+def test_the_maximum_lag_tells_when_it_will_force_a_pass() -> None:
+    configs = {**COMPACT, "max.compaction.lag.ms": str(2 * DAY_MS)}
+    waiting = partition(extent(0, 89), extent(90, 99), end=100, cleaned_through=90, configs=configs)
+    assert "is compacted in 23h59m at the latest" in only(reasons(waiting), "max lag").says
+    past = partition(
+        extent(0, 89),
+        extent(90, 99, max_timestamp_ms=NOW_MS - 3 * DAY_MS),
+        end=100,
+        cleaned_through=90,
+        configs=configs,
+    )
+    found = reasons(past)
+    assert "max.compaction.lag.ms" in only(found, "due").says
+    assert "max lag" not in {reason.code for reason in found}
+
+
+def test_a_running_job_is_shown_with_its_progress() -> None:
+    running = job(12, JobState.RUNNING, progress={"fraction": 0.4, "step": "rewrite"})
+    assert (
+        only(reasons(CLEAN, jobs=[running]), "running").says
+        == "partition 0 is being merged: job 12 (forced), 40 % (rewrite), for 4s."
+    )
+
+
+def test_a_job_of_another_partition_is_not_shown() -> None:
+    other = job(12, JobState.RUNNING, spec={"partitions": [[99, 0, 0, 0, 0, 0, 0, 1, []]], "file_ids": [1]})
+    assert [reason.code for reason in reasons(CLEAN, jobs=[other])] == ["clean"]
+    # but one that only copies its file is
+    copied = job(13, JobState.RUNNING, spec={"partitions": [], "file_ids": [7]}, kind="purge")
+    assert "job 13 (purge)" in only(reasons(CLEAN, jobs=[copied]), "running").says
+
+
+def test_a_planned_job_that_nobody_takes_says_so() -> None:
+    ready = job(12, JobState.READY, attempts=0)
+    assert only(reasons(CLEAN, jobs=[ready]), "waiting for a compactor").remedy == ""
+    assert "siltstone compactor" in only(reasons(CLEAN, jobs=[ready], compactors=()), "waiting for a compactor").remedy
+
+
+def test_the_newest_failure_is_told_with_its_error() -> None:
+    failures = [job(14, JobState.FAILED, error="object l1/x is not there."), job(13, JobState.FAILED, error="old")]
+    reason = only(reasons(CLEAN, jobs=failures), "failed")
+    assert "job 14 (forced), which failed 2m00s ago: object l1/x is not there." in reason.says
+    assert "siltstone jobs show 14" in reason.remedy
+
+
+def test_a_file_in_trouble_is_left_alone_for_a_while() -> None:
+    troubled = view(file(7, 2, file_class=FileClass.COMPACTED, trouble_until_ms=NOW_MS + 30_000))
+    assert "file 7" in only(reasons(CLEAN, view=troubled), "file in trouble").says
+    over = view(file(7, 2, file_class=FileClass.COMPACTED, trouble_until_ms=NOW_MS))
+    assert [reason.code for reason in reasons(CLEAN, view=over)] == ["clean"]
+
+
+def test_flagged_extents_are_counted_and_the_first_is_named() -> None:
+    bad = partition(
+        extent(0, 49), extent(50, 59, flagged="CRC of the batch at 53"), extent(60, 99), end=100, cleaned_through=100
+    )
+    reason = only(reasons(bad), "flagged")
+    assert "has 1 extent " in reason.says and "offsets 50 to 59 of file 7: CRC of the batch at 53." in reason.says
+    assert "siltstone file inspect l2/" in reason.remedy
+
+
+def test_an_overflow_announces_a_deep_pass() -> None:
+    deep = partition(extent(0, 99), end=100, cleaned_through=100, passes_needed=4, last_forced_ms=NOW_MS)
+    assert "reads the partition 5 times" in only(reasons(deep), "buffer overflow").says
+
+
+def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
+    kept = partition(extent(0, 99, has_tombstones=True), end=100, cleaned_through=100)
+    assert "delete.retention.ms (1d00h)" in only(reasons(kept), "tombstones").says
+    # those above it are merely dirty
+    above = partition(extent(0, 89), extent(90, 99, has_tombstones=True), end=100, cleaned_through=90)
+    assert "tombstones" not in {reason.code for reason in reasons(above)}
+
+
+def test_agents_may_lag_behind_a_pass_for_a_while() -> None:
+    just = replace(CLEAN, last_cleaned_ms=NOW_MS - 20_000)
+    reason = only(reasons(just, read_lag_ms=60_000), "just compacted")
+    assert "had its last pass 20s ago" in reason.says and "for 40s more" in reason.says
+    assert [each.code for each in reasons(just, read_lag_ms=20_000)] == ["clean"]
+
+
+def test_a_request_that_stands_is_told_with_its_end() -> None:
+    asked = partition(extent(0, 89), end=100, cleaned_through=90, requested=100)
+    assert "up to offset 100, and is cleaned through 90" in only(reasons(asked), "asked for").says
+
+
+def test_reasons_come_partition_by_partition() -> None:
+    found = reasons(CLEAN, replace(CLEAN, partition=1, partition_id=2, high_watermark=105, last_stable_offset=105))
+    assert [(reason.partition, reason.code) for reason in found] == [(0, "clean"), (1, "in L0")]
+    assert found[1].as_json()["partition"] == 1
+
+
+def test_a_fraction_that_is_no_number_counts_as_nothing_done() -> None:
+    assert fraction_of(job(1, JobState.RUNNING, progress={"fraction": "most"})) == 0.0
+    assert fraction_of(job(1, JobState.RUNNING, progress={"fraction": 7})) == 1.0
+    assert job_text(job(1, JobState.READY), NOW_MS) == "job 1 (forced)"

@@ -1,0 +1,94 @@
+"""What the planner promises beside its rules (these are tables: test_plan_golden.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compactor.plan import explain_plan, new_job, plan_merges
+from compactor.plan_l0 import job_ends
+from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
+from metadata.compaction import FileClass
+from tests.fixtures.plan_views import a_file, a_partition, a_view, an_extent, view_of
+
+HOUR_MS = 3_600_000
+
+
+def test_an_empty_view_has_nothing_to_plan() -> None:
+    plan = explain_plan(a_view(), PlanOptions())
+    assert (plan.specs, plan.notes) == ([], [])
+
+
+def test_a_spec_becomes_a_job_that_can_be_read_back() -> None:
+    # given a partition that is due
+    extent = an_extent(5, 0, 99, 1, length=100 * MIB)
+    view = a_view([a_file(1, 2, FileClass.COMPACTED)], [a_partition(1, [extent])], now_ms=HOUR_MS)
+    [spec] = plan_merges(view, PlanOptions())
+    # when a job is made of it
+    job = new_job(spec)
+    # then it says what the store must know, and holds the whole spec
+    assert (job.kind, job.extent_ids, job.file_ids, job.l0_file_ids) == ("forced", (5,), (), ())
+    assert job.forced_partition_ids == (1,)
+    assert (job.limit_ms, job.input_bytes) == (spec.limit_ms, 100 * MIB)
+    assert MergeSpec.from_json(job.spec) == spec
+
+
+def test_a_merge_of_whole_files_forces_no_partition() -> None:
+    files = [a_file(number, 1, FileClass.COMPACTED) for number in range(32)]
+    extents = [an_extent(number, number, number, number, level=1) for number in range(32)]
+    [spec] = plan_merges(a_view(files, [a_partition(1, extents)]), PlanOptions())
+    assert spec.partitions[1].whole_through_offset == 32
+    assert new_job(spec).forced_partition_ids == ()
+
+
+def test_a_merge_is_deep_only_when_it_could_overflow_the_buffer() -> None:
+    # given a partition whose last dedupe overflowed, and a merge of few of its records
+    files = [a_file(number, 1, FileClass.COMPACTED) for number in range(32)]
+    extents = [an_extent(number, number * 10, number * 10 + 9, number, level=1) for number in range(32)]
+    view = a_view(files, [a_partition(1, extents, passes_needed=4)])
+    enough, too_small = PlanOptions(dedupe_keys_max=320), PlanOptions(dedupe_keys_max=319)
+    [one_pass], [deep] = plan_merges(view, enough), plan_merges(view, too_small)
+    assert (one_pass.partitions[1].passes, deep.partitions[1].passes) == (1, 4)
+    # and each pass has its time
+    assert deep.limit_ms - one_pass.limit_ms == 3 * 32 * PlanOptions().job_limit_ms_per_mib
+
+
+def test_a_config_that_cannot_be_read_stops_nobody_else() -> None:
+    # given two partitions that are due, of one of which the lag cannot be read
+    extents = [an_extent(number, 0, 99, 1, length=100 * MIB, partition_id=number) for number in (1, 2)]
+    broken = a_partition(1, extents[:1], configs={"cleanup.policy": "compact", "min.compaction.lag.ms": "soon"})
+    view = a_view([a_file(1, 2, FileClass.COMPACTED)], [broken, a_partition(2, extents[1:])], now_ms=HOUR_MS)
+    plan = explain_plan(view, PlanOptions())
+    # then the other is planned, and it is said why this one is not
+    assert [list(spec.partitions) for spec in plan.specs] == [[2]]
+    [note] = plan.notes_of(1, frozenset({1}))
+    assert "min.compaction.lag.ms" in note.text
+
+
+def test_notes_are_found_by_partition_and_by_file() -> None:
+    view, options = view_of(
+        """
+        now 10h
+        option l1_runs_min=2
+        jobs merge=8
+        run 1 L1 compacted size=1MiB
+        run 2 L1 compacted size=1MiB
+        partition users-0 id=1 hw=100
+          extent 0..99 run=1 size=1MiB
+        """
+    )
+    plan = explain_plan(view, options)
+    assert [note.rule for note in plan.notes_of(9, frozenset({2}))] == [MergeKind.MERGE]
+    assert plan.notes_of(9, frozenset({3})) == []
+
+
+def test_live_jobs_count_against_every_limit() -> None:
+    view, options = view_of("now 10h\nruns 96 L1 plain first=1 size=1MiB\nl0 96 from=500 size=1MiB created=9h")
+    options = replace(options, jobs_max=4, l0_jobs_max=2, l0_job_files_max=32)
+    for live, merges, l0 in [({}, 3, 2), ({"merge": 2}, 2, 2), ({"purge": 2, "forced": 2, "level": 1}, 0, 1)]:
+        kinds = [spec.kind for spec in plan_merges(replace(view, live_jobs=live), options)]
+        assert (kinds.count(MergeKind.MERGE), kinds.count(MergeKind.LEVEL)) == (merges, l0)
+
+
+def test_an_l0_file_larger_than_a_job_goes_alone() -> None:
+    options = PlanOptions(l0_job_bytes_max=10, l0_files_min=1, l0_bytes_min=1)
+    assert job_ends([0, 0, 0], [0, 50, 55, 60], now_ms=0, jobs=9, options=options) == [1, 3]

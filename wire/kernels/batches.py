@@ -1,0 +1,212 @@
+"""The headers of all batches in a window of bytes, checked, as columns.
+
+Two kernels go over the window: one steps from header to header and counts, one checks and fills the columns, which are
+then exactly as long as they need be. A batch that breaks a rule is named by its position alone; what is wrong with it
+the plain Python beside the kernels says, so that every message is made in one place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from siltstone.errors import BugError
+from wire.batch import (
+    BATCH_HEADER_BYTES,
+    BATCH_LENGTH_MIN,
+    BATCH_OVERHEAD_BYTES,
+    CODEC_MASK,
+    CRC_COVERS_FROM,
+    CRC_POSITION,
+    MAGIC_POSITION,
+    MAGIC_V2,
+    BatchHeader,
+    CorruptBatchError,
+    crc_matches,
+    read_header,
+)
+from wire.codecs import Codec
+from wire.crc import Body
+from wire.kernels.checksum import crc32c_at
+from wire.kernels.compiled import address_of, compiled, register_warm
+from wire.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
+
+OFFSET_MAX = 2**63 - 1
+_CODEC_MAX = int(max(Codec))
+_LENGTH_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT = 8, 21, 23
+_BASE_TIMESTAMP_AT, _MAX_TIMESTAMP_AT, _PRODUCER_ID_AT, _COUNT_AT = 27, 35, 43, 57
+
+
+class CorruptBatchAtError(CorruptBatchError):
+    """A batch that breaks a rule, and `position`, the byte of the window at which it begins."""
+
+    def __init__(self, position: int, message: str) -> None:
+        super().__init__(f"batch at position {position}: {message}")
+        self.position = position
+
+
+class BatchTable(NamedTuple):
+    """One row per batch, in the order of the bytes; all columns are equally long."""
+
+    positions: NDArray[np.int64]
+    """First byte of the batch in the window."""
+    sizes: NDArray[np.int64]
+    """Of the whole batch, header included, in bytes."""
+    base_offsets: NDArray[np.int64]
+    last_offsets: NDArray[np.int64]
+    record_counts: NDArray[np.int64]
+    attributes: NDArray[np.int64]
+    base_timestamps_ms: NDArray[np.int64]
+    max_timestamps_ms: NDArray[np.int64]
+    producer_ids: NDArray[np.int64]
+
+
+COLUMNS = len(BatchTable._fields)
+
+
+def read_batches(data: Body, *, check_crc: bool = True, allow_cut: bool = False) -> BatchTable:
+    """The batches of `data`, which must be whole; with `allow_cut` an incomplete last one is left out.
+
+    Checked are: magic, length, codec, offsets (no base below 0, no last offset past 2^63-1), counts (no more records
+    than offsets), and unless told otherwise the CRC-32C. Raises CorruptBatchAtError for the first that breaks a rule.
+    """
+    window = np.frombuffer(data, dtype=np.uint8)
+    address, length = address_of(window), len(window)
+    batches, end = _count(address, length)
+    table = np.empty((COLUMNS, batches), dtype=np.int64)
+    filled = _fill(address, check_crc, table)
+    if filled < batches or (end < length and not (allow_cut and _is_cut(data, end))):
+        broken = int(table[0, filled]) if filled < batches else end
+        _read_batch(data, broken, check_crc=check_crc, allow_cut=False)
+        raise BugError(f"the batch at position {broken} was refused by the kernel alone")
+    return BatchTable._make(table)
+
+
+def _is_cut(data: Body, position: int) -> bool:
+    return _read_batch(data, position, check_crc=False, allow_cut=True) is None
+
+
+# The kernels
+
+
+@compiled
+def _count(address: int, length: int) -> tuple[int, int]:
+    """(batches that are there as a whole by magic and length, where they end)."""
+    position, batches = 0, 0
+    while length - position >= BATCH_HEADER_BYTES:
+        batch_length = load_i32(address + position + _LENGTH_AT)
+        size = batch_length + BATCH_OVERHEAD_BYTES
+        magic = load_u8(address + position + MAGIC_POSITION)
+        if magic != MAGIC_V2 or batch_length < BATCH_LENGTH_MIN or size > length - position:
+            break
+        position += size
+        batches += 1
+    return batches, position
+
+
+@compiled
+def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
+    """Fills the columns from as many batches as `_count` found; returns how many were good until one was not.
+
+    Of that one only the position is filled in.
+    """
+    position = 0
+    for row in range(table.shape[1]):
+        at = address + position
+        size = load_i32(at + _LENGTH_AT) + BATCH_OVERHEAD_BYTES
+        base, delta, count = load_i64(at), load_i32(at + _LAST_DELTA_AT), load_i32(at + _COUNT_AT)
+        attributes = load_i16(at + _ATTRIBUTES_AT)
+        table[0, row] = position
+        if attributes & CODEC_MASK > _CODEC_MAX:
+            return row
+        if base < 0 or delta < 0 or base > OFFSET_MAX - delta or count < 0 or count > delta + 1:
+            return row
+        if check_crc and crc32c_at(at + CRC_COVERS_FROM, size - CRC_COVERS_FROM, 0) != load_u32(at + CRC_POSITION):
+            return row
+        table[1, row] = size
+        table[2, row] = base
+        table[3, row] = base + delta
+        table[4, row] = count
+        table[5, row] = attributes
+        table[6, row] = load_i64(at + _BASE_TIMESTAMP_AT)
+        table[7, row] = load_i64(at + _MAX_TIMESTAMP_AT)
+        table[8, row] = load_i64(at + _PRODUCER_ID_AT)
+        position += size
+    return table.shape[1]
+
+
+@register_warm
+def _warm() -> None:
+    read_batches(b"")
+
+
+# The same in Python, which says what is wrong
+
+
+def read_batches_python(data: Body, *, check_crc: bool = True, allow_cut: bool = False) -> BatchTable:
+    """`read_batches`, batch by batch in Python."""
+    rows: list[tuple[int, ...]] = []
+    position = 0
+    while position < len(data):
+        header = _read_batch(data, position, check_crc=check_crc, allow_cut=allow_cut)
+        if header is None:
+            break
+        rows.append(
+            (
+                position,
+                header.size_bytes,
+                header.base_offset,
+                header.last_offset,
+                header.records_count,
+                header.attributes,
+                header.base_timestamp_ms,
+                header.max_timestamp_ms,
+                header.producer_id,
+            )
+        )
+        position += header.size_bytes
+    columns = np.array(rows, dtype=np.int64).reshape(len(rows), COLUMNS).T
+    return BatchTable._make(np.ascontiguousarray(columns))
+
+
+def _read_batch(data: Body, position: int, *, check_crc: bool, allow_cut: bool) -> BatchHeader | None:
+    """The header of the batch at `position`, checked; None when the batch is cut off and may be."""
+    left = len(data) - position
+    if left < BATCH_HEADER_BYTES:
+        if allow_cut:
+            return None
+        raise CorruptBatchAtError(position, f"a header needs {BATCH_HEADER_BYTES} bytes, {left} are left")
+    header = read_header(data, position)
+    broken = _broken_framing(header)
+    if broken is None and header.size_bytes > left:
+        if allow_cut:
+            return None
+        broken = f"it says {header.size_bytes} bytes, {left} are left"
+    broken = broken or _broken_counts(header)
+    if broken is None and check_crc and not crc_matches(data, position, header):
+        broken = "the CRC-32C does not match the bytes"
+    if broken is not None:
+        raise CorruptBatchAtError(position, f"base offset {header.base_offset}: {broken}")
+    return header
+
+
+def _broken_framing(header: BatchHeader) -> str | None:
+    if header.magic != MAGIC_V2:
+        return f"magic {header.magic}, only {MAGIC_V2} is stored"
+    if header.batch_length < BATCH_LENGTH_MIN:
+        return f"batch length {header.batch_length} is below {BATCH_LENGTH_MIN}"
+    return None
+
+
+def _broken_counts(header: BatchHeader) -> str | None:
+    try:
+        _ = header.codec
+    except CorruptBatchError as error:
+        return error.message
+    if header.base_offset < 0 or header.last_offset_delta < 0 or header.last_offset > OFFSET_MAX:
+        return f"last offset delta {header.last_offset_delta} leads to no offset"
+    if not 0 <= header.records_count <= header.last_offset_delta + 1:
+        return f"it counts {header.records_count} records over {header.last_offset_delta + 1} offsets"
+    return None

@@ -1,0 +1,140 @@
+"""CRC-32C inside kernels, by the processor's instruction where there is one.
+
+SSE 4.2 sums eight bytes an instruction, and takes one a cycle but gives it three cycles later: three stretches side by
+side keep it busy, and a table that says what so many zero bytes make of a sum joins them (see `wire/crc.py`). Elsewhere
+eight bytes are looked up at a time in eight tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.crc import crc32c
+from wire.kernels.compiled import address_of, compiled, cpu_features, intrinsic, register_warm
+from wire.kernels.memory import ir, load_u8, load_u64_le, to_int, types
+
+HAS_INSTRUCTION = "sse4.2" in cpu_features()
+_ALL = 0xFFFFFFFF
+_LONG, _SHORT = 1024, 128
+"""Bytes of one of three stretches. A join costs eight look-ups: what is shorter than 3 * 128 is summed in one."""
+
+
+def _shift_tables(bytes_count: int) -> NDArray[np.uint32]:
+    """[4, 256]: what `bytes_count` zero bytes make of each of the four bytes of a sum, lowest first; to be XORed."""
+    zeros = bytes(bytes_count)
+    rows = [[crc32c(zeros, value << 8 * byte ^ _ALL) ^ _ALL for value in range(256)] for byte in range(4)]
+    return np.array(rows, dtype=np.uint32)
+
+
+_AFTER_LONG = _shift_tables(_LONG)
+_AFTER_SHORT = _shift_tables(_SHORT)
+_SLICES: NDArray[np.uint32] = np.array(
+    [[crc32c(bytes((value, *bytes(behind))), _ALL) ^ _ALL for value in range(256)] for behind in range(8)],
+    dtype=np.uint32,
+)
+"""[8, 256]: what a byte with 0 to 7 zero bytes behind it makes of a sum of nothing."""
+
+
+def _steps(crc: np.uint64, word: np.uint64) -> np.uint64: ...  # pyright: ignore[reportReturnType] -- a signature
+
+
+@intrinsic(_steps)
+def _step(typing_context: Any, crc: Any, word: Any) -> Any:
+    """The instruction over eight bytes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        long = ir.IntType(64)
+        kind = ir.FunctionType(long, [long, long])
+        return builder.call(builder.module.declare_intrinsic("llvm.x86.sse42.crc32.64.64", (), kind), arguments)
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@intrinsic(_steps)
+def _step_byte(typing_context: Any, crc: Any, byte: Any) -> Any:
+    """The instruction over one byte."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        short, one = ir.IntType(32), ir.IntType(8)
+        call = builder.module.declare_intrinsic("llvm.x86.sse42.crc32.32.8", (), ir.FunctionType(short, [short, one]))
+        crc_before, value = arguments
+        crc_after = builder.call(call, [builder.trunc(crc_before, short), builder.trunc(value, one)])
+        return builder.zext(crc_after, ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), codegen
+
+
+@compiled
+def _shifted(tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
+    byte = np.uint64(255)
+    low = tables[0, crc & byte] ^ tables[1, (crc >> np.uint64(8)) & byte]
+    high = tables[2, (crc >> np.uint64(16)) & byte] ^ tables[3, (crc >> np.uint64(24)) & byte]
+    return np.uint64(low ^ high)
+
+
+@compiled
+def _by_threes(position: int, stretch: int, tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
+    """The sum after 3 * `stretch` bytes."""
+    second, third = np.uint64(0), np.uint64(0)
+    for at in range(position, position + stretch, 8):
+        crc = _step(crc, load_u64_le(at))
+        second = _step(second, load_u64_le(at + stretch))
+        third = _step(third, load_u64_le(at + 2 * stretch))
+    return _shifted(tables, _shifted(tables, crc) ^ second) ^ third
+
+
+@compiled
+def _by_instruction(address: int, bytes_count: int, value: int) -> int:
+    crc = np.uint64(value ^ _ALL)
+    position, end = address, address + bytes_count
+    while end - position >= 3 * _LONG:
+        crc = _by_threes(position, _LONG, _AFTER_LONG, crc)
+        position += 3 * _LONG
+    while end - position >= 3 * _SHORT:
+        crc = _by_threes(position, _SHORT, _AFTER_SHORT, crc)
+        position += 3 * _SHORT
+    while end - position >= 8:
+        crc = _step(crc, load_u64_le(position))
+        position += 8
+    while position < end:
+        crc = _step_byte(crc, np.uint64(load_u8(position)))
+        position += 1
+    return to_int(crc) ^ _ALL
+
+
+@compiled
+def crc32c_by_tables(address: int, bytes_count: int, value: int) -> int:
+    """`crc32c_at` on every processor."""
+    crc = value ^ _ALL
+    position, end = address, address + bytes_count
+    while end - position >= 8:
+        word = to_int(load_u64_le(position)) ^ crc
+        crc = to_int(
+            _SLICES[7, word & 255]
+            ^ _SLICES[6, word >> 8 & 255]
+            ^ _SLICES[5, word >> 16 & 255]
+            ^ _SLICES[4, word >> 24 & 255]
+            ^ _SLICES[3, word >> 32 & 255]
+            ^ _SLICES[2, word >> 40 & 255]
+            ^ _SLICES[1, word >> 48 & 255]
+            ^ _SLICES[0, word >> 56 & 255]
+        )
+        position += 8
+    while position < end:
+        crc = to_int(_SLICES[0, (crc ^ load_u8(position)) & 255]) ^ (crc >> 8)
+        position += 1
+    return crc ^ _ALL
+
+
+crc32c_at = _by_instruction if HAS_INSTRUCTION else crc32c_by_tables
+"""(address, bytes, CRC of what came before) -> CRC-32C, 0 to 2^32-1, for kernels; the caller has checked the bounds."""
+
+
+@register_warm
+def _warm() -> None:
+    data = np.zeros(8, dtype=np.uint8)
+    for crc in (crc32c_at, crc32c_by_tables):
+        crc(address_of(data), len(data), 0)

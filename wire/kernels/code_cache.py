@@ -1,0 +1,188 @@
+"""Where compiled kernels are kept: one file for each function and signature, which many processes may share.
+
+A file is named by all that its machine code depends on: the sources of all kernels here and of the function's own
+module, the bytecode and the constants of every kernel it calls, wherever they were imported from (numba's own cache
+sees neither), the versions of Python, numba and LLVM, the processor and its features, the argument types. So a file,
+once there, is right for ever, and processes that compile at the same time write equal files: each is written under
+another name and then renamed, so no reader sees half of one. A file that is torn all the same (a crash of the machine),
+or may not be read, is compiled anew.
+
+Files are looked for in `NUMBA_CACHE_DIR` where that is set, else beside the sources (`__pycache__`) and in the user's
+cache directory, and written to the first of these that can be written. An image sets `NUMBA_CACHE_DIR` to a directory
+of its own and calls `wire.kernels.warm()` while it is built; afterwards it need only be readable. Where nothing can be
+written each process compiles for itself, and `cache_directory()` says None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import llvmlite  # pyright: ignore[reportMissingTypeStubs] -- neither ships types; `Any` stands in
+import numba  # pyright: ignore[reportMissingTypeStubs]
+import numpy as np
+from numpy.typing import NDArray
+
+_numba = cast(Any, numba)
+_KERNELS = Path(__file__).parent
+_CHECKSUM_BYTES = 32
+_PLAIN = (int, float, str, bytes, tuple)
+"""Constants, whose repr is their value."""
+_VERSIONS_KEPT = 8
+"""Files of one function that stay when another is written: of other processors, and of sources gone by."""
+
+
+class KernelCache:
+    """What a dispatcher of numba asks for machine code, and hands it to: the calls of `numba.core.caching._Cache`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._is_alone = function.__closure__ is None
+        """What a closure holds is not in the name of a file: such a function is compiled by each process."""
+        self._name = f"kernel-{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
+
+    @property
+    def cache_path(self) -> str | None:
+        place = cache_directory()
+        return None if place is None else str(place)
+
+    def load_overload(self, sig: object, target_context: Any) -> Any:
+        """The compiled function, or None where it has to be compiled."""
+        target_context.refresh()
+        if not self._is_alone:
+            return None
+        name = self._file_name(sig, target_context.codegen())
+        for place in _places():
+            stored = _read(place / name)
+            if stored is not None:
+                reduced = pickle.loads(stored)  # noqa: S301 - a file that this class wrote, in a place of this user
+                return _numba.core.compiler.CompileResult._rebuild(target_context, *reduced)
+        return None
+
+    def save_overload(self, sig: object, data: Any) -> None:
+        if data.library.has_dynamic_globals or any(not each.can_cache for each in data.lifted):
+            return  # addresses of this process are in it
+        place = cache_directory()
+        if place is None or not self._is_alone:
+            return
+        payload = _numba.core.serialize.dumps(data._reduce())
+        with contextlib.suppress(OSError):  # a full disk costs the next start some seconds, not this one its work
+            _write(place / self._file_name(sig, data.codegen), payload)
+            _prune(place, self._name)
+
+    def enable(self) -> None: ...
+
+    def disable(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def _file_name(self, signature: object, codegen: Any) -> str:
+        argument_types, _ = _numba.core.sigutils.normalize_signature(signature)
+        depends_on = (
+            _sources_digest(Path(self._function.__code__.co_filename)),
+            self._function.__code__.co_firstlineno,
+            list(_what_it_uses(self._function, set())),
+            sys.version,
+            str(_numba.__version__),
+            str(cast(Any, llvmlite).__version__),
+            tuple(codegen.magic_tuple()),
+            str(argument_types),
+        )
+        return f"{self._name}-{hashlib.sha256(repr(depends_on).encode()).hexdigest()[:24]}.nbc"
+
+
+def cache_directory() -> Path | None:
+    """Where newly compiled kernels are written; None when no place can be."""
+    return next((place for place in _places() if _can_write(place)), None)
+
+
+def _places() -> Iterator[Path]:
+    named = _numba.config.CACHE_DIR
+    if named:
+        yield Path(named)
+        return
+    yield _KERNELS / "__pycache__"
+    yield Path(_numba.misc.appdirs.AppDirs(appname="siltstone", appauthor=False).user_cache_dir)
+
+
+def _can_write(place: Path) -> bool:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(place, os.W_OK | os.X_OK)
+
+
+@cache
+def _sources_digest(also: Path) -> str:
+    """Of the sources of all kernels, and of `also`, which may lie in another room."""
+    digest = hashlib.sha256()
+    for path in sorted({*_KERNELS.glob("*.py"), also}):
+        source = path.read_bytes()
+        digest.update(b"%d " % len(source) + source)
+    return digest.hexdigest()
+
+
+def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tuple[object, ...]]:
+    """The bytecode of a function and the values of the constants it names; the same of each kernel that it calls."""
+    seen.add(id(function))
+    code = function.__code__
+    yield function.__qualname__, code.co_code, [each for each in code.co_consts if isinstance(each, _PLAIN)]
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        called = getattr(value, "py_func", None)
+        if called is not None and id(called) not in seen:
+            yield from _what_it_uses(called, seen)
+        elif isinstance(value, np.ndarray):
+            array = cast(NDArray[Any], value)
+            yield name, str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).digest()
+        elif isinstance(value, ModuleType):
+            constants = ((each, getattr(value, each, None)) for each in code.co_names)
+            yield from ((name, each, one) for each, one in constants if isinstance(one, _PLAIN))
+        elif isinstance(value, _PLAIN):
+            yield name, value
+
+
+def _read(path: Path) -> bytes | None:
+    """None when it is not there, may not be read, or is not what was written."""
+    try:
+        stored = path.read_bytes()
+    except OSError:
+        return None
+    checksum, payload = stored[:_CHECKSUM_BYTES], stored[_CHECKSUM_BYTES:]
+    return payload if hashlib.sha256(payload).digest() == checksum else None
+
+
+def _write(path: Path, payload: bytes) -> None:
+    handle, name = tempfile.mkstemp(prefix=".kernel-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(payload).digest() + payload)
+        temporary.chmod(0o644)  # an image is built by one user and run by another
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _prune(place: Path, name: str) -> None:
+    """Removes the oldest files of a function; a process that misses one compiles it anew."""
+
+    def written(path: Path) -> float:
+        try:
+            return path.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    for path in sorted(place.glob(f"{name}-*.nbc"), key=written, reverse=True)[_VERSIONS_KEPT:]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""How kernels are made: the one module that numba's decorators come from, with types, and `warm`.
+
+A kernel is a Python function over numbers and arrays that numba compiles to machine code at its first call, for the
+processor at hand, and keeps (`wire/kernels/code_cache.py`). All kernels together take some seconds to compile and a
+fraction of one to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba  # pyright: ignore[reportMissingTypeStubs] -- ships no types; `Any` stands in
+from numpy.typing import NDArray
+
+from wire.kernels.code_cache import KernelCache
+
+_numba = cast(Any, numba)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Warm = TypeVar("_Warm", bound=Callable[[], None])
+_warm: list[Callable[[], None]] = []
+
+
+def compiled(function: _Function) -> _Function:
+    """Compiles `function` at its first call; it runs without the interpreter's lock.
+
+    No index is checked and no overflow noticed: a kernel compares whatever it reads with the bytes at hand itself.
+    Arguments must always come in the same types, or it is compiled once more for the others: make arrays contiguous
+    and writable, or pass their addresses, and wrap numbers that may pass 2^63-1 (`numpy.uint64`).
+    """
+    dispatcher = _numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
+    dispatcher._cache = KernelCache(function)
+    return cast(_Function, dispatcher)
+
+
+def inlined(function: _Function) -> _Function:
+    """`compiled`, and put in place of every call by other kernels: for what runs in a few ns, where a call is half."""
+    dispatcher = _numba.njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True)(function)
+    dispatcher._cache = KernelCache(function)
+    return cast(_Function, dispatcher)
+
+
+def intrinsic(looks_like: _Function) -> Callable[[Callable[..., Any]], _Function]:
+    """Makes a function for kernels out of one that emits LLVM code; only kernels can call it.
+
+    `looks_like` says by its signature how it is called; its body is not used.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> _Function:
+        return cast(_Function, _numba.core.extending.intrinsic(emit))
+
+    return decorate
+
+
+def cpu_features() -> frozenset[str]:
+    """What kernels are compiled for, by LLVM's names (`avx2`, `sse4.2`); `NUMBA_CPU_NAME` and `_FEATURES` change it.
+
+    An instruction of a feature that is not in it must not be emitted: LLVM would end the process.
+    """
+    _, _, features = _numba.core.registry.cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(name[1:] for name in str(features).split(",") if name.startswith("+"))
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where the array's first byte lies. Whoever passes it to a kernel keeps the array until that returns."""
+    return array.ctypes.data
+
+
+def register_warm(call: _Warm) -> _Warm:
+    """Adds a call that runs a module's kernels once, over next to nothing."""
+    _warm.append(call)
+    return call
+
+
+def warm() -> None:
+    """Compiles every kernel of the modules imported so far, or loads it from the cache."""
+    for call in _warm:
+        call()
