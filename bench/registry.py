@@ -41,6 +41,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("produce", "producing through Kafka clients"),
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),
+    _module("replay", "reading merged history, and the tail beside it"),
 )
 
 

@@ -152,6 +152,10 @@ class Stack(Started):
         assert self._postgres is not None
         return self._postgres.url
 
+    @property
+    def store_url(self) -> str:
+        return self._store_url
+
     def read(self) -> Reading:
         assert self._postgres is not None
         counters = Counters({})

@@ -247,7 +247,6 @@ class Compactor:
             clock=self._clock,
             ids=self._ids,
             metrics=self._metrics,
-            grace_ms=self._settings.gc_grace_ms,
             keys_max=self._settings.dedupe_keys_max,
             on_done=plan.wake,
         )

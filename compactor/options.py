@@ -69,4 +69,5 @@ def plan_options(settings: Settings) -> PlanOptions:
         jobs_max=settings.compactor_jobs_max,
         l0_jobs_max=settings.compactor_l0_jobs_max,
         output_bytes=settings.compaction_output_bytes,
+        dedupe_keys_max=settings.dedupe_keys_max,
     )

@@ -7,8 +7,7 @@ A commit whose answer was lost is asked again, the same call, until it is answer
 
 How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
 `given_back` (we are told to stop, or a store is away: it is ready for the next); `failed` (it cannot be done as
-planned: its inputs are left alone for a while, the rest goes on); `stale` (it waited so long for a compactor that it is
-planned anew). A bad merge never ends the process.
+planned: its inputs are left alone for a while, the rest goes on). A bad merge never ends the process.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from compactor.kway_merge import MergeInputError
 from compactor.measures import count_merge
 from compactor.memory_gate import MemoryGate
 from compactor.options import job_memory_bytes
-from compactor.spec import MergeSpec
 from metadata.compaction import (
     JOB_BEAT_MS,
     ClaimedJob,
@@ -60,14 +58,6 @@ class Engine(Protocol):
     ) -> CommitMerge: ...
 
 
-class StalePlanError(SiltstoneError):
-    """The job waited so long for a compactor that the delete horizon in its spec may be too early: plan it anew.
-
-    The horizon counts on a commit within half the grace and the time limit after the plan; the limit runs from the
-    claim, so a claim may be half the grace late. A merge that dedupes nothing stamps no horizon and is never stale.
-    """
-
-
 class StoppedError(SiltstoneError):
     """We were told to stop; the merge goes back."""
 
@@ -97,7 +87,6 @@ class Worker:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
-        grace_ms: int,
         keys_max: int = DEDUPE_KEYS_MAX,
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
@@ -108,7 +97,6 @@ class Worker:
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
-        self._grace_ms = grace_ms
         self._keys_max = keys_max
         self._on_done = on_done
         self._stopping = False
@@ -157,19 +145,11 @@ class Worker:
             def progress(step: Progress) -> None:
                 run.progress = step
 
-            self._check_plan(run.claimed)
             keep_going()
             commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
             keep_going()
             run.committing = True
             return await self._commit(commit), commit
-
-    def _check_plan(self, claimed: ClaimedJob) -> None:
-        """Raises SpecError, StalePlanError."""
-        spec = MergeSpec.from_json(claimed.job.spec)
-        waited_ms = claimed.now_ms - spec.now_ms
-        if spec.dedupe and waited_ms > self._grace_ms / 2:
-            raise StalePlanError(f"planned {waited_ms / 1000:.0f} s before a compactor was free; it is planned anew")
 
     def _keep_going(self, run: _Run) -> None:
         """Raises JobLostError, StoppedError."""
@@ -238,10 +218,6 @@ class Worker:
             # the refusal ended the job; that its inputs are left alone for a while is part of it
             self._count(run, "failed")
             _log.error("merge refused", **facts, error=error.message)
-        elif isinstance(error, StalePlanError):
-            self._count(run, "stale")
-            _log.warning("merge is stale", **facts, error=error.message)
-            await self._fail(run, error, (), 0)
         elif isinstance(error, SiltstoneError) and error.retriable:
             self._count(run, "given_back")
             await self._metadata.give_back_job(job.job_id, job.epoch)

@@ -134,12 +134,15 @@ def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_ke
 
 
 def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:
-    """After a dedupe pass. Only a pass from the log start moves the mark and counts as a cleaning; never back."""
+    """After a dedupe pass. Only a pass from the log start moves the mark and counts as a cleaning; never back.
+
+    A partial pass may find that more keys are there than one filling of the buffer holds, never that there are fewer.
+    """
     if pass_.cleaned_through_offset is None:
         return CleanedState(
             cleaned_through_offset=before.cleaned_through_offset,
             last_cleaned_ms=before.last_cleaned_ms,
-            passes_needed=pass_.passes_needed,
+            passes_needed=max(before.passes_needed, pass_.passes_needed),
             requested_through_offset=before.requested_through_offset,
         )
     through = max(before.cleaned_through_offset, pass_.cleaned_through_offset)

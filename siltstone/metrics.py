@@ -130,7 +130,7 @@ class Metrics:
         self.merges_total = self._counter(
             "merges_total",
             "Merges this compactor ended, by kind (`level`, `merge`, `daily`, `forced`, `purge`): `done`, `failed`,"
-            " `lost` (its lease or its time ran out), `given_back` or `stale` (planned too long ago).",
+            " `lost` (its lease or its time ran out) or `given_back`.",
             "kind",
             "outcome",
         )

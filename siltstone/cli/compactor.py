@@ -12,7 +12,7 @@ from siltstone.cli.setting_options import read_settings, setting_options
 
 SUBCOMMANDS = {
     # name: (module:attribute, one line of help)
-    "simulate": ("siltstone.cli.compactor_simulate:simulate", "Plan without a cluster: what merging costs."),
+    "simulate": ("siltstone.cli.compactor_simulate:simulate_command", "Plan without a cluster: what merging costs."),
     "warm": ("siltstone.cli.compactor_warm:warm", "Compile the kernels into their cache and leave."),
 }
 

@@ -13,8 +13,10 @@ from tests.compaction.planted import PLANTED
 SEEDS = 500
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
 MUST_HAPPEN = frozenset(
-    """arbitrary commit crash deep expire late overflow policy recreate request run sweep trimmed write JobLostError""".split()
-) | {"not run", "delete records", "reader at the end", *(f"job {kind}" for kind in MergeKind)}
+    {"write", "late", "arbitrary", "run", "not run", "overflow", "deep", "commit", "trimmed", "crash", "JobLostError"}
+    | {"delete records", "expire", "sweep", "policy", "recreate", "request", "reader at the end"}
+    | {f"job {kind}" for kind in MergeKind}
+)
 
 
 def run_seeds(seeds: range) -> tuple[Counter[str], list[Outcome]]:

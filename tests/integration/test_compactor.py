@@ -325,30 +325,3 @@ async def test_a_metadata_store_that_went_back_in_time_halts_the_compactor(
     compactor = await start(system, start_compactor, metadata=metadata)
     with pytest.raises(WentBackError):
         await asyncio.wait_for(compactor.compactor.failed, 10)
-
-
-async def test_a_job_that_waited_too_long_is_planned_anew_for_its_delete_horizon_is_too_early(
-    system: System, start_compactor: StartCompactor
-) -> None:
-    await system.client.create_topic(
-        "kv", partitions=1, configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
-    )
-    claims = 0
-
-    async def claim_job(lease: WriterLease, *, kinds: Sequence[str] = ()) -> ClaimedJob | None:
-        nonlocal claims
-        if "merge" in kinds and await system.job(JobState.READY, "forced"):
-            claims += 1
-            if claims == 1:  # nobody is free for more than half the grace
-                await asyncio.sleep(1.1)
-        return await system.metadata.claim_job(lease, kinds=kinds)
-
-    metadata = Wrapped(system.metadata, claim_job=claim_job)
-    compactor = await start(system, start_compactor, metadata=metadata, compaction_l1_runs_min=1000)
-    await system.write("kv", 3)
-    await until(lambda: system.job(JobState.FAILED), timeout_s=20)
-    assert compactor.metric("merges_total", kind="forced", outcome="stale") == 1
-    failed = await system.job(JobState.FAILED)
-    assert failed is not None and "planned anew" in failed.error
-    await until(lambda: compactor.metric("merges_total", kind="forced", outcome="done") >= 1, timeout_s=20)
-    assert len(await system.values("kv")) == 5

@@ -25,6 +25,7 @@ from tests.fixtures.merge_inputs import (
     records_in,
 )
 from tests.fixtures.record_batches import NOW_MS
+from wire.batch import iter_headers
 from wire.records import build_batch
 
 
@@ -66,6 +67,18 @@ async def test_the_latest_record_of_every_key_is_left_at_its_offset() -> None:
     assert summary["deduped_partitions"] == 1
     assert summary["bytes_in"] == sum(extent.length for extent in world.extents)
     assert summary["bytes_out"] == sum(extent.length for extent in extents_of(commit, 1))
+
+
+async def test_the_delete_horizon_counts_from_the_claim_because_old_values_vanish_at_the_commit() -> None:
+    world = await a_compacted_log(values(("a", b"1")), values(("a", None)))
+    # given a job that waited for a compactor: its time limit runs from the claim, and so must what it stamps
+    planned = dedupe_job(world)
+    waited_ms = 3_600_000
+    commit = await world.engine().run(replace(planned, now_ms=planned.now_ms + waited_ms))
+    # then who reads an old value right before the commit has as long as if the job had run at once
+    log = (await world.log_of(commit))[1]
+    stamped_ms = [header.base_timestamp_ms for _, header in iter_headers(log)]
+    assert stamped_ms == [NOW_MS + 86_400_000 + waited_ms]
 
 
 async def test_has_tombstones_is_exact_after_a_dedupe() -> None:
