@@ -80,6 +80,7 @@ class Agent:
             clock=clock,
             metrics=metrics,
             on_live_files=self._stall.files_changed,
+            on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
         )
         self._reads = ReadPath(
             settings=settings,

@@ -14,7 +14,7 @@ fell behind the rows kept starts cold from a snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
@@ -54,6 +54,7 @@ class Follower:
         clock: Clock,
         metrics: Metrics,
         on_live_files: Callable[[int], None] = lambda _: None,
+        on_deduped: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> None:
         self._metadata = metadata
         self._catalog = catalog
@@ -64,6 +65,7 @@ class Follower:
         self._clock = clock
         self._metrics = metrics
         self._on_live_files = on_live_files
+        self._on_deduped = on_deduped
         self._cursor = Cursor()
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
@@ -177,6 +179,8 @@ class Follower:
         if change.kind is ChangeKind.LOG_START_MOVED:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
+        if change.kind is ChangeKind.MERGED:
+            self._on_deduped(change.detail["deduped"])
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
         self._arrivals.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))

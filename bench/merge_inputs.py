@@ -15,9 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compactor.spec import GIB, MergeKind, MergeSpec, PartitionSpec
-from metadata.compaction import ClaimedJob, FileClass, InputPartition, JobState, LeveledExtent, MergeJob
+from metadata.compaction import (
+    ClaimedJob,
+    CommitMerge,
+    FileClass,
+    InputPartition,
+    JobState,
+    LeveledExtent,
+    MergeJob,
+    OutputExtent,
+)
 from metadata.service import WriterLease
 from siltstone.ids import SystemIds
+from storage.file_format import ExtentRow
 from storage.file_properties import FileProperties
 from storage.file_writer import FileWriter
 from storage.keys import file_key
@@ -147,27 +157,37 @@ class MergeInputFiles(Generic[Store]):
         )
         written = await writer.finish(properties)
         (row,) = written.rows
+        self._add_extent(written.key, written.size_bytes, level, row)
+
+    def adopt(self, commit: CommitMerge) -> None:
+        """Outputs take the place of what there was."""
+        self.extents.clear()
+        for output in commit.outputs:
+            for extent in output.extents:
+                self._add_extent(output.key, output.size_bytes, output.level, extent)
+
+    def _add_extent(self, key: str, file_bytes: int, level: int, row: ExtentRow | OutputExtent) -> None:
         number = len(self.extents) + 1
         self.extents.append(
             LeveledExtent(
-                number,
-                PARTITION_ID,
-                row.base_offset,
-                row.last_offset,
-                number,
-                key,
-                level,
-                written.size_bytes,
-                row.position,
-                row.length,
-                row.block_index_position,
-                row.block_index_length,
-                row.record_count,
-                row.crc32c,
-                row.min_timestamp_ms,
-                row.max_timestamp_ms,
-                True,
-                None,
+                extent_id=number,
+                partition_id=PARTITION_ID,
+                base_offset=row.base_offset,
+                last_offset=row.last_offset,
+                file_id=number,
+                key=key,
+                level=level,
+                file_size_bytes=file_bytes,
+                position=row.position,
+                length=row.length,
+                block_index_position=row.block_index_position,
+                block_index_length=row.block_index_length,
+                record_count=row.record_count,
+                crc32c=row.crc32c,
+                min_timestamp_ms=row.min_timestamp_ms,
+                max_timestamp_ms=row.max_timestamp_ms,
+                has_tombstones=True,
+                flagged_reason=None,
             )
         )
 

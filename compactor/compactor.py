@@ -24,7 +24,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from compactor.execute import MergeEngine
-from compactor.janitor import Janitor
+from compactor.janitor import Janitor, JanitorHaltedError
 from compactor.measures import show_jobs, show_nothing, show_view
 from compactor.memory_gate import MemoryGate
 from compactor.options import CURSOR_BYTES, plan_options
@@ -201,13 +201,20 @@ class Compactor:
 
     async def _sweep(self) -> bool:
         if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+            self._metrics.janitor_halted.set(0)  # whoever sweeps says it
             return False
-        return (await self.janitor.sweep()).deleted_files > 0
+        try:
+            return (await self.janitor.sweep()).deleted_files > 0
+        except JanitorHaltedError:
+            return False  # the janitor has told it; everything else goes on
 
     async def _sweep_orphans(self) -> bool:
         if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
             return False
-        return (await self.janitor.sweep_orphans()).deleted > 0
+        try:
+            return (await self.janitor.sweep_orphans()).deleted > 0
+        except JanitorHaltedError:
+            return False
 
     async def _has_duty(self, name: str, interval_ms: int) -> bool:
         if self._lease is None:

@@ -1,5 +1,10 @@
 """The only code that deletes objects.
 
+Whenever it is about to delete it asks first whether the metadata lives under the history that somebody vouched for
+(`metadata/history.py`). After a restore or a failover of Postgres it does not, and nothing is deleted or aborted
+(`JanitorHaltedError`) until a person adopts it. The question comes after what the deletion goes by was read, so that the
+answer of a server that took over in between is not acted upon.
+
 `sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
 
 1. dead files that are past their grace, that no pin protects and no live job reads: the object first, then its row, and
@@ -30,6 +35,7 @@ from compactor.orphans import (
     orphans_allowed,
 )
 from metadata.compaction import DeadFile, Metadata
+from metadata.history import ADOPT_REMEDY
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
@@ -50,6 +56,10 @@ FAILURES_SHOWN = 3
 
 class TooManyOrphansError(SiltstoneError):
     """So much of the store is not known to the metadata that the metadata is the likelier culprit."""
+
+
+class JanitorHaltedError(SiltstoneError):
+    """The metadata database failed over or was restored, and nobody has adopted it yet."""
 
 
 class ClocksApartError(SiltstoneError):
@@ -101,10 +111,31 @@ class Janitor:
         self._orphan_age_ms = orphan_age_ms
         self._orphan_refuse_files = orphan_refuse_files
         self._orphan_bound_ms = orphan_bound_ms
+        self._halted = ""
+
+    # ---- whether it may
+    async def _check_history(self) -> None:
+        """Raises JanitorHaltedError; the log hears of each reason once."""
+        halted = (await self._metadata.history()).halts
+        if halted != self._halted:
+            if halted:
+                _log.error("janitor halted: nothing is deleted", why=halted, remedy=ADOPT_REMEDY)
+            else:
+                _log.info("janitor goes on: the metadata was adopted")
+        self._halted = halted
+        self._metrics.janitor_halted.set(bool(halted))
+        if halted:
+            raise JanitorHaltedError(f"nothing is deleted: {halted}", remedy=ADOPT_REMEDY)
 
     # ---- what is known to be dead
     async def sweep(self) -> Swept:
-        """Raises what the stores raise when they are away; what was deleted until then stays deleted."""
+        """Raises JanitorHaltedError, and what the stores raise when they are away; what was deleted until then stays
+        deleted."""
+        try:
+            await self._check_history()
+        except JanitorHaltedError:
+            await self._measure()
+            raise
         files, size_bytes, failed = await self._delete_dead()
         now_ms = await self._metadata.now_ms()
         uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
@@ -127,6 +158,7 @@ class Janitor:
             batch = [each for each in dead if each.file_id not in failed][:BATCH]
             if not batch:
                 return files, size_bytes, len(failed)
+            await self._check_history()
             gone = await self._delete(batch)
             await self._metadata.files_deleted([each.file_id for each in gone])
             files += len(gone)
@@ -155,7 +187,9 @@ class Janitor:
 
     # ---- what nothing refers to
     async def sweep_orphans(self) -> SweptOrphans:
-        """Raises TooManyOrphansError and ClocksApartError, having deleted nothing, and what the stores raise."""
+        """Raises TooManyOrphansError and ClocksApartError, having deleted nothing, JanitorHaltedError, and what the
+        stores raise."""
+        await self._check_history()
         try:
             found = await self._find_orphans()
         except (TooManyOrphansError, ClocksApartError):
@@ -223,9 +257,11 @@ class Janitor:
     async def _delete_orphans(self, orphans: Sequence[Candidate]) -> int:
         deleted = 0
         for start in range(0, len(orphans), BATCH):
+            await self._check_history()
             # False: it was committed, or its file has gone its way, since we asked
             ours = [each.key for each in orphans[start : start + BATCH] if await self._metadata.abort_file(each.key)]
             if ours:
+                await self._check_history()  # each key took its time, and a server that took over knows less
                 deleted += len(await self._delete_keys(ours))
         self._metrics.orphans_deleted_total.inc(deleted)
         return deleted

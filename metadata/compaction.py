@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from metadata.history import History, ServerHistory
 from metadata.leveled import FileClass as FileClass  # part of this contract
 from metadata.leveled import LeveledExtent as LeveledExtent
 from metadata.service import L0File, MetadataService, Watermarks, WriterLease
@@ -465,6 +466,14 @@ class CompactionMetadata(Protocol):
         ...
 
     async def abort_file(self, key: str) -> bool: ...
+
+    async def history(self) -> History:
+        """While `halts` says something, nothing may be deleted: see `metadata/history.py`."""
+        ...
+
+    async def adopt_history(self, present: ServerHistory) -> None:
+        """Somebody vouches for it. Idempotent. Raises HistoryMovedError when it is not the present one any more."""
+        ...
 
     # -- pins
     async def pin(self, holder: str, *, ttl_ms: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from metadata import compaction as c
 from metadata import service as s
 from metadata.memory_tables import Compactor, Extent, File, Job, MemoryDatabase
-from metadata.merge_commit import InputRange, check_output_keys, cleaned, decide_commit
+from metadata.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
 from metadata.packed_index import encode_index, iter_index
 from siltstone.clock import Clock
 
@@ -192,8 +192,8 @@ class MemoryJobs:
         job.row = replace(
             job.row, state=c.JobState.DONE, finished_ms=now_ms, lease_until_ms=None, result=dict(commit.summary)
         )
-        if job.l0_files:
-            detail = {"job_id": commit.job_id, "l0_files": list(job.l0_files)}
+        detail = merged_detail(commit, job.l0_files)
+        if detail is not None:
             db.append_change(s.ChangeKind.MERGED, None, detail, now_ms=now_ms)
         return job.committed
 

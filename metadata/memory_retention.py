@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from metadata import compaction as c
 from metadata import service as s
+from metadata.history import History, HistoryMovedError, ServerHistory
 from metadata.memory_tables import MemoryDatabase, Pin
 from metadata.retention_rules import AgedExtent, expired_extents, retention_policy
 from siltstone.clock import Clock
@@ -116,6 +117,14 @@ class MemoryRetention:
         now_ms = self._clock.wall_ms()
         at_work = {id_ for id_, compactor in self.database.compactors.items() if compactor.lease_until_ms > now_ms}
         return frozenset(at_work | {job.row.holder for job in self.database.live_jobs() if job.row.holder is not None})
+
+    async def history(self) -> History:
+        return History(adopted=self.database.adopted, present=self.database.server)
+
+    async def adopt_history(self, present: ServerHistory) -> None:
+        if present != self.database.server:
+            raise HistoryMovedError(f"{present} was checked, {self.database.server} is present")
+        self.database.adopted = present
 
     # -- pins
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from metadata import service as s
 from metadata.compaction import JobState, LeveledExtent, MergeCommitted, MergeJob, NewJob
+from metadata.history import ServerHistory
 from metadata.merge_commit import CleanedState
 from metadata.producer_state import Producer
 
@@ -104,6 +105,9 @@ class MemoryDatabase:
 
     cluster_id: str
     store_bound: bool = False
+    server: ServerHistory = ServerHistory(system_identifier=1, timeline=1)
+    """What a Postgres would say of itself."""
+    adopted: ServerHistory = ServerHistory(system_identifier=1, timeline=1)
     next_node_id: int = 1
     next_partition_id: int = 1
     next_file_id: int = 1

@@ -17,10 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from metadata.compaction import CleanedPartition, CommitMerge, MergeRefusedError
 from metadata.object_keys import key_hour
+
+DEDUPED_TOLD_MAX = 1_000
+"""Partitions in one MERGED change."""
 
 Range = tuple[int, int]
 """(base offset, last offset), both inclusive."""
@@ -118,6 +121,21 @@ def joined(partition_id: int, ranges: Iterable[Range]) -> list[Range]:
         else:
             whole.append((base_offset, last_offset))
     return whole
+
+
+def merged_detail(commit: CommitMerge, l0_file_ids: Sequence[int]) -> Mapping[str, Any] | None:
+    """What the MERGED change tells the agents; None when there is nothing they must hear of.
+
+    L0 files they must drop from their index. That a partition was deduped they need not know, because what they looked
+    up before stays readable for the grace; told, they serve the compacted records at once. So many that the change
+    would grow large are left out.
+    """
+    deduped = sorted(each.partition_id for each in commit.cleaned)
+    if len(deduped) > DEDUPED_TOLD_MAX:
+        deduped = []
+    if not l0_file_ids and not deduped:
+        return None
+    return {"job_id": commit.job_id, "l0_files": list(l0_file_ids), "deduped": deduped}
 
 
 def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_key_hour: int) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from metadata.postgres_connection import connect, unavailable
+from metadata.postgres_history import PRESENT, server_history
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import CLUSTER, SCHEMA_REVISION
 from siltstone.ids import IdSource, SystemIds
@@ -34,8 +35,9 @@ LOCK_NOT_AVAILABLE = "55P03"
 def migrate(url: str, *, ids: IdSource | None = None) -> str:
     """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the schema revision.
 
-    Creates the cluster row, with a fresh cluster id, if there is none. Doing it again changes nothing. Must not be
-    called where an event loop runs: see `migrate_async`. Raises MetadataUnavailableError, SchemaMismatchError.
+    Creates the cluster row, with a fresh cluster id and this server's history as the adopted one, if there is none.
+    Doing it again changes nothing. Must not be called where an event loop runs: see `migrate_async`. Raises
+    MetadataUnavailableError, SchemaMismatchError.
     """
     return asyncio.run(migrate_async(url, ids=ids))
 
@@ -101,4 +103,7 @@ def _migrate(connection: sa.Connection, cluster_id: str) -> None:
         )
     command.upgrade(config, SCHEMA_REVISION)
     if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
-        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id))
+        row = connection.execute(PRESENT).one()
+        present = server_history(row.system_identifier, row.timeline)
+        adopted = {"adopted_system_identifier": present.system_identifier, "adopted_timeline": present.timeline}
+        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id, **adopted))

@@ -20,6 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from metadata.asyncpg_driver import DRIVER_ERRORS, Connection, open_connection
+from metadata.postgres_history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError
 from metadata.tables import SCHEMA_REVISION
 from siltstone.clock import Clock
@@ -230,11 +231,8 @@ class Database:
         """Raises WentBackError, MetadataUnavailableError for a standby."""
         seen_file_id = self.seen.file_id
         row = await connection.fetchrow(
-            """SELECT (SELECT system_identifier FROM pg_control_system()) AS system_identifier,
-                pg_is_in_recovery() AS standby,
-                CASE WHEN pg_is_in_recovery() THEN '00000000'
-                     ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END AS timeline,
-                (SELECT cluster_id FROM cluster) AS cluster_id,
+            f"""SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline,
+                pg_is_in_recovery() AS standby, (SELECT cluster_id FROM cluster) AS cluster_id,
                 greatest((SELECT max(file_id) FROM files), (SELECT forgotten_file_id FROM cluster)) AS file_id"""
         )
         if row is None:

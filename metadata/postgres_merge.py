@@ -7,7 +7,7 @@ In this order (the locks are those of `metadata/postgres_rows.py`):
 3. decide (`metadata/merge_commit.py`), by the clock as it is now;
 4. outputs in: a key that somebody took meanwhile is a refusal;
 5. inputs dead, cleaning marks moved, the job done and its inputs freed;
-6. the MERGED change, when L0 files died.
+6. the MERGED change, when L0 files died or partitions were deduped.
 
 A refusal rolls everything back and fails the job in a transaction of its own; a crash between the two leaves a job
 whose lease runs out, and whose next attempt is refused again.
@@ -33,6 +33,7 @@ from metadata.merge_commit import (
     check_output_keys,
     cleaned,
     decide_commit,
+    merged_detail,
 )
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
@@ -205,8 +206,8 @@ async def _commit(connection: AsyncConnection, commit: c.CommitMerge) -> c.Merge
     }
     await connection.execute(sa.update(MERGE_JOBS).where(MERGE_JOBS.c.job_id == commit.job_id).values(done))
     await connection.execute(sa.delete(MERGE_INPUTS).where(MERGE_INPUTS.c.job_id == commit.job_id))
-    if l0_files:
-        detail = {"job_id": commit.job_id, "l0_files": l0_files}
+    detail = merged_detail(commit, l0_files)
+    if detail is not None:
         await append_change(connection, ChangeKind.MERGED, None, detail)
     return c.MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
 

@@ -13,6 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata import compaction as c
+from metadata import postgres_history
+from metadata.history import History, ServerHistory
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import (
     INTS,
@@ -195,6 +197,15 @@ class PostgresRetention:
             return frozenset((await connection.execute(live.union(holding))).scalars())
 
         return await self._database.read(work)
+
+    async def history(self) -> History:
+        return await self._database.read(postgres_history.read_history)
+
+    async def adopt_history(self, present: ServerHistory) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await postgres_history.adopt_history(connection, present)
+
+        await self._database.write(work)
 
     # -- pins
 

@@ -195,7 +195,7 @@ class ChangeKind(StrEnum):
     CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides, as they now are)
     PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, as they now are)
     LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
-    MERGED = "merged"  # job_id, l0_files: [file ids of L0 files that the merge replaced]; only when there are any
+    MERGED = "merged"  # job_id, l0_files: [ids of L0 files it replaced], deduped: [partition ids]; never both empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,8 @@ CLUSTER = sa.Table(
     sa.Column("id", sa.Boolean, primary_key=True, server_default=sa.true()),
     sa.Column("cluster_id", sa.Text, nullable=False),
     sa.Column("store_bound", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("adopted_system_identifier", sa.BigInteger, nullable=False),
+    sa.Column("adopted_timeline", sa.BigInteger, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False, server_default=sa.text("clock_ms()")),
     sa.Column("next_producer_id", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("forgotten_key_hour", sa.BigInteger, nullable=False, server_default="0"),

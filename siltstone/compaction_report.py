@@ -56,8 +56,6 @@ class Evidence:
     jobs: Sequence[MergeJob] = ()
     """Live and lately failed ones, newest first."""
     compactors: Sequence[tuple[int, str]] = ()
-    read_lag_ms: float = 0
-    """How long agents may go on answering from files that a merge has replaced."""
     stall_files: int = 0
     """Live L0 files above which producers are slowed down (`l0.stall.files`); 0 = never."""
 
@@ -385,18 +383,6 @@ def _deep(partition: _Partition) -> Iterator[Reason]:
         )
 
 
-def _just_done(partition: _Partition) -> Iterator[Reason]:
-    last_ms, now_ms = partition.state.view.last_cleaned_ms, partition.evidence.now_ms
-    left_ms = last_ms + partition.evidence.read_lag_ms - now_ms if last_ms is not None else 0
-    if last_ms is not None and left_ms > 0:
-        yield _reason(
-            partition,
-            "just compacted",
-            f"had its last pass {age_text(now_ms - last_ms)} ago: an agent that was reading it then may answer from "
-            f"the files before it for {age_text(left_ms)} more.",
-        )
-
-
 def _tombstones(partition: _Partition) -> Iterator[Reason]:
     state = partition.state
     kept = [
@@ -428,7 +414,6 @@ _RULES = (
     _due,
     _max_lag,
     _deep,
-    _just_done,
     _tombstones,
 )
 

@@ -212,6 +212,11 @@ class Metrics:
             "foreign_objects", "Objects at the last listing whose keys are not ours; they are left alone."
         )
         self.multiparts_aborted_total = self._counter("multiparts_aborted_total", "Stale uploads aborted.")
+        self.janitor_halted = self._gauge(
+            "janitor_halted",
+            "1 while nothing is deleted because Postgres was restored or failed over; see to it, then run"
+            " `siltstone fsck --adopt`.",
+        )
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))

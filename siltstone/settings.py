@@ -142,7 +142,7 @@ class Settings:
         60_000, _READ, "How long a fetch may wait for data, whatever the client asks.", minimum=0
     )
     cache_hot_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of the tail.", minimum=0)
-    cache_cold_bytes: int = size_bytes(67_108_864, _READ, "Memory for blocks of history.", minimum=0)
+    cache_cold_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of history.", minimum=0)
     read_concurrency: int = count(16, _READ, "Reads from the object store at once.")
     index_bytes_max: int = size_bytes(
         536_870_912,

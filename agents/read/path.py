@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from agents.log_index import LogIndex
 from agents.read.ahead import ReadAhead
 from agents.read.blocks import BlockReader
@@ -48,6 +50,11 @@ class ReadPath:
             budget=ByteBudget(settings.fetch_buffer_bytes_max),
         )
         self.timestamps = TimestampSearch(index=index, metadata=metadata, blocks=blocks, pools=pools, catch_up=catch_up)
+
+    def forget(self, partition_ids: Iterable[int]) -> None:
+        """Extents of these partitions were replaced: look them up anew. What is being read of the old ones goes on."""
+        for partition_id in partition_ids:
+            self._leveled.forget(partition_id)
 
     async def close(self) -> None:
         await self.reader.close()

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 import click
 from click.core import ParameterSource
 
-from agents.read.leveled import ttl_ms
 from compactor.options import plan_options
 from metadata.compaction import JobState
 from metadata.service import Topic
@@ -80,7 +79,6 @@ async def read_explained(metadata_url: str, name: str, settings: Settings) -> Ex
         view=view,
         jobs=[*live, *failed],
         compactors=compactors,
-        read_lag_ms=ttl_ms(settings.gc_grace_ms),
         stall_files=settings.l0_stall_files,
     )
     states = partition_states(partitions, now_ms=view.now_ms, options=evidence.options, view=view)

@@ -57,12 +57,23 @@ async def test_a_merge_replaces_l0_files_by_extents_and_tells_followers(world: W
     tail = await world.service.tail(start)
     assert [change.kind for change in tail.changes] == [ChangeKind.MERGED]
     assert tail.changes[0].topic_id is None
-    assert tail.changes[0].detail == {"job_id": l1.run_id, "l0_files": [first.file_id, second.file_id]}
+    assert tail.changes[0].detail == {"job_id": l1.run_id, "l0_files": [first.file_id, second.file_id], "deduped": []}
     from_zero = await world.service.tail(Cursor())
     assert [file.live for file in from_zero.files] == [False, False, True]
     snapshot = await world.service.snapshot()
     assert [(file.file_id, file.live) for file in snapshot.files] == [(newer.file_id, True)]
     assert await broken(world.service) == []
+
+
+async def test_a_dedupe_tells_followers_of_the_partitions_whose_records_are_fewer_now(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service, partitions=1)).partition_ids
+    l1 = await merge(world.service, l0=[(await writer.commit(batch(one, 5))).file_id])
+    start = (await world.service.snapshot()).cursor
+    cleaned = CleanedPartition(partition_id=one, cleaned_through_offset=5, passes_needed=1)
+    await merge(world.service, files=l1.file_ids, level=2, cleaned=[cleaned])
+    (change,) = (await world.service.tail(start)).changes
+    assert (change.kind, change.detail["l0_files"], change.detail["deduped"]) == (ChangeKind.MERGED, [], [one])
 
 
 async def test_a_merge_of_merged_files_appends_no_change_and_its_inputs_die_with_their_last_extent(

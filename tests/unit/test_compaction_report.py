@@ -221,13 +221,6 @@ def test_tombstones_below_cleaned_through_wait_for_their_time() -> None:
     assert "tombstones" not in {reason.code for reason in reasons(above)}
 
 
-def test_agents_may_lag_behind_a_pass_for_a_while() -> None:
-    just = replace(CLEAN, last_cleaned_ms=NOW_MS - 20_000)
-    reason = only(reasons(just, read_lag_ms=60_000), "just compacted")
-    assert "had its last pass 20s ago" in reason.says and "for 40s more" in reason.says
-    assert [each.code for each in reasons(just, read_lag_ms=20_000)] == ["clean"]
-
-
 def test_a_request_that_stands_is_told_with_its_end() -> None:
     asked = partition(extent(0, 89), end=100, cleaned_through=90, requested=100)
     assert "up to offset 100, and is cleaned through 90" in only(reasons(asked), "asked for").says

@@ -8,6 +8,10 @@ CREATE TABLE cluster (
     id boolean PRIMARY KEY DEFAULT true CHECK (id),  -- one row
     cluster_id text NOT NULL,
     store_bound boolean NOT NULL DEFAULT false,
+    -- The server somebody vouched for: with another one nothing is deleted (metadata/history.py). Never empty, or a
+    -- restored database could be taken for a new one.
+    adopted_system_identifier bigint NOT NULL,
+    adopted_timeline bigint NOT NULL,
     created_ms bigint NOT NULL DEFAULT clock_ms(),
     next_producer_id bigint NOT NULL DEFAULT 0 CHECK (next_producer_id >= 0),
     -- What forgotten rows leave behind: the newest hour (yyyymmddhh) of a forgotten key, the highest ids.

@@ -1,0 +1,56 @@
+"""Which life of which Postgres server the metadata live, and whether the janitor may delete by it. Pure.
+
+A server has a system identifier, made by `initdb`, and a timeline, which every promotion and every recovery to a point in
+time counts up. The cluster's row remembers the pair that a person (or `siltstone migrate`, when it made the row) vouched
+for: the *adopted* history. With another pair present the database may have gone back to an earlier state, in which files
+that were committed since are named by no row and look like orphans, and files that died since are live. So nothing may be
+deleted until a person has looked and adopts the present pair (`siltstone fsck --adopt`).
+
+What the pair does not show: a copy of the server's volume put back (a disk or file-system snapshot, a copied data
+directory) has the pair it was taken under. All that Postgres itself could remember went back with it. Then the janitor's
+limit on orphans is what stands between (`compactor/orphans.py`), and the operator's own word: see ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from siltstone.errors import SiltstoneError
+
+ADOPT_REMEDY = (
+    "find out what was restored or failed over, and whether it holds all that was committed;"
+    " then run `siltstone fsck --adopt`"
+)
+
+
+class HistoryMovedError(SiltstoneError):
+    """The server failed over or was restored once more between the check and the adoption. Nothing was adopted."""
+
+
+class ServerHistory(NamedTuple):
+    """As `pg_control_system()` and the name of the current WAL file say."""
+
+    system_identifier: int
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Read at one instant."""
+
+    adopted: ServerHistory
+    present: ServerHistory
+
+    @property
+    def halts(self) -> str:
+        """Why the janitor must delete nothing; "" = it may."""
+        old, new = self.adopted, self.present
+        if old.system_identifier != new.system_identifier:
+            return (
+                "the metadata lie in another Postgres than they did: system identifier"
+                f" {old.system_identifier} became {new.system_identifier}"
+            )
+        if old.timeline != new.timeline:
+            return f"the metadata Postgres failed over or was restored: timeline {old.timeline} became {new.timeline}"
+        return ""
