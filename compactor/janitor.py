@@ -1,9 +1,9 @@
 """The only code that deletes objects.
 
-Whenever it is about to delete it asks first whether the metadata lives under the history that somebody vouched for
-(`metadata/history.py`). After a restore or a failover of Postgres it does not, and nothing is deleted or aborted
-(`JanitorHaltedError`) until a person adopts it. The question comes after what the deletion goes by was read, so that the
-answer of a server that took over in between is not acted upon.
+Whenever it is about to delete it asks first whether the metadata live under the history that somebody vouched for
+(`metadata/history.py`). After a restore or a failover of Postgres they do not, and nothing is deleted or aborted
+(`JanitorHaltedError`) until a person adopts them. It asks after reading what it goes by, so that it does not act upon
+the answer of a server that took over in between.
 
 `sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
 
@@ -21,7 +21,7 @@ next listing finds again. Too many orphans, or clocks that disagree, and it dele
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compactor.orphans import (
@@ -33,6 +33,7 @@ from compactor.orphans import (
     clocks_agree,
     judge,
     orphans_allowed,
+    writers_patience_ms,
 )
 from metadata.compaction import DeadFile, Metadata
 from metadata.history import ADOPT_REMEDY
@@ -233,7 +234,7 @@ class Janitor:
                     old.clear()
         unknown += await self._unknown(old)
         # asked after the listing: who began to work meanwhile wrote nothing that is old
-        judged = judge(unknown, at_work=await self._at_work(), bound_ms=self._orphan_bound_ms)
+        judged = judge(unknown, patience_ms=await self._writers_patience_ms())
         self._metrics.orphans.set(len(judged.orphans))
         allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
         if len(judged.orphans) > allowed:
@@ -250,9 +251,9 @@ class Janitor:
         known = await self._metadata.known_keys([each.key for each in old])
         return [each for each in old if each.key not in known]
 
-    async def _at_work(self) -> frozenset[int]:
-        agents = {agent.writer_id for agent in await self._metadata.live_agents()}
-        return frozenset(agents | await self._metadata.writers_at_work())
+    async def _writers_patience_ms(self) -> Mapping[int, int]:
+        agents = [agent.writer_id for agent in await self._metadata.live_agents()]
+        return writers_patience_ms(agents, await self._metadata.writers_at_work(), bound_ms=self._orphan_bound_ms)
 
     async def _delete_orphans(self, orphans: Sequence[Candidate]) -> int:
         deleted = 0

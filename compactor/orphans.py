@@ -6,7 +6,8 @@ An object may go only when all of these hold:
 - it is older than `orphan.age.ms` twice over: by the store's clock (LastModified) and by the time in its key, which is
   its writer's clock when the upload began;
 - no row of the metadata says that it should be there;
-- its writer is not at work, or it is older than a working writer's patience can be (`HARD_BOUND_MS`);
+- its writer is not at work, or it is older than what the writer is at: a compactor's oldest running merge, an agent's
+  patience (`HARD_BOUND_MS`). So what a merge left that was lost, refused or given back goes while its compactor lives;
 - there are not too many like it: a wrong database, or an old one, makes everything look forgotten.
 
 And then its key must be *aborted* first: the insert of that row and a late commit of the key cannot both win.
@@ -14,7 +15,7 @@ And then its key must be *aborted* first: the insert of that row and a late comm
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from storage.objects import ObjectStat
 
 HARD_BOUND_MS = 24 * 3600 * 1000
 """No upload is committed so late: a job's limit is hours, an agent gives a file up within minutes."""
+CLOCK_SLACK_MS = 10_000
+"""Between a merge's age by the metadata's clock and an object's by the store's, whose times are whole seconds."""
 CLOCKS_APART_MS_MAX = 300_000
 """Between the object store and the metadata store; with more, no age can be trusted."""
 REFUSE_PERCENT = 1
@@ -66,9 +69,17 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
     return Candidate(key=stat.key, size_bytes=stat.size_bytes, age_ms=age_ms, writer_id=key.writer_id)
 
 
-def judge(unknown: Sequence[Candidate], *, at_work: Collection[int], bound_ms: int = HARD_BOUND_MS) -> Judged:
-    """`unknown`: no row says that they should be there. `at_work`: node ids, read after the listing."""
-    spared = [each for each in unknown if each.writer_id in at_work and each.age_ms < bound_ms]
+def writers_patience_ms(
+    agents: Iterable[int], compactors: Mapping[int, int], *, bound_ms: int = HARD_BOUND_MS
+) -> Mapping[int, int]:
+    """Node id -> how old an object may be that it will yet commit. `compactors`: for how long each has been merging."""
+    merging = {node_id: min(ms + CLOCK_SLACK_MS, bound_ms) for node_id, ms in compactors.items()}
+    return merging | dict.fromkeys(agents, bound_ms)
+
+
+def judge(unknown: Sequence[Candidate], *, patience_ms: Mapping[int, int]) -> Judged:
+    """`unknown`: no row says that they should be there. `patience_ms`: of writers, asked after the listing."""
+    spared = [each for each in unknown if each.age_ms < patience_ms.get(each.writer_id, 0)]
     gone = {each.key for each in spared}
     return Judged(orphans=[each for each in unknown if each.key not in gone], spared=spared)
 

@@ -39,8 +39,8 @@ JOB_BEAT_MS = 2_000
 JOB_ATTEMPTS_MAX = 5
 """Claims after which a job whose holders all vanished is failed."""
 PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
-EXHAUSTED_RETRY_MS = 600_000
-"""How long the inputs of such a job are left alone."""
+EXHAUSTED_RETRY_MS, EXHAUSTED_AGAIN_RETRY_MS, AGAIN_WITHIN_MS = 60_000, 600_000, 3_600_000
+"""How long the inputs of such a job are left alone, and those that were in trouble within the last hour already."""
 REFUSED_RETRY_MS = 60_000
 """How long the inputs of a refused commit are left alone."""
 
@@ -344,7 +344,7 @@ class CompactionMetadata(Protocol):
         ...
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
-        """True when `name` ("plan", "retain", "sweep") is ours for `ttl_ms` from now: nobody else has it.
+        """True when `name` ("plan", "retain", "sweep") is ours for `ttl_ms` from now: nobody alive has it.
 
         Saves double work; nothing's correctness rests on it.
         """
@@ -461,8 +461,9 @@ class CompactionMetadata(Protocol):
         """Those with a row of state live or dead (an object that should be there)."""
         ...
 
-    async def writers_at_work(self) -> frozenset[int]:
-        """Node ids of live compactors and of holders of live jobs: their uncommitted outputs are not orphans."""
+    async def writers_at_work(self) -> Mapping[int, int]:
+        """Node ids of compactors that hold running jobs -> for how long, in ms, the longest: what they wrote in that
+        time they may yet commit, what they wrote before they never will."""
         ...
 
     async def abort_file(self, key: str) -> bool: ...

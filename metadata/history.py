@@ -1,14 +1,14 @@
 """Which life of which Postgres server the metadata live, and whether the janitor may delete by it. Pure.
 
-A server has a system identifier, made by `initdb`, and a timeline, which every promotion and every recovery to a point in
-time counts up. The cluster's row remembers the pair that a person (or `siltstone migrate`, when it made the row) vouched
-for: the *adopted* history. With another pair present the database may have gone back to an earlier state, in which files
-that were committed since are named by no row and look like orphans, and files that died since are live. So nothing may be
-deleted until a person has looked and adopts the present pair (`siltstone fsck --adopt`).
+A server has a system identifier, made by `initdb`, and a timeline, which every promotion and every recovery to a point
+in time counts up. The cluster's row remembers the pair that a person vouched for (or `siltstone migrate`, when it made
+the row): the *adopted* history. With another pair present the database may have gone back to an earlier state, in which
+files that were committed since are named by no row and look like orphans. So nothing may be deleted until a person has
+looked and adopts the present pair (`siltstone fsck --adopt`).
 
-What the pair does not show: a copy of the server's volume put back (a disk or file-system snapshot, a copied data
-directory) has the pair it was taken under. All that Postgres itself could remember went back with it. Then the janitor's
-limit on orphans is what stands between (`compactor/orphans.py`), and the operator's own word: see ARCHITECTURE.md.
+What the pair does not show: a copy of the server's volume put back (a snapshot of the disk, a copied data directory)
+has the pair it was taken under, and all that Postgres could remember went back with it. There the janitor's limit on
+orphans stands alone (`compactor/orphans.py`), unless the operator tells it: see ARCHITECTURE.md, "Who may do what".
 """
 
 from __future__ import annotations

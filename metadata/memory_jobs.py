@@ -51,7 +51,9 @@ class MemoryJobs:
     async def take_duty(self, name: str, lease: s.WriterLease, *, ttl_ms: int) -> bool:
         now_ms = self._clock.wall_ms()
         holder, until_ms = self.database.duties.get(name, (lease.writer_id, 0))
-        if holder != lease.writer_id and until_ms > now_ms:
+        compactor = self.database.compactors.get(holder)
+        is_alive = compactor is not None and compactor.lease_until_ms > now_ms
+        if holder != lease.writer_id and until_ms > now_ms and is_alive:
             return False
         self.database.duties[name] = (lease.writer_id, now_ms + ttl_ms)
         return True
@@ -111,7 +113,8 @@ class MemoryJobs:
                 continue
             if row.attempts >= c.JOB_ATTEMPTS_MAX:
                 error = f"given up: {row.attempts} compactors took this job and vanished"
-                self._fail(job, error, self._input_files(job), c.EXHAUSTED_RETRY_MS)
+                rests = (c.EXHAUSTED_RETRY_MS, c.EXHAUSTED_AGAIN_RETRY_MS)
+                self._fail(job, error, self._input_files(job), rests[0], again_after_ms=rests[1])
                 continue
             job.row = replace(
                 row,
@@ -244,13 +247,17 @@ class MemoryJobs:
             raise c.JobLostError(f"job {job_id}: {c.PAST_LIMIT}")
         return job
 
-    def _fail(self, job: Job, error: str, file_ids: Iterable[int], retry_after_ms: int) -> None:
+    def _fail(
+        self, job: Job, error: str, file_ids: Iterable[int], retry_after_ms: int, *, again_after_ms: int | None = None
+    ) -> None:
         now_ms = self._clock.wall_ms()
         job.row = replace(job.row, state=c.JobState.FAILED, finished_ms=now_ms, lease_until_ms=None, error=error)
         for file_id in file_ids:
             if file_id in self.database.files:
                 file = self.database.files[file_id]
-                file.trouble_until_ms, file.trouble = now_ms + retry_after_ms, error
+                is_again = file.trouble_until_ms > now_ms - c.AGAIN_WITHIN_MS
+                rest_ms = again_after_ms if is_again and again_after_ms is not None else retry_after_ms
+                file.trouble_until_ms, file.trouble = now_ms + rest_ms, error
 
     def _input_files(self, job: Job) -> list[int]:
         extents = self.database.extents

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from metadata import compaction as c
 from metadata import service as s
@@ -113,10 +113,13 @@ class MemoryRetention:
         expected = (s.FileState.LIVE, s.FileState.DEAD)
         return frozenset(key for key, id_ in known if id_ is not None and db.files[id_].info.state in expected)
 
-    async def writers_at_work(self) -> frozenset[int]:
+    async def writers_at_work(self) -> Mapping[int, int]:
         now_ms = self._clock.wall_ms()
-        at_work = {id_ for id_, compactor in self.database.compactors.items() if compactor.lease_until_ms > now_ms}
-        return frozenset(at_work | {job.row.holder for job in self.database.live_jobs() if job.row.holder is not None})
+        at_work: dict[int, int] = {}
+        for job in (each.row for each in self.database.live_jobs() if each.row.state is c.JobState.RUNNING):
+            if job.holder is not None and job.started_ms is not None:
+                at_work[job.holder] = max(at_work.get(job.holder, 0), now_ms - job.started_ms)
+        return at_work
 
     async def history(self) -> History:
         return History(adopted=self.database.adopted, present=self.database.server)

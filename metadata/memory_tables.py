@@ -14,6 +14,8 @@ from metadata.history import ServerHistory
 from metadata.merge_commit import CleanedState
 from metadata.producer_state import Producer
 
+FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1)
+
 
 @dataclass(slots=True)
 class Writer:
@@ -105,9 +107,9 @@ class MemoryDatabase:
 
     cluster_id: str
     store_bound: bool = False
-    server: ServerHistory = ServerHistory(system_identifier=1, timeline=1)
+    server: ServerHistory = FIRST_SERVER
     """What a Postgres would say of itself."""
-    adopted: ServerHistory = ServerHistory(system_identifier=1, timeline=1)
+    adopted: ServerHistory = FIRST_SERVER
     next_node_id: int = 1
     next_partition_id: int = 1
     next_file_id: int = 1

@@ -233,7 +233,7 @@ class Database:
         row = await connection.fetchrow(
             f"""SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline,
                 pg_is_in_recovery() AS standby, (SELECT cluster_id FROM cluster) AS cluster_id,
-                greatest((SELECT max(file_id) FROM files), (SELECT forgotten_file_id FROM cluster)) AS file_id"""
+                greatest((SELECT max(file_id) FROM files), (SELECT forgotten_file_id FROM cluster)) AS file_id"""  # noqa: S608
         )
         if row is None:
             raise BugError("a SELECT without FROM returned no row")

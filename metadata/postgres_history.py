@@ -14,10 +14,10 @@ TIMELINE = """CASE WHEN pg_is_in_recovery() THEN '00000000'
     ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"""
 """In hexadecimal; zeros on a standby, which cannot tell."""
 
-PRESENT = sa.text(f"SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline")  # noqa: S608 constants
+PRESENT = sa.text(f"SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline")
 _BOTH = sa.text(
     f"""SELECT adopted_system_identifier, adopted_timeline, {SYSTEM_IDENTIFIER} AS system_identifier,
-    {TIMELINE} AS timeline FROM cluster"""  # noqa: S608 constants
+    {TIMELINE} AS timeline FROM cluster"""  # noqa: S608
 )
 
 

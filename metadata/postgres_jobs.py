@@ -65,13 +65,16 @@ _INPUT_PARTITIONS = statement(
     partition_ids=INTS,
 ).columns(topic_id=sa.Uuid, configs=JSONB)
 _TROUBLE = statement(
-    """UPDATE files f SET trouble_until_ms = clock_ms() + :retry_after_ms, trouble = :error
+    """UPDATE files f SET trouble = :error, trouble_until_ms = clock_ms()
+        + CASE WHEN f.trouble_until_ms > clock_ms() - :within_ms THEN :again_after_ms ELSE :retry_after_ms END
     FROM (
         SELECT file_id FROM files WHERE state = 'live' AND file_id = ANY (:file_ids)
         ORDER BY file_id FOR NO KEY UPDATE
     ) AS locked
     WHERE f.file_id = locked.file_id""",
     retry_after_ms=sa.BigInteger,
+    again_after_ms=sa.BigInteger,
+    within_ms=sa.BigInteger,
     error=sa.Text,
     file_ids=LONGS,
 )
@@ -127,7 +130,8 @@ class PostgresJobs:
             until = sa.literal_column(f"clock_ms() + {int(ttl_ms)}", sa.BigInteger)
             mine = {"holder": lease.writer_id, "until_ms": until}
             taken = insert(DUTIES).values(name=name, **mine)
-            free = sa.or_(DUTIES.c.holder == lease.writer_id, DUTIES.c.until_ms <= NOW_MS)
+            alive = sa.exists().where(COMPACTORS.c.node_id == DUTIES.c.holder, COMPACTORS.c.lease_until_ms > NOW_MS)
+            free = sa.or_(DUTIES.c.holder == lease.writer_id, DUTIES.c.until_ms <= NOW_MS, ~alive)
             taken = taken.on_conflict_do_update(index_elements=["name"], set_=mine, where=free)
             return (await connection.execute(taken.returning(DUTIES.c.name))).first() is not None
 
@@ -176,7 +180,13 @@ class PostgresJobs:
                 if found.attempts < c.JOB_ATTEMPTS_MAX:
                     return await _claimed(connection, found.job_id, lease)
                 error = f"given up: {found.attempts} compactors took this job and vanished"
-                await end_failed(connection, found.job_id, error, retry_after_ms=c.EXHAUSTED_RETRY_MS)
+                await end_failed(
+                    connection,
+                    found.job_id,
+                    error,
+                    retry_after_ms=c.EXHAUSTED_RETRY_MS,
+                    again_after_ms=c.EXHAUSTED_AGAIN_RETRY_MS,
+                )
             return None
 
         return await self._database.write(work)
@@ -248,13 +258,21 @@ async def end_failed(
     error: str,
     *,
     retry_after_ms: int | None,
+    again_after_ms: int | None = None,
     file_ids: Iterable[int] | None = None,
 ) -> None:
-    """Fail a live job whose row we hold and free its inputs; leave `file_ids` (None = all inputs) alone for a while."""
+    """Fail a live job whose row we hold and free its inputs; leave `file_ids` (None = all inputs) alone for a while:
+    `again_after_ms` those that were in trouble lately."""
     if retry_after_ms is not None:
         if file_ids is None:
             file_ids = (await connection.execute(_INPUT_FILES, {"job_id": job_id})).scalars()
-        values = {"retry_after_ms": retry_after_ms, "error": error, "file_ids": sorted(set(file_ids))}
+        values = {
+            "retry_after_ms": retry_after_ms,
+            "again_after_ms": retry_after_ms if again_after_ms is None else again_after_ms,
+            "within_ms": c.AGAIN_WITHIN_MS,
+            "error": error,
+            "file_ids": sorted(set(file_ids)),
+        }
         await connection.execute(_TROUBLE, values)
     ended = {"state": "failed", "finished_ms": NOW_MS, "lease_until_ms": None, "error": error}
     await connection.execute(sa.update(MERGE_JOBS).where(MERGE_JOBS.c.job_id == job_id).values(ended))

@@ -31,7 +31,7 @@ from metadata.postgres_rows import (
 )
 from metadata.retention_rules import AgedExtent, RetentionPolicy, expired_extents, retention_policy
 from metadata.service import ChangeKind, UnknownTopicError
-from metadata.tables import COMPACTORS, EXTENTS, FILES, MERGE_JOBS, PARTITIONS, PINS, TOPICS, WATERMARKS
+from metadata.tables import EXTENTS, FILES, MERGE_JOBS, PARTITIONS, PINS, TOPICS, WATERMARKS
 
 NOW_MS = sa.text("clock_ms()")
 PARTITIONS_MAX = 1_000
@@ -188,13 +188,11 @@ class PostgresRetention:
 
         return await self._database.read(work)
 
-    async def writers_at_work(self) -> frozenset[int]:
-        async def work(connection: AsyncConnection) -> frozenset[int]:
-            live = sa.select(COMPACTORS.c.node_id).where(COMPACTORS.c.lease_until_ms > NOW_MS)
-            holding = sa.select(MERGE_JOBS.c.holder).where(
-                MERGE_JOBS.c.state.in_(["ready", "running"]), MERGE_JOBS.c.holder.is_not(None)
-            )
-            return frozenset((await connection.execute(live.union(holding))).scalars())
+    async def writers_at_work(self) -> Mapping[int, int]:
+        async def work(connection: AsyncConnection) -> Mapping[int, int]:
+            holding = sa.select(MERGE_JOBS.c.holder, sa.func.min(MERGE_JOBS.c.started_ms), NOW_MS)
+            holding = holding.where(MERGE_JOBS.c.state == "running").group_by(MERGE_JOBS.c.holder)
+            return {holder: at_ms - since_ms for holder, since_ms, at_ms in await connection.execute(holding)}
 
         return await self._database.read(work)
 

@@ -1,7 +1,7 @@
 """What stands against adopting the metadata after a restore or failover, and what becomes of what it does not know.
 
-While the metadata's history is not adopted (`metadata/history.py`) the janitor deletes nothing. The person who adopts it
-lets the janitor go on, by rows that may be older than the objects. So:
+While the metadata's history is not adopted (`metadata/history.py`) the janitor deletes nothing. The person who adopts
+it lets the janitor go on, by rows that may be older than the objects. So:
 
 - with any invariant broken but FILE-2 nothing is adopted: an object that a row needs is missing or wrong, and another
   that nothing names may hold the last copy of its records;
@@ -65,11 +65,9 @@ def adopted_changes(history: History) -> str:
 
 
 def allowances(settings: Settings) -> Allowances:
-    """How long this system's janitor may leave an object lying: the age at which it may go, and until it comes round."""
+    """How long this system's janitor may leave an object lying: until it may go, and until the janitor comes round."""
     late_ms = max(Allowances().late_ms, 2 * settings.janitor_interval_ms, 2 * settings.orphan_check_interval_ms)
-    return Allowances(
-        grace_ms=settings.gc_grace_ms, late_ms=late_ms, orphan_ms=settings.orphan_age_ms + late_ms
-    )
+    return Allowances(grace_ms=settings.gc_grace_ms, late_ms=late_ms, orphan_ms=settings.orphan_age_ms + late_ms)
 
 
 def _is_ours(key: str) -> bool:

@@ -136,7 +136,7 @@ async def _check_listed(
     metadata: Metadata,
     allowances: Allowances,
 ) -> list[Violation]:
-    at_work = await metadata.writers_at_work() | {agent.writer_id for agent in await metadata.live_agents()}
+    at_work = {*await metadata.writers_at_work(), *(agent.writer_id for agent in await metadata.live_agents())}
     return check_file_2(
         objects,
         {file.key: file for file in files},

@@ -1,56 +1,111 @@
-"""`siltstone fsck`: see `siltstone/fsck.py` for what is checked and in what order."""
+"""`siltstone fsck`: what is checked, and in what order, says `siltstone/fsck.py`; --adopt: `siltstone/adoption.py`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from siltstone.cli.output import console, json_option, print_json, print_table
-from siltstone.cli.places import Places, Urls, opened, place_options, resolved, same_cluster
+from compactor.orphans import orphans_allowed
+from metadata.history import History
+from siltstone.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
+from siltstone.cli.output import age_text, console, json_option, print_json, print_table, size_text
+from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
 from siltstone.fsck import Finding, check_system
+from siltstone.settings import Settings
 
 VIOLATIONS_SHOWN = 20
 """Of each invariant; --json prints all."""
+UNKNOWN_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    findings: Sequence[Finding]
+    history: History
+    """Before anything was adopted."""
+    unknown: Unknown | None
+    """None: the janitor is not halted, so nobody looked."""
+    adopt: bool
+    """It was asked for."""
+    settings: Settings
+
+    @property
+    def broken(self) -> int:
+        return sum(len(finding.violations) for finding in self.findings)
+
+    @property
+    def obstacles(self) -> Sequence[str]:
+        return obstacles(self.findings)
+
+    @property
+    def is_adopted(self) -> bool:
+        """Now, by this command."""
+        return self.adopt and bool(self.history.halts) and not self.obstacles
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Read no object, only whether it is there with its length.")
+@click.option("--adopt", is_flag=True, help="After a restore or failover of Postgres: let the janitor delete again.")
 @place_options
 @json_option
-def fsck(quick: bool, places: Places, as_json: bool) -> None:
+def fsck(quick: bool, adopt: bool, places: Places, as_json: bool) -> None:
     """Check the invariants on a live system. Exit code 0 when all hold, 1 when one is broken.
+
+    After any restore or failover of the metadata Postgres the janitor deletes nothing: metadata that went back makes
+    committed files look forgotten. --adopt checks the invariants and, when none but FILE-2 is broken, records that this
+    is the right Postgres now; exit code 0 when nothing stands against deleting any more, 1 when it was refused. What no
+    row names then goes at the age of orphan.age.ms.
 
     \b
     Examples:
       siltstone fsck --data ./siltstone-data
       siltstone fsck --metadata postgresql://siltstone@db/siltstone --object-store s3://records/prod --quick
+      siltstone fsck --config agent.toml --adopt
     """
     with resolved(places) as urls:
-        findings = asyncio.run(_check(urls, quick=quick))
-    broken = sum(len(finding.violations) for finding in findings)
+        report = asyncio.run(_check(urls, places.settings, quick=quick, adopt=adopt))
     if as_json:
-        print_json({"clean": broken == 0, "invariants": [_as_json(finding) for finding in findings]})
+        print_json(_as_json(report))
     else:
-        _print(findings)
+        _print(report.findings)
+        for line in _janitor_lines(report):
+            click.echo(line)
+        broken = report.broken
         click.echo(f"{broken:,} violation{'' if broken == 1 else 's'}" if broken else "clean")
-    sys.exit(1 if broken else 0)
+    sys.exit(1 if report.broken and not report.is_adopted else 0)
 
 
-async def _check(urls: Urls, *, quick: bool) -> Sequence[Finding]:
-    columns = [TextColumn("reading objects"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+async def _check(urls: Urls, settings: Settings, *, quick: bool, adopt: bool) -> _Report:
     async with opened(urls) as system:
         await same_cluster(system)  # else every file would be called missing
-        with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            task = bar.add_task("", total=None)
+        # before the checks: what is adopted is the server that they looked at
+        history = await system.metadata.history()
+        findings = await _findings(system, settings, quick=quick)
+        unknown = await unknown_objects(system.metadata, system.store) if history.halts else None
+        report = _Report(findings=findings, history=history, unknown=unknown, adopt=adopt, settings=settings)
+        if report.is_adopted:
+            await system.metadata.adopt_history(history.present)
+        return report
 
-            def progress(done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total)
 
-            return await check_system(system.metadata, system.store, quick=quick, progress=progress)
+async def _findings(system: System, settings: Settings, *, quick: bool) -> Sequence[Finding]:
+    columns = [TextColumn("reading objects"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        return await check_system(
+            system.metadata, system.store, quick=quick, progress=progress, allowances=allowances(settings)
+        )
 
 
 def _print(findings: Sequence[Finding]) -> None:
@@ -67,7 +122,69 @@ def _print(findings: Sequence[Finding]) -> None:
             click.echo(f"{finding.id}: {len(finding.violations) - VIOLATIONS_SHOWN:,} more; --json lists them all")
 
 
-def _as_json(finding: Finding) -> dict[str, str | int | list[str]]:
+def _janitor_lines(report: _Report) -> Iterator[str]:
+    """Whether the janitor may delete, what was done about it, and what it will delete that no row names."""
+    halts = report.history.halts
+    if not halts:
+        if report.adopt:
+            yield "nothing to adopt: the janitor is not halted"
+        return
+    if report.is_adopted:
+        yield f"adopted: {adopted_changes(report.history)}; the janitor goes on with its next round"
+    elif report.adopt:
+        yield (
+            f"not adopted: {', '.join(report.obstacles)} must hold first, for what no row names may be the last copy of"
+            " what is missing; the janitor stays halted"
+        )
+    else:
+        yield f"the janitor is halted, nothing is deleted: {halts}; --adopt lets it go on"
+    if report.unknown is not None:
+        yield from _unknown_lines(report.unknown, report.settings)
+
+
+def _unknown_lines(unknown: Unknown, settings: Settings) -> Iterator[str]:
+    count, age = len(unknown.objects), age_text(settings.orphan_age_ms)
+    if not count:
+        yield "no row is missing: every object is named by one"
+        return
+    first, last = (_time_text(unknown.objects[at].last_modified_ms) for at in (0, -1))
+    yield (
+        f"{count:,} object{'' if count == 1 else 's'} ({size_text(unknown.size_bytes)}), written {first} to {last}, are"
+        f" named by no row: once this is adopted, the janitor deletes them at the age of {age} (orphan.age.ms)."
+    )
+    yield (
+        "They may be what was committed after the state that was restored. To keep them the metadata would have to be"
+        " rebuilt from the objects, which this release cannot do."
+    )
+    allowed = orphans_allowed(unknown.listed, setting=settings.orphan_refuse_files)
+    if count > allowed:
+        yield f"More than {allowed:,} at once it refuses to delete; orphan.refuse.files says how many it may."
+    for stat in unknown.objects[:UNKNOWN_SHOWN]:
+        yield f"  {stat.key}"
+    if count > UNKNOWN_SHOWN:
+        yield f"  {count - UNKNOWN_SHOWN:,} more; --json lists them all"
+
+
+def _time_text(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _as_json(report: _Report) -> dict[str, Any]:
+    return {
+        "clean": report.broken == 0,
+        "invariants": [_finding_as_json(finding) for finding in report.findings],
+        "janitor": {
+            "halted": "" if report.is_adopted else report.history.halts,
+            "adopted_now": report.is_adopted,
+            "obstacles": list(report.obstacles),
+            "adopted": report.history.adopted._asdict(),
+            "present": report.history.present._asdict(),
+            "unknown_objects": None if report.unknown is None else [stat.key for stat in report.unknown.objects],
+        },
+    }
+
+
+def _finding_as_json(finding: Finding) -> dict[str, str | int | list[str]]:
     return {
         "id": finding.id,
         "rule": finding.rule,

@@ -62,6 +62,10 @@ class World(Protocol):
         """All pins and duties run out."""
         ...
 
+    async def another_server(self) -> None:
+        """The database lies in another Postgres than the adopted one, as after a restore from a dump."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -114,6 +118,10 @@ class MemoryWorld:
             pin.expires_ms = past_ms
         self._database.duties = {name: (holder, past_ms) for name, (holder, _) in self._database.duties.items()}
 
+    async def another_server(self) -> None:
+        server = self._database.server
+        self._database.server = server._replace(system_identifier=server.system_identifier + 1)
+
     async def close(self) -> None:
         for service in self._services:
             await service.close()
@@ -158,6 +166,10 @@ class PostgresWorld:
         await run_sql(
             self.url, "UPDATE pins SET expires_ms = clock_ms() - 1", "UPDATE duties SET until_ms = clock_ms() - 1"
         )
+
+    async def another_server(self) -> None:
+        # seen from the database it is the same: what it remembers is not where it is
+        await run_sql(self.url, "UPDATE cluster SET adopted_system_identifier = adopted_system_identifier - 1")
 
     async def close(self) -> None:
         for service in self._services:

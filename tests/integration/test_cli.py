@@ -18,6 +18,7 @@ from siltstone.cli import main
 from siltstone.client import connected
 from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
+from siltstone.fsck import INVARIANTS
 from wire.records import NewRecord, build_batch
 
 RECORDS = 40
@@ -180,7 +181,8 @@ def test_fsck_of_a_running_stack_is_clean(stack: Stack) -> None:
     assert shown.endswith("clean\n")
     checked = run_json("fsck", "--data", str(stack.data), "--quick")
     assert checked["clean"] is True
-    assert [each["id"] for each in checked["invariants"]] == ["LOG-1", "LOG-2", "LOG-3", "FILE-1", "PROD-1"]
+    assert [each["id"] for each in checked["invariants"]] == list(INVARIANTS)
+    assert checked["janitor"]["halted"] == "" and checked["janitor"]["adopted"] == checked["janitor"]["present"]
 
 
 def test_fsck_starts_postgres_for_itself_where_nothing_runs_and_finds_what_is_broken(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import compactor.janitor
-from compactor.janitor import ClocksApartError, Janitor, TooManyOrphansError
-from metadata.compaction import CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
+from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
+from metadata.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
+from metadata.memory import MemoryMetadata
 from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
 from metadata.urls import open_metadata
@@ -24,6 +26,7 @@ from storage.memory import MemoryStore
 from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore
 from storage.wrapper import WrappedStore
 from tests.fixtures.fleet import until
+from tests.fixtures.postgres import run_sql
 from wire.crc import crc32c
 
 HOUR_MS = 3_600_000
@@ -39,7 +42,10 @@ class Stubborn(WrappedStore):
         super().__init__(inner)
         self.kept: set[str] = set()
         self.asked: list[int] = []
+        self.uploads_aborted = 0
         self.clock_ahead_ms = 0
+        self.aged_ms: dict[str, int] = {}
+        """Objects that lie there for so much longer than they do."""
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
         self.asked.append(len(keys))
@@ -48,18 +54,27 @@ class Stubborn(WrappedStore):
             keys=gone.keys, failed={**gone.failed, **{key: "AccessDenied" for key in keys if key in self.kept}}
         )
 
+    async def abort_multiparts(self, *, older_than_ms: int) -> int:
+        self.uploads_aborted += 1
+        return await super().abort_multiparts(older_than_ms=older_than_ms)
+
     async def head(self, key: str) -> ObjectStat:
         stat = await super().head(key)
         return ObjectStat(
             key=key, size_bytes=stat.size_bytes, last_modified_ms=stat.last_modified_ms + self.clock_ahead_ms
         )
 
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
+        async for stat in super().list(prefix, start_after=start_after):
+            yield replace(stat, last_modified_ms=stat.last_modified_ms - self.aged_ms.get(stat.key, 0))
+
 
 class World:
     """A topic of one partition, files of it in every state, and a janitor."""
 
-    def __init__(self, store: Stubborn, metadata: Metadata) -> None:
+    def __init__(self, store: Stubborn, metadata: Metadata, metadata_url: str) -> None:
         self.store, self.metadata = store, metadata
+        self._metadata_url = metadata_url
         self.metrics = Metrics()
         self.partition_id = -1
         self._seqs = itertools.count(1)
@@ -123,12 +138,18 @@ class World:
         by_key = {file.key: file.file_id for file in await self.metadata.files(limit=10_000)}
         return [by_key[key] for key in keys]
 
-    async def merge(self, l0_file_ids: Sequence[int]) -> str:
-        """As a compactor does it. Returns the key of the output."""
-        compactor = await self.metadata.register_compactor("test")
+    async def claim(self, compactor: WriterLease, l0_file_ids: Sequence[int] = ()) -> ClaimedJob:
+        """A merge of these files, or of a new one."""
+        l0_file_ids = l0_file_ids or await self.ids_of(await self.live(1))
         await self.metadata.create_job(NewJob(kind="level", spec={}, l0_file_ids=l0_file_ids, limit_ms=60_000))
         claimed = await self.metadata.claim_job(compactor)
         assert claimed is not None
+        return claimed
+
+    async def merge(self, l0_file_ids: Sequence[int]) -> str:
+        """As a compactor does it. Returns the key of the output."""
+        compactor = await self.metadata.register_compactor("test")
+        claimed = await self.claim(compactor, l0_file_ids)
         first, last = await self._range_of(l0_file_ids)
         key = await self.put(level=1, writer=compactor)
         output = OutputFile(
@@ -191,6 +212,33 @@ class World:
         for lease in self._leases.values():
             await self.metadata.unregister_agent(lease)
 
+    async def failed_over(self) -> None:
+        """The metadata are on another timeline than the adopted one."""
+        if isinstance(self.metadata, MemoryMetadata):
+            database = self.metadata.database
+            database.adopted = database.adopted._replace(timeline=database.adopted.timeline - 1)
+        else:
+            await run_sql(self._metadata_url, "UPDATE cluster SET adopted_timeline = adopted_timeline - 1")
+
+    def fails_over_after(self, name: str) -> Any:
+        """The metadata, which fail over when they have answered this call."""
+        world = self
+
+        class FailsOver:
+            def __getattr__(self, asked: str) -> Any:
+                call = getattr(world.metadata, asked)
+                if asked != name:
+                    return call
+
+                async def answered(*args: Any, **kwargs: Any) -> Any:
+                    answer = await call(*args, **kwargs)
+                    await world.failed_over()
+                    return answer
+
+                return answered
+
+        return FailsOver()
+
 
 @pytest.fixture(params=["memory", "postgres"])
 def metadata_url(request: pytest.FixtureRequest) -> str:
@@ -202,7 +250,7 @@ async def world(metadata_url: str, tmp_path: Path) -> AsyncIterator[World]:
     metadata = open_metadata(metadata_url)
     store = Stubborn(MemoryStore() if metadata_url == "memory://" else LocalStore(tmp_path / "objects"))
     await metadata.open()
-    world = World(store, metadata)
+    world = World(store, metadata, metadata_url)
     await world.open()
     yield world
     await metadata.close()
@@ -307,13 +355,33 @@ async def test_a_sleeping_writer_that_commits_while_we_look_keeps_its_file(world
 async def test_what_a_writer_at_work_has_not_committed_yet_is_spared(world: World) -> None:
     agents = await world.put()
     compactor_lease = await world.metadata.register_compactor("test")
-    compactors = await world.put(level=1, writer=compactor_lease)
+    claimed = await world.claim(compactor_lease)
+    compactors = await world.put(level=1, age_ms=0, writer=compactor_lease)
     swept = await world.janitor().sweep_orphans()
     assert (swept.spared, swept.deleted) == (2, 0)
     assert world.metric("orphans_spared") == 2
-    # past all patience it goes all the same
-    assert (await world.janitor(orphan_bound_ms=1).sweep_orphans()).deleted == 2
-    assert await world.gone(agents) and await world.gone(compactors)
+    # what a merge left that has ended otherwise goes while its compactor lives and works on
+    await world.metadata.give_back_job(claimed.job.job_id, claimed.job.epoch)
+    assert (await world.janitor().sweep_orphans()).deleted == 1
+    assert await world.gone(compactors)
+    # past all patience an agent's goes all the same
+    assert (await world.janitor(orphan_bound_ms=1).sweep_orphans()).deleted == 1
+    assert await world.gone(agents)
+
+
+async def test_what_a_compactor_wrote_before_the_merge_that_it_is_at_is_an_orphan(world: World) -> None:
+    compactor_lease = await world.metadata.register_compactor("test")
+    left = await world.put(level=1, writer=compactor_lease)
+    await world.claim(compactor_lease)
+    underway = await world.put(level=1, age_ms=0, writer=compactor_lease)
+    await world.agents_leave()
+    # by the store's clock both are as young as the merge: neither goes yet
+    assert (await world.janitor().sweep_orphans()).spared == 2
+    # an hour later, by the store's clock and by the merge's, the older one is one that no merge will commit
+    world.store.aged_ms[left] = HOUR_MS
+    swept = await world.janitor().sweep_orphans()
+    assert (swept.spared, swept.deleted) == (1, 1)
+    assert await world.gone(left) and not await world.gone(underway)
 
 
 async def test_a_young_orphan_waits_for_its_time(world: World) -> None:
@@ -368,3 +436,46 @@ async def test_with_clocks_apart_no_orphan_goes(world: World, ahead_ms: int) -> 
         await world.janitor().sweep_orphans()
     assert not await world.gone(orphan) and world.metric("orphans_refused") == 1
     assert [stat.key async for stat in world.store.list("probe/")] == []
+
+
+# ---- after a restore or a failover -----------------------------------------------------------------------------------
+
+
+async def test_after_a_failover_nothing_is_deleted_or_aborted_until_somebody_adopts_it(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # given a dead file, an orphan, and a database that failed over
+    [dead], orphan = await world.dead(1), await world.put()
+    await world.agents_leave()
+    await world.failed_over()
+    janitor = world.janitor()
+    deletes = len(world.store.asked)
+    # when the janitor comes by, again and again
+    for _ in range(3):
+        with pytest.raises(JanitorHaltedError, match="timeline"):
+            await janitor.sweep()
+        with pytest.raises(JanitorHaltedError, match=r"siltstone fsck --adopt"):
+            await janitor.sweep_orphans()
+    # then it touches nothing in the store, not even to read its clock, and says so once
+    assert (len(world.store.asked), world.store.uploads_aborted) == (deletes, 0)
+    assert not await world.gone(dead) and await world.state(dead) is FileState.DEAD
+    assert not await world.gone(orphan) and await world.state(orphan) is None
+    assert (world.metric("janitor_halted"), world.metric("dead_files_waiting")) == (1, 1)
+    said = capsys.readouterr().err
+    assert said.count("janitor halted") == said.count("siltstone fsck --adopt") == 1
+    # and when it is adopted it goes on
+    await world.metadata.adopt_history((await world.metadata.history()).present)
+    assert (await janitor.sweep()).deleted_files == 1
+    assert (await janitor.sweep_orphans()).deleted == 1
+    assert world.metric("janitor_halted") == 0
+    assert await world.gone(dead) and await world.gone(orphan)
+
+
+@pytest.mark.parametrize("answered", ["dead_files", "known_keys", "live_agents", "abort_file"])
+async def test_what_a_server_says_that_took_over_amid_a_sweep_is_not_acted_upon(world: World, answered: str) -> None:
+    [dead], orphan = await world.dead(1), await world.put()
+    await world.agents_leave()
+    janitor = world.janitor(metadata=world.fails_over_after(answered))
+    with pytest.raises(JanitorHaltedError):
+        await (janitor.sweep() if answered == "dead_files" else janitor.sweep_orphans())
+    assert not await world.gone(dead) and not await world.gone(orphan)

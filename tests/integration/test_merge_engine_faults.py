@@ -234,6 +234,31 @@ async def test_an_extent_that_turns_corrupt_between_scan_and_rewrite_supersedes_
     assert len(await world.keys()) == 3
 
 
+@pytest.mark.parametrize("at", [0, 30, 61 + 500_000], ids=["base offset", "base timestamp", "value"])
+async def test_any_byte_of_a_long_extent_that_turns_between_scan_and_rewrite_is_noticed(at: int) -> None:
+    # given an extent of several windows, and a store that gives another byte of its middle on the second read
+    world = MergeWorld()
+    world.add_partition(1, cleanup_policy="compact")
+    batches = [values((f"k{n}", b"v" * 1_000_000)) for n in range(18)]
+    await world.add_leveled({1: batches})
+    middle = world.extents[0].position + sum(len(batch) for batch in batches[:3]) + at
+    get_range, reads = world.store.get_range, 0
+
+    async def turned(key: str, start: int, length: int) -> bytes:
+        nonlocal reads
+        data = bytearray(await get_range(key, start, length))
+        if start <= middle < start + length:
+            reads += 1
+            data[middle - start] ^= reads > 1
+        return bytes(data)
+
+    world.store.get_range = turned  # type: ignore[method-assign]
+    commit = await deduped(world, 1, kept_bytes_max=0)
+    # then nothing of what was written with it is kept: the extent is flagged, and copied as it is
+    assert list(flagged(commit)) == [(1, 0)]
+    assert len(await world.keys()) == 2
+
+
 # Inputs that are not there
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.orphans import Candidate, Not, candidate, clocks_agree, judge, orphans_allowed
+from compactor.orphans import (
+    CLOCK_SLACK_MS,
+    Candidate,
+    Not,
+    candidate,
+    clocks_agree,
+    judge,
+    orphans_allowed,
+    writers_patience_ms,
+)
 from siltstone.ids import SystemIds
 from storage.keys import file_key
 from storage.objects import ObjectStat
@@ -47,11 +56,18 @@ def test_what_has_no_key_of_ours_is_never_taken_for_an_orphan(key: str) -> None:
     assert judged_one(ObjectStat(key=key, size_bytes=1, last_modified_ms=1)) is Not.OURS
 
 
-def test_what_a_writer_at_work_may_yet_commit_is_spared_up_to_a_bound() -> None:
+def test_what_a_writer_at_work_may_yet_commit_is_spared() -> None:
     one, other = Candidate("a", 1, HOUR_MS, writer_id=7), Candidate("b", 1, HOUR_MS, writer_id=8)
-    judged = judge([one, other], at_work={7}, bound_ms=2 * HOUR_MS)
+    judged = judge([one, other], patience_ms={7: HOUR_MS + 1})
     assert (judged.orphans, judged.spared) == ([other], [one])
-    assert judge([one, other], at_work={7}, bound_ms=HOUR_MS).orphans == [one, other]
+    assert judge([one, other], patience_ms={7: HOUR_MS}).orphans == [one, other]
+
+
+def test_a_compactor_commits_nothing_older_than_its_oldest_running_merge_and_an_agent_nothing_beyond_a_bound() -> None:
+    agents, compactors = [1], {2: HOUR_MS, 3: 50 * HOUR_MS}
+    patience_ms = writers_patience_ms(agents, compactors)
+    assert patience_ms == {1: 24 * HOUR_MS, 2: HOUR_MS + CLOCK_SLACK_MS, 3: 24 * HOUR_MS}
+    assert writers_patience_ms(agents, compactors, bound_ms=1) == {1: 1, 2: 1, 3: 1}
 
 
 @pytest.mark.parametrize(

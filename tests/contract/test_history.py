@@ -1,0 +1,38 @@
+"""The compactor's contract: under which history of the server the janitor may delete."""
+
+from __future__ import annotations
+
+import pytest
+
+from metadata.history import HistoryMovedError
+from tests.contract.metadata_worlds import World
+
+
+async def test_a_new_database_is_adopted_by_who_made_it(world: World) -> None:
+    history = await world.service.history()
+    assert history.adopted == history.present
+    assert history.present.system_identifier > 0 and history.present.timeline > 0
+    assert history.halts == ""
+
+
+async def test_on_another_server_the_janitor_is_halted_for_every_service_until_somebody_adopts(world: World) -> None:
+    await world.another_server()
+    history = await world.service.history()
+    assert "system identifier" in history.halts
+    # a process that starts now, which remembers nothing, is told the same
+    late = await world.another()
+    assert await late.history() == history
+    await late.adopt_history(history.present)
+    await late.adopt_history(history.present)
+    for service in (world.service, late):
+        now = await service.history()
+        assert (now.halts, now.adopted, now.present) == ("", history.present, history.present)
+
+
+async def test_what_was_not_checked_is_not_adopted(world: World) -> None:
+    await world.another_server()
+    history = await world.service.history()
+    checked = history.present._replace(timeline=history.present.timeline + 1)
+    with pytest.raises(HistoryMovedError):
+        await world.service.adopt_history(checked)
+    assert await world.service.history() == history

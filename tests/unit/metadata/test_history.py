@@ -1,0 +1,41 @@
+"""When the janitor must not delete: any other server, any other timeline, older or newer."""
+
+from __future__ import annotations
+
+import pytest
+
+from metadata.history import History, ServerHistory
+from metadata.postgres_history import server_history
+from metadata.service import MetadataUnavailableError
+from siltstone.adoption import adopted_changes
+
+OLD = ServerHistory(system_identifier=7, timeline=3)
+
+
+def test_under_the_adopted_history_the_janitor_may_delete() -> None:
+    assert History(adopted=OLD, present=OLD).halts == ""
+
+
+@pytest.mark.parametrize(
+    ("present", "why", "changes"),
+    [
+        (
+            ServerHistory(7, 4),
+            "the metadata Postgres failed over or was restored: timeline 3 became 4",
+            "system identifier 7 as before, timeline 3 became 4",
+        ),
+        (ServerHistory(7, 2), "timeline 3 became 2", "system identifier 7 as before, timeline 3 became 2"),
+        (ServerHistory(8, 3), "system identifier 7 became 8", "system identifier 7 became 8, timeline 3 as before"),
+        (ServerHistory(8, 1), "system identifier 7 became 8", "system identifier 7 became 8, timeline 3 became 1"),
+    ],
+)
+def test_under_any_other_it_may_not(present: ServerHistory, why: str, changes: str) -> None:
+    history = History(adopted=OLD, present=present)
+    assert why in history.halts
+    assert adopted_changes(history) == changes
+
+
+def test_a_timeline_is_read_as_postgres_names_its_files_and_a_standby_has_none() -> None:
+    assert server_history(7, "0000001F") == (7, 31)
+    with pytest.raises(MetadataUnavailableError, match="standby"):
+        server_history(7, "00000000")
