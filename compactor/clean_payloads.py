@@ -1,9 +1,9 @@
 """A window of batches in chunks that kernels can walk: what is compressed unfolded, memory bounded.
 
 A chunk is some neighbouring batches and an *arena* that holds their payloads. Where none is compressed the arena is the
-window itself. Else the payloads are laid side by side in one, and cut so that a chunk holds about `CHUNK_BYTES`, or one
-batch, whatever a window of compressed batches unfolds to. What was unfolded is kept for the next pass while all that is
-kept is within a bound; the rest is unfolded again.
+window itself, and most windows are one chunk. Else the payloads are laid side by side in one, and cut so that a chunk
+holds about `CHUNK_BYTES`, or one batch, whatever compressed batches unfold to. What was unfolded is kept for the next
+pass while all that is kept is within a bound; the rest is unfolded again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from wire.batch import BATCH_HEADER_BYTES, CODEC_MASK
 from wire.codecs import Codec, CodecError, decompress
 from wire.crc import Body
-from wire.kernels.batches import BatchTable
-from wire.kernels.scan import CorruptPayloadError, KeyColumns, scan_records
+from wire.kernels.batches import BatchTable, broken_crc, check_crcs
+from wire.kernels.scan import CorruptPayloadError, KeyColumns, PayloadChecksumError, scan_records
 from wire.records import CorruptRecordError
 
 CHUNK_BYTES = 4 << 20
+"""Of unfolded payloads."""
+PLAIN_CHUNK_BYTES = 16 << 20
+"""Of a window in which nothing is compressed, which is in memory anyway."""
 CHUNK_RECORDS = 1 << 17
 """Columns of a record take 41 bytes."""
 
@@ -55,14 +58,19 @@ class Chunk(NamedTuple):
     starts: NDArray[np.int64]
     """Of the payloads in the arena."""
     ends: NDArray[np.int64]
+    crcs_due: bool
+    """The CRC-32C of its batches is still to be checked; the arena is the window then."""
 
     def of(self, table: BatchTable) -> BatchTable:
         return BatchTable._make(column[self.first : self.stop] for column in table)
 
     def columns(self, table: BatchTable) -> KeyColumns:
-        """The records; `table` is the window's. Raises CorruptRecordAtError."""
+        """The records; `table` is the window's. Raises CorruptRecordAtError, and CorruptBatchAtError for a CRC."""
+        counts = table.record_counts[self.first : self.stop]
         try:
-            return scan_records(self.arena, self.starts, self.ends, table.record_counts[self.first : self.stop])
+            return scan_records(self.arena, self.starts, self.ends, counts, check_crc=self.crcs_due)
+        except PayloadChecksumError as error:
+            raise broken_crc(table, self.first + error.payload_index) from error
         except CorruptPayloadError as error:
             message = error.message.removeprefix(f"record {error.record_index}: ")
             raise corrupt_record(table, self.first + error.payload_index, error.record_index, message) from error
@@ -82,23 +90,31 @@ class Payloads:
         self._kept_bytes_max = kept_bytes_max
         self._decompressed_bytes_max = decompressed_bytes_max
 
-    def chunks(self, data: Body, table: BatchTable, first_batch: int, *, last_pass: bool = False) -> Iterator[Chunk]:
-        """`first_batch`: the number of the window's first batch in the partition. Raises CodecAtError."""
+    def chunks(
+        self, data: Body, table: BatchTable, first_batch: int, *, crcs_due: bool = False, last_pass: bool = False
+    ) -> Iterator[Chunk]:
+        """`first_batch`: the number of the window's first batch in the partition.
+
+        `crcs_due`: the CRC-32C of batches was not checked. Those of chunks that are to be unfolded are checked here,
+        those of others by `Chunk.columns`. Raises CorruptBatchAtError, CodecAtError.
+        """
         if not (table.attributes & CODEC_MASK).any():
-            return self._plain(data, table)
+            return self._plain(data, table, crcs_due)
+        if crcs_due:
+            check_crcs(data, table)
         return self._unfolded(data, table, first_batch, last_pass)
 
-    def _plain(self, data: Body, table: BatchTable) -> Iterator[Chunk]:
+    def _plain(self, data: Body, table: BatchTable, crcs_due: bool) -> Iterator[Chunk]:
         window = np.frombuffer(data, dtype=np.uint8)
         ends = table.positions + table.sizes
         starts = table.positions + BATCH_HEADER_BYTES
         rows = np.cumsum(table.record_counts)
         first, rows_before = 0, 0
         while first < len(ends):
-            by_bytes = int(np.searchsorted(ends, int(table.positions[first]) + CHUNK_BYTES, side="right"))
+            by_bytes = int(np.searchsorted(ends, int(table.positions[first]) + PLAIN_CHUNK_BYTES, side="right"))
             by_rows = int(np.searchsorted(rows, rows_before + CHUNK_RECORDS, side="right"))
             stop = max(first + 1, min(by_bytes, by_rows))
-            yield Chunk(first, stop, window, starts[first:stop], ends[first:stop])
+            yield Chunk(first, stop, window, starts[first:stop], ends[first:stop], crcs_due)
             first, rows_before = stop, int(rows[stop - 1])
 
     def _unfolded(self, data: Body, table: BatchTable, first_batch: int, last_pass: bool) -> Iterator[Chunk]:
@@ -147,4 +163,4 @@ def _joined(first: int, parts: list[Body]) -> Chunk:
     ends = np.cumsum(np.fromiter((len(part) for part in parts), dtype=np.int64, count=len(parts)))
     starts = np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1]))
     arena = np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype=np.uint8)
-    return Chunk(first, first + len(parts), arena, starts, ends)
+    return Chunk(first, first + len(parts), arena, starts, ends, False)

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from siltstone.errors import BadInputError
+
 DEDUPE_BUFFER_BYTES = 128 * 1024 * 1024
 DEDUPE_ENTRY_BYTES = 41
 DEDUPE_KEYS_MAX = DEDUPE_BUFFER_BYTES // DEDUPE_ENTRY_BYTES
 assert DEDUPE_KEYS_MAX == 3_273_603
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,12 @@ class CleanBounds:
     last_stable_offset: int
     aborted: Sequence[tuple[int, int, int]] = ()
     """(producer id, first offset, offset of the abort marker) of aborted transactions, by first offset."""
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a time that no batch can hold: a horizon that wrapped would lie in the past."""
+        for name, value_ms in (("now_ms", self.now_ms), ("delete_horizon_ms", self.delete_horizon_ms)):
+            if not LONG_MIN <= value_ms <= LONG_MAX:
+                raise BadInputError(f"{name} is {value_ms}, which is no number of 64 bits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,14 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from compactor.kway_merge import InputExtent, InputFile, MergeInputError
+from compactor.kway_merge import InputExtent, InputFile, InputUnavailableError, MergeInputError
 from compactor.spec import MIB
 from storage.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
-from storage.objects import ObjectNotFoundError, ObjectStore
+from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
-WINDOW_BYTES = 8 * MIB
+WINDOW_BYTES = 16 * MIB
 WINDOW_BYTES_MIN = MIB
-READS_AHEAD = 4
+READS_AHEAD = 2
 """Requests on their way at once, beside the one that is waited for."""
 L0_READS_AHEAD = 16
 """L0 files are small, and nearly all are needed from the first partition on."""
@@ -264,6 +264,11 @@ class Cursors:
                 file_ids=[extent.file_id],
                 remedy="`siltstone fsck` shows what is missing",
             ) from error
+        except UnknownFormatError as error:
+            raise unknown_format(extent, error) from error
+        except StoreUnavailableError as error:
+            message = f"{extent.key!r}, which holds {where}, cannot be read now: {error.message}"
+            raise InputUnavailableError(message, file_ids=[extent.file_id]) from error
         if len(data) < read.length:
             raise MergeInputError(
                 f"{extent.key!r}, which holds {where}, ends at byte {read.start + len(data)}, not behind {read.end}",
@@ -309,19 +314,26 @@ class Cursors:
         data = await self._store.get_range(file.key, read.start, read.length)
         self.bytes_read += len(data)
         if file.is_l0 and read.length == len(data) == file.size_bytes:
-            _check_format(file, data)
+            check_format(memoryview(data)[-TRAILER_BYTES:], len(data))
         return data
 
 
-def _check_format(file: InputFile, data: bytes) -> None:
-    """Refuse an L0 file of a format we do not know. Its index is not looked at, and its trailer may be damaged: what
-    the commit returned is the truth about what it holds, and each batch has a CRC. Raises MergeInputError."""
+def check_format(trailer: Body, file_size: int) -> None:
+    """Refuse a file of a format we do not know. Its index is not looked at, and its trailer may be damaged: what the
+    metadata say is the truth about what it holds, and each batch has a CRC. Raises UnknownFormatError."""
     try:
-        read_trailer(memoryview(data)[-TRAILER_BYTES:], len(data))
-    except UnknownFormatError as error:
-        raise MergeInputError(f"{file.key!r}: {error.message}", file_ids=[file.file_id], remedy=error.remedy) from error
+        read_trailer(trailer, file_size)
+    except UnknownFormatError:
+        raise
     except CorruptFileError:
         return
+
+
+def unknown_format(extent: InputExtent, error: UnknownFormatError) -> MergeInputError:
+    where = f"partition {extent.partition_id}, offset {extent.base_offset}"
+    return MergeInputError(
+        f"{extent.key!r}, which holds {where}: {error.message}", file_ids=[extent.file_id], remedy=error.remedy
+    )
 
 
 class KeptBytes:

@@ -199,7 +199,7 @@ def due(
         return asked
     if min(reached_offset, dirtiness.first_uncleanable_offset) <= dirtiness.cleaned_through_offset:
         return None
-    if not _is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
+    if not is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms):
         return None
     because = _dirty_because(partition, dirtiness, options, now_ms, reached_offset)
     return Due(requested=False, because=because) if because else None
@@ -225,7 +225,7 @@ def _due_as_asked(
     requested = partition.requested_through_offset
     if requested is None or requested <= partition.log_start_offset:
         return None  # what was asked for is deleted since
-    if not _is_over(partition.last_forced_ms, options.requested_interval_ms, now_ms):
+    if not is_over(partition.last_forced_ms, options.requested_interval_ms, now_ms):
         return None
     cleaned_through = dirtiness.cleaned_through_offset
     target = min(requested, dirtiness.first_uncleanable_offset)
@@ -238,7 +238,7 @@ def _due_as_asked(
     if (
         dirtiness.leveled_through_offset >= target
         and reached_offset > cleaned_through
-        and _is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms)
+        and is_over(partition.last_forced_ms, options.forced_interval_ms, now_ms)
     ):
         return Due(requested=True, because=f"compaction was asked for; for now up to offset {reached_offset}")
     return None
@@ -260,10 +260,12 @@ def _dirty_because(
     if in_reach >= options.forced_dirty_bytes_min:  # what lies behind a gap is not worth a pass yet
         return f"{over}, {in_reach // MIB} MiB dirty"
     since_ms = partition.last_cleaned_ms if partition.last_cleaned_ms is not None else dirtiness.earliest_dirty_ms
-    if _is_over(since_ms, options.forced_dirty_wait_ms, now_ms):
+    if is_over(since_ms, options.forced_dirty_wait_ms, now_ms):
         return f"{over} for {options.forced_dirty_wait_ms // 1000} s"
     return ""
 
 
-def _is_over(since_ms: int | None, wait_ms: int, now_ms: int) -> bool:
-    return since_ms is None or now_ms - since_ms >= wait_ms
+def is_over(since_ms: int | None, wait_ms: int, now_ms: int) -> bool:
+    """Whether it is `wait_ms` ago. What seems to lie in the future was before the store's clock went back: that is too
+    long ago to tell."""
+    return since_ms is None or since_ms > now_ms or now_ms - since_ms >= wait_ms

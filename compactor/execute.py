@@ -7,7 +7,9 @@ run early, a crash apart, aborts the uploads that are open; files completed by t
 orphans that no metadata names. So a run may be ended anywhere and made again.
 
 Bytes that are found corrupt never end a merge: their extent is copied as it is, flagged, and the rest goes on. Where
-that is found only after parts of the extent were written, the run begins anew with the extent flagged.
+that is found only after parts of the extent were written, the run begins anew with the extent flagged. But bytes of a
+later format are not corrupt: before an extent is flagged for the first time its file is asked for its format, and a
+merge of one that we cannot know fails.
 
 Memory: L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, made once and lent to one partition after
 the other; a partition of up to 64 MiB between its passes; parts on their way out (24 MiB for each class).
@@ -16,11 +18,11 @@ the other; a partition of up to 64 MiB between its passes; parts on their way ou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
-from compactor.cursors import Cursors
+from compactor.cursors import Cursors, check_format, unknown_format
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.kway_merge import MergeInputError as MergeInputError
 from compactor.kway_merge import MergeInputs, PartitionInputs, order_inputs
@@ -41,6 +43,7 @@ from siltstone.clock import Clock
 from siltstone.errors import BugError
 from siltstone.ids import IdSource
 from siltstone.logging import get_logger
+from storage.file_format import TRAILER_BYTES, UnknownFormatError
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -118,16 +121,38 @@ class MergeEngine:
             for extent in partition.extents
             if extent.flagged_reason is not None
         }
+        before = frozenset(flags)
+        began_ms = self.clock.monotonic_ms()
+
+        def store_now_ms() -> int:
+            """By the metadata store's clock, as all times in files and keys: ours may jump."""
+            return claimed.now_ms + int(self.clock.monotonic_ms() - began_ms)
+
         while True:
             known = frozenset(flags)
-            run = _Run(self, claimed, spec, inputs, flags, progress, keep_going)
+            run = _Run(self, claimed, spec, inputs, flags, store_now_ms, progress, keep_going)
             try:
-                return await run.merge()
+                commit = await run.merge()
+                await self._check_formats(inputs, flags.keys() - before)
+                return commit
             except LateCorruptionError as error:
                 if error.extent.place in known:
                     raise BugError(f"a flagged extent was read: {error.message}") from error
                 _log.warning("a merge begins anew", job=claimed.job.job_id, reason=error.message)
                 flags[error.extent.place] = error.reason
+
+    async def _check_formats(self, inputs: MergeInputs, flagged: Collection[tuple[int, int]]) -> None:
+        """Of the files of these extents, which were found corrupt. Raises MergeInputError."""
+        extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
+        for extent in {each.file_id: each for each in reversed(extents)}.values():
+            size = inputs.files[extent.file_id].size_bytes
+            if size < TRAILER_BYTES:
+                continue
+            trailer = await self.store.get_range(extent.key, size - TRAILER_BYTES, TRAILER_BYTES)
+            try:
+                check_format(trailer, size)
+            except UnknownFormatError as error:
+                raise unknown_format(extent, error) from error
 
 
 class _Run:
@@ -140,6 +165,7 @@ class _Run:
         spec: MergeSpec,
         inputs: MergeInputs,
         flags: Flags,
+        store_now_ms: Callable[[], int],
         progress: Callable[[Progress], None],
         keep_going: Callable[[], None],
     ) -> None:
@@ -162,7 +188,7 @@ class _Run:
             inputs=[(file.file_id, file.key) for file in inputs.files.values()],
         )
         self._outputs = {
-            file_class: ClassFiles(engine.store, engine.clock, engine.ids, engine.lease, facts, file_class)
+            file_class: ClassFiles(engine.store, store_now_ms, engine.ids, engine.lease, facts, file_class)
             for file_class in FileClass
         }
         twice = [each for each in inputs.partitions if self._is_read_twice(each)]
@@ -259,6 +285,7 @@ class _Run:
             "passes": totals.passes,
             "gets": totals.gets,
             "flagged_extents": totals.flagged_extents,
+            "unreadable_batches": totals.unreadable_batches,
             "deduped_partitions": totals.deduped_partitions,
             "outputs": sum(len(files.finished) for files in self._outputs.values()),
         }

@@ -18,6 +18,7 @@ from metadata.compaction import ClaimedJob, FileClass, InputPartition, L0Input, 
 from metadata.packed_index import PackedIndexError, iter_index
 from metadata.topic_configs import as_list, resolve
 from siltstone.errors import SiltstoneError
+from storage.objects import StoreUnavailableError
 
 
 class MergeInputError(SiltstoneError):
@@ -28,6 +29,14 @@ class MergeInputError(SiltstoneError):
 
     def __init__(self, message: str, *, file_ids: Sequence[int], remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)
+        self.file_ids = tuple(file_ids)
+
+
+class InputUnavailableError(StoreUnavailableError):
+    """An input cannot be read now. `file_ids` are to be left alone for a while when that does not pass."""
+
+    def __init__(self, message: str, *, file_ids: Sequence[int]) -> None:
+        super().__init__(message)
         self.file_ids = tuple(file_ids)
 
 
@@ -54,8 +63,9 @@ class InputExtent(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """(file id, position): names an input within a job."""
-        return self.file_id, self.position
+        """(partition, base offset): names an input within a job. Its position does not: an empty extent shares it with
+        the one behind it."""
+        return self.partition_id, self.base_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,16 @@ upload of a file that is not complete and leaves nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
+
+import numpy as np
 
 from compactor.kway_merge import InputExtent, PartitionInputs
 from compactor.segments import ExtentCutter, ends_file, segment_rule
 from metadata.compaction import FileClass, OutputExtent, OutputFile
 from metadata.service import WriterLease
-from siltstone.clock import Clock
 from siltstone.ids import IdSource
 from siltstone.logging import get_logger
 from storage.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow
@@ -25,7 +26,7 @@ from storage.file_writer import FileWriter
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError
 from wire.crc import Body
-from wire.kernels.batches import BatchTable
+from wire.kernels.batches import BatchTable, runs_crc32c
 
 _log = get_logger(__name__)
 
@@ -55,7 +56,7 @@ class ClassFiles:
     def __init__(
         self,
         store: ObjectStore,
-        clock: Clock,
+        store_now_ms: Callable[[], int],
         ids: IdSource,
         lease: WriterLease,
         facts: JobFacts,
@@ -64,7 +65,7 @@ class ClassFiles:
         self.facts = facts
         self.finished: list[OutputFile] = []
         self._store = store
-        self._clock = clock
+        self._store_now_ms = store_now_ms
         self._ids = ids
         self._lease = lease
         self._file_class = file_class
@@ -144,7 +145,7 @@ class ClassFiles:
 
     def _new_writer(self) -> FileWriter:
         self._ended, self._topics = [], {}
-        self._created_ms = created_ms = self._clock.wall_ms()
+        self._created_ms = created_ms = self._store_now_ms()
         key = file_key(
             level=self.facts.level,
             writer_id=self._lease.writer_id,
@@ -256,10 +257,13 @@ class PartitionOutput:
             first = int(table.positions[start])
             data = memoryview(data)[first : int(table.positions[end - 1] + table.sizes[end - 1])]
             table = BatchTable._make(column[start:end] for column in table)
+            table = table._replace(positions=table.positions - first)
         self._may_have_tombstones |= may_have_tombstones
         self.records += int(table.record_counts.sum())
         self.bytes += len(data)
-        await writer.write(data, table)
+        # Every batch's own CRC was checked on its way in, or was summed when the batch was made anew.
+        (crc,) = runs_crc32c(data, table, np.array([0, len(table.positions)])).tolist()
+        await writer.write(data, table, crc32c=crc)
 
     def _end_extent(self, last_offset: int) -> None:
         writer = self._writer

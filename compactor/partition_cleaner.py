@@ -8,13 +8,15 @@ Deep (`passes` above 1): each scan takes one part of the hashes (equal stretches
 A part that overflows all the same is split in two, and each half scanned for itself; marks that the first try has made
 are right and stay. Nothing is ever cleared, so one record per key is left, in bounded memory.
 
+A batch whose records cannot be read, though its CRC-32C is right, is left as it is (`compactor/unreadable.py`); every
+pass goes round it.
+
 Nothing is written here: a crash loses the work and nothing else. An error ends the cleaner's use: whoever owns the
 merge copies what was corrupt as it is, in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -22,14 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compactor.clean_kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
-from compactor.clean_payloads import Chunk, Payloads, corrupt_record
+from compactor.clean_payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads, corrupt_record
 from compactor.clean_rules import AbortedBatches, OpenTransactions, horizons_end_offset
 from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
 from compactor.dedupe_buffer import DedupeBuffer
+from compactor.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
 from siltstone.errors import BadInputError, BugError
 from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from wire.crc import Body
-from wire.kernels.batches import BatchTable, CorruptBatchAtError
+from wire.kernels.batches import BatchTable, CorruptBatchAtError, check_crcs
 from wire.kernels.hashing import hash_keys
 from wire.kernels.rewrite import EMPTIED, REMOVED, VERBATIM, rewrite
 from wire.kernels.scan import KeyColumns
@@ -51,7 +54,7 @@ class CleanedWindow(NamedTuple):
     table: BatchTable
     """Of `data`."""
     tombstones: int
-    """Kept in it."""
+    """Kept in it; a batch that cannot be read counts as one."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,12 @@ class _Pass:
     dead_at_once: int = 0
     overflowed: bool = False
     """This part of the hashes does not fit: the rest of the pass is skipped."""
+
+    def passed(self, table: BatchTable) -> None:
+        """All of this window."""
+        self.batches += len(table.positions)
+        if len(table.positions):
+            self.next_offset = int(table.last_offsets[-1]) + 1
 
 
 @dataclass(slots=True)
@@ -95,8 +104,14 @@ class PartitionCleaner:
         passes: int = 1,
         kept_bytes_max: int = 64 * MIB,
         decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+        records_max: int = RECORDS_MAX,
+        keep_unreadable: bool = True,
     ) -> None:
-        """The buffer is cleared, and lent until the rewrite begins. Raises BadInputError for less than one pass."""
+        """The buffer is cleared, and lent until the rewrite begins. Raises BadInputError for less than one pass.
+
+        `records_max`: a batch of more counts as unreadable. `keep_unreadable` False: there is no such thing, and
+        records that cannot be read are an error, as they are to the oracle.
+        """
         if passes < 1:
             raise BadInputError(f"{passes} passes cannot scan anything")
         buffer.clear()
@@ -119,35 +134,66 @@ class PartitionCleaner:
         self._rewriting: _Pass | None = None
         self._transactions = OpenTransactions()
         self._counted = _Counted()
+        self._records_max = records_max
+        self._keep_unreadable = keep_unreadable
+        self.unreadable = UnreadableBatches()
 
     # The scan
 
-    def scan(self, data: Body, table: BatchTable) -> None:
-        """The next window: `table` is all of `data`.
+    def scan(self, data: Body, table: BatchTable, *, crcs_due: bool = False) -> None:
+        """The next window: `table` is all of `data`. `crcs_due`: its batches' CRC-32C is still to be checked.
 
-        Raises CorruptBatchAtError when batches are not in offset order, CorruptRecordAtError and CodecAtError naming
-        the batch, OrdinalOverflowError above 2^32 records.
+        A window that comes after the pass has been given up is not looked at; it will come again.
+
+        Raises CorruptBatchAtError for a CRC that is wrong or batches out of offset order, OrdinalOverflowError above
+        2^32 records; and CorruptRecordAtError and CodecAtError, naming the batch, unless these are kept.
         """
         if self._scanned is not None:
             raise BugError("a window came after the scan had ended")
         if self._pass.overflowed:
             return
+        _check_order(table, self._pass)
+        row, rows, failures = 0, len(table.positions), 0
+        while row < rows and not self._pass.overflowed:
+            is_unreadable, part = self._stretch(table, row, self._pass)
+            if is_unreadable:
+                if crcs_due:
+                    check_crcs(data, part)
+                row += len(part.positions)
+                continue
+            done = row
+            try:
+                for chunk in self._payloads.chunks(data, part, self._pass.batches + row, crcs_due=crcs_due):
+                    self._scan_chunk(part, chunk)
+                    if self._pass.overflowed:
+                        return
+                    done = row + chunk.stop
+            except (CorruptRecordAtError, CodecAtError) as error:
+                if not self._keep_unreadable:
+                    raise
+                failures += 1
+                bad = int(np.searchsorted(table.positions, error.position))
+                stop = bad + 1 if failures < FAILED_READS_MAX else rows
+                first_batch = self._pass.batches
+                self.unreadable.add(first_batch + bad, first_batch + stop, error.base_offset, error.message)
+            row = done
+        self._pass.passed(table)
+
+    def _scan_chunk(self, table: BatchTable, chunk: Chunk) -> None:
+        """What raises for a batch that cannot be read comes before anything of the chunk is entered."""
         first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
-        for chunk in self._chunks(data, table, self._pass):
-            part = chunk.of(table)
-            columns, first_rows = chunk.columns(table), _first_rows(part)
-            picked = pick_rows(part, self._modes(part, None), first_rows, columns, first_uncleanable)
-            if picked.broken_row >= 0:
-                batch = int(np.searchsorted(first_rows, picked.broken_row, side="right")) - 1
-                record, delta = picked.broken_row - int(first_rows[batch]), columns.offset_deltas[picked.broken_row]
-                message = f"offset delta {delta} is not above the one before it, or above the batch's last"
-                raise corrupt_record(table, chunk.first + batch, record, message)
-            self._pass.records += picked.records
-            self._pass.dead_at_once += picked.dead_at_once
-            self._enter(chunk.arena, columns, part, first_rows)
-            self._pass.ordinal += len(columns.key_lengths)
-            if self._pass.overflowed:
-                return
+        part = chunk.of(table)
+        columns, first_rows = chunk.columns(table), _first_rows(part)
+        picked = pick_rows(part, self._modes(part, None), first_rows, columns, first_uncleanable)
+        if picked.broken_row >= 0:
+            batch = int(np.searchsorted(first_rows, picked.broken_row, side="right")) - 1
+            record, delta = picked.broken_row - int(first_rows[batch]), columns.offset_deltas[picked.broken_row]
+            message = f"offset delta {delta} is not above the one before it, or above the batch's last"
+            raise corrupt_record(table, chunk.first + batch, record, message)
+        self._pass.records += picked.records
+        self._pass.dead_at_once += picked.dead_at_once
+        self._enter(chunk.arena, columns, part, first_rows)
+        self._pass.ordinal += len(columns.key_lengths)
 
     def end_scan(self) -> bool:
         """True: feed all windows once more."""
@@ -227,18 +273,29 @@ class PartitionCleaner:
 
     # The rewrite
 
-    def rewrite(self, data: Body, table: BatchTable) -> CleanedWindow:
+    def rewrite(self, data: Body, table: BatchTable, *, crcs_due: bool = False) -> CleanedWindow:
         """The next window again: the same batches, though windows may end elsewhere. Raises as `scan` does."""
         if self._rewriting is None:
             self._rewriting = _Pass()
         limits = self._limits()
         done, tombstones, verbatim_before = self._rewriting, 0, self._counted.batches_verbatim
         parts: list[CleanedWindow] = []
-        for chunk in self._chunks(data, table, done, last_pass=True):
-            cleaned = self._rewrite_chunk(data, table, chunk, done.ordinal, limits)
-            done.ordinal += int(table.record_counts[chunk.first : chunk.stop].sum())
-            tombstones += cleaned.tombstones
-            parts.append(cleaned)
+        _check_order(table, done)
+        row = 0
+        while row < len(table.positions):
+            is_unreadable, part = self._stretch(table, row, done)
+            if is_unreadable:
+                parts.append(self._unread(data, part, crcs_due))
+                tombstones += parts[-1].tombstones
+            else:
+                first_batch = done.batches + row
+                for chunk in self._payloads.chunks(data, part, first_batch, crcs_due=crcs_due, last_pass=True):
+                    cleaned = self._rewrite_chunk(data, part, chunk, done.ordinal, limits)
+                    done.ordinal += int(part.record_counts[chunk.first : chunk.stop].sum())
+                    tombstones += cleaned.tombstones
+                    parts.append(cleaned)
+            row += len(part.positions)
+        done.passed(table)
         if self._counted.batches_verbatim - verbatim_before == len(table.positions):
             return CleanedWindow(data, table, tombstones)
         return _joined(parts, tombstones)
@@ -250,9 +307,12 @@ class PartitionCleaner:
 
     def _limits(self) -> Limits:
         bounds = self._bounds
+        horizons_end = horizons_end_offset(bounds, self.scanned.first_clear_offset)
+        if self.unreadable.first_offset is not None:
+            horizons_end = min(horizons_end, self.unreadable.first_offset)
         return Limits(
             min(bounds.first_uncleanable_offset, _OFFSET_MAX),
-            min(horizons_end_offset(bounds, self.scanned.first_clear_offset), _OFFSET_MAX),
+            min(horizons_end, _OFFSET_MAX),
             bounds.now_ms,
             bounds.delete_horizon_ms,
             bounds.high_watermark,
@@ -293,22 +353,37 @@ class PartitionCleaner:
         counted.batches_removed += int((actions == REMOVED).sum())
         return CleanedWindow(out, out_table, verdicts.tombstones)
 
+    def _unread(self, data: Body, part: BatchTable, crcs_due: bool) -> CleanedWindow:
+        """Batches that cannot be read, as they are."""
+        if crcs_due:
+            check_crcs(data, part)
+        self._modes(part, self._transactions)  # their headers say of which transactions they are
+        start, end = int(part.positions[0]), int(part.positions[-1] + part.sizes[-1])
+        counted, records = self._counted, int(part.record_counts.sum())
+        counted.records_in += records
+        counted.records_out += records
+        counted.bytes_in += end - start
+        counted.bytes_out += end - start
+        counted.batches_verbatim += len(part.positions)
+        table = part._replace(positions=part.positions - start)
+        return CleanedWindow(memoryview(data)[start:end], table, len(part.positions))
+
     # Both
 
-    def _chunks(self, data: Body, table: BatchTable, done: _Pass, *, last_pass: bool = False) -> Iterator[Chunk]:
-        """The window in chunks, once its batches are seen to be in offset order."""
-        if not len(table.positions):
-            return
-        before = np.concatenate((np.array([done.next_offset - 1], dtype=np.int64), table.last_offsets[:-1]))
-        wrong = np.flatnonzero(table.base_offsets <= before)
-        if len(wrong):
-            base_offset, last_before = int(table.base_offsets[wrong[0]]), int(before[wrong[0]])
-            raise CorruptBatchAtError(
-                int(table.positions[wrong[0]]), f"base offset {base_offset} does not come after {last_before}"
-            )
-        yield from self._payloads.chunks(data, table, done.batches, last_pass=last_pass)
-        done.batches += len(table.positions)
-        done.next_offset = int(table.last_offsets[-1]) + 1
+    def _stretch(self, table: BatchTable, row: int, done: _Pass) -> tuple[bool, BatchTable]:
+        """The next rows of a window: all of them unreadable, or none as far as is known."""
+        is_unreadable, stop = self.unreadable.stretch(done.batches + row)
+        stop = min(stop - done.batches, len(table.positions))
+        if not is_unreadable and self._keep_unreadable:
+            large = np.flatnonzero(table.record_counts[row:stop] > self._records_max)
+            if len(large) and large[0] == 0:
+                base_offset, records = int(table.base_offsets[row]), int(table.record_counts[row])
+                reason = f"a batch of {records} records (base offset {base_offset}), more than are read at once"
+                self.unreadable.add(done.batches + row, done.batches + row + 1, base_offset, reason)
+                is_unreadable, stop = True, row + 1
+            elif len(large):
+                stop = row + int(large[0])
+        return is_unreadable, BatchTable._make(column[row:stop] for column in table)
 
     def _modes(self, part: BatchTable, transactions: OpenTransactions | None) -> NDArray[np.uint8]:
         """How each batch is judged. `transactions` is None in the scan, which enters no control record anyway."""
@@ -327,6 +402,19 @@ class PartitionCleaner:
                     modes[index] = OUTLIVED
         modes[part.base_offsets >= self._bounds.first_uncleanable_offset] = KEPT
         return modes
+
+
+def _check_order(table: BatchTable, done: _Pass) -> None:
+    """Raises CorruptBatchAtError unless offsets rise in the window, from those of the window before."""
+    if not len(table.positions):
+        return
+    before = np.concatenate((np.array([done.next_offset - 1], dtype=np.int64), table.last_offsets[:-1]))
+    wrong = np.flatnonzero(table.base_offsets <= before)
+    if len(wrong):
+        base_offset, last_before = int(table.base_offsets[wrong[0]]), int(before[wrong[0]])
+        raise CorruptBatchAtError(
+            int(table.positions[wrong[0]]), f"base offset {base_offset} does not come after {last_before}"
+        )
 
 
 def _first_rows(part: BatchTable) -> NDArray[np.int64]:

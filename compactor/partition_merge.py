@@ -5,6 +5,9 @@ deep), then rewrites them; a partition below 64 MiB is kept in memory between th
 written before its scan has ended, so corruption found by the scan costs no output: the extent is flagged and the scan
 begins anew without it. A record in a flagged extent may be an older value of any key, so in that pass tombstones from
 its base offset on stay as they are.
+
+Records that cannot be read in a batch that is sound by header and CRC-32C are no corruption: the cleaner leaves that
+batch as it is and goes round it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,21 @@ from compactor.cursors import ByteSource, Cursors, KeptBytes
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
 from compactor.outputs import PartitionOutput
-from compactor.partition_cleaner import PartitionCleaner
+from compactor.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.spec import MIB, PartitionSpec
-from compactor.windows import FlaggedBytes, Flags, KernelCaller, LateCorruptionError, Window, reason_of, windows
+from compactor.unreadable import UnreadableBatches
+from compactor.windows import (
+    FlaggedBytes,
+    Flags,
+    KernelCaller,
+    LateCorruptionError,
+    Window,
+    flag_broken_batches,
+    reason_of,
+    windows,
+)
 from metadata.compaction import CleanedPartition
+from metadata.retention_rules import TIMESTAMP_MS_MAX
 from siltstone.errors import BugError
 from siltstone.logging import get_logger
 from storage.objects import ObjectStore
@@ -55,6 +69,8 @@ class MergeTotals:
     """Most over one partition, the rewrite included; 1 where all is copied."""
     gets: int = 0
     flagged_extents: int = 0
+    unreadable_batches: int = 0
+    """Of deduped partitions: left as they are, because their records cannot be read."""
     deduped_partitions: int = 0
 
 
@@ -88,18 +104,28 @@ async def copy_partition(
     """Every batch as it is. Raises LateCorruptionError."""
     doing = f"copying {inputs.name}"
     context.totals.passes = max(context.totals.passes, 1)
-    async with aclosing(windows(inputs.extents, source, context.flags, context.kernels)) as passing:
+    reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is)
+    async with aclosing(reading) as passing:
         async for each in passing:
             if isinstance(each, FlaggedBytes):
                 await write_flagged(context, output, each)
-            else:
-                context.totals.records_in += int(each.table.record_counts.sum())
-                may_have_tombstones = any(piece.extent.may_have_tombstones for piece in each.pieces)
-                await output.write(
-                    each.base_offset, each.last_offset, each.data, each.table, may_have_tombstones=may_have_tombstones
-                )
-            context.steps(doing, len(each.data))
+                context.steps(doing, len(each.data))
+                continue
+            window = each.window
+            context.totals.records_in += int(window.table.record_counts.sum())
+            may_have_tombstones = any(piece.extent.may_have_tombstones for piece in window.pieces)
+            await output.write(
+                window.base_offset,
+                window.last_offset,
+                window.data,
+                window.table,
+                may_have_tombstones=may_have_tombstones,
+            )
+            context.steps(doing, len(window.data))
     output.end()
+
+
+def _as_it_is(_: Window) -> None: ...
 
 
 async def write_flagged(context: MergeContext, output: PartitionOutput, flagged: FlaggedBytes) -> None:
@@ -144,6 +170,7 @@ class PartitionDedupe:
         totals.clears += scanned.clears
         totals.passes = max(totals.passes, self._scans + 1)
         totals.deduped_partitions += 1
+        self._add_unreadable(cleaner.unreadable)
         self._add_stats(cleaner.stats)
         return CleanedPartition(
             partition_id=self._spec.partition_id,
@@ -197,21 +224,30 @@ class PartitionDedupe:
         """False when an extent was found corrupt, and flagged: what the cleaner was fed is worth nothing then."""
         context, known = self._context, len(self._context.flags)
         doing = f"reading keys of {self._inputs.name}"
-        async with aclosing(windows(self._inputs.extents, source, context.flags, context.kernels)) as passing:
+
+        def scan(window: Window) -> None:
+            self._scan_window(cleaner, window, known)
+
+        reading = windows(self._inputs.extents, source, context.flags, context.kernels, scan, crcs_due=True)
+        async with aclosing(reading) as passing:
             try:
                 async for each in passing:
-                    if isinstance(each, Window) and len(context.flags) == known:
-                        await self._scan_window(cleaner, each)
-                    context.steps(doing, len(each.data))
+                    context.steps(doing, len((each if isinstance(each, FlaggedBytes) else each.window).data))
             except LateCorruptionError as error:
-                context.flags[error.extent.place] = error.reason
+                context.flags.setdefault(error.extent.place, error.reason)
         return len(context.flags) == known
 
-    async def _scan_window(self, cleaner: PartitionCleaner, window: Window) -> None:
-        try:
-            await self._context.kernels.call(len(window.data), cleaner.scan, window.data, window.table)
-        except (CorruptBatchError, CodecError) as error:
-            self._context.flags[culprit(window, error).place] = reason_of(error)
+    def _scan_window(self, cleaner: PartitionCleaner, window: Window, known: int) -> None:
+        """Once an extent was found corrupt, more than `known`, the rest of the pass looks for others alone, so that
+        all are known when the scan begins anew."""
+        flags = self._context.flags
+        if len(flags) == known:
+            try:
+                cleaner.scan(window.data, window.table, crcs_due=window.crcs_due)
+                return
+            except (CorruptBatchError, CodecError) as error:
+                flags[culprit(window, error).place] = reason_of(error)
+        flag_broken_batches(window, flags)
 
     # The rewrite
 
@@ -219,30 +255,32 @@ class PartitionDedupe:
         context = self._context
         known = dict(context.flags)
         doing = f"writing {self._inputs.name}"
-        reading = windows(self._inputs.extents, source, context.flags, context.kernels, again=True)
+
+        def rewrite(window: Window) -> CleanedWindow:
+            try:
+                return cleaner.rewrite(window.data, window.table, crcs_due=window.crcs_due)
+            except (CorruptBatchError, CodecError) as error:
+                raise LateCorruptionError(culprit(window, error), reason_of(error)) from error
+
+        reading = windows(self._inputs.extents, source, context.flags, context.kernels, rewrite, crcs_due=True)
         async with aclosing(reading) as passing:
             async for each in passing:
                 if isinstance(each, FlaggedBytes):
                     if each.extent.place not in known:
                         raise LateCorruptionError(each.extent, each.reason)
                     await write_flagged(context, output, each)
-                else:
-                    await self._rewrite_window(cleaner, each, output)
-                context.steps(doing, len(each.data))
+                    context.steps(doing, len(each.data))
+                    continue
+                window, cleaned = each
+                await output.write(
+                    window.base_offset,
+                    window.last_offset,
+                    cleaned.data,
+                    cleaned.table,
+                    may_have_tombstones=cleaned.tombstones > 0,
+                )
+                context.steps(doing, len(window.data))
         output.end()
-
-    async def _rewrite_window(self, cleaner: PartitionCleaner, window: Window, output: PartitionOutput) -> None:
-        try:
-            cleaned = await self._context.kernels.call(len(window.data), cleaner.rewrite, window.data, window.table)
-        except (CorruptBatchError, CodecError) as error:
-            raise LateCorruptionError(culprit(window, error), reason_of(error)) from error
-        await output.write(
-            window.base_offset,
-            window.last_offset,
-            cleaned.data,
-            cleaned.table,
-            may_have_tombstones=cleaned.tombstones > 0,
-        )
 
     # What the pass may do and has done
 
@@ -253,7 +291,7 @@ class PartitionDedupe:
             first_uncleanable_offset=spec.first_uncleanable_offset,
             whole_through_offset=min([self._whole_through(), *flagged]),
             now_ms=self._context.now_ms,
-            delete_horizon_ms=spec.delete_horizon_ms + self._context.waited_ms,
+            delete_horizon_ms=min(spec.delete_horizon_ms + self._context.waited_ms, TIMESTAMP_MS_MAX),
             high_watermark=spec.high_watermark,
             last_stable_offset=spec.last_stable_offset,
             aborted=spec.aborted,
@@ -270,6 +308,17 @@ class PartitionDedupe:
             return None
         through = min(reached, self._spec.first_uncleanable_offset)
         return through if scanned.first_clear_offset is None else min(through, scanned.first_clear_offset)
+
+    def _add_unreadable(self, unreadable: UnreadableBatches) -> None:
+        if unreadable.count:
+            self._context.totals.unreadable_batches += unreadable.count
+            _log.warning(
+                "batches whose records cannot be read stay as they are",
+                partition_id=self._spec.partition_id,
+                batches=unreadable.count,
+                first_offset=unreadable.first_offset,
+                reason=unreadable.first_reason,
+            )
 
     def _add_stats(self, stats: CleanedStats) -> None:
         totals = self._context.totals

@@ -35,6 +35,8 @@ def job_ends(
     start, files = 0, len(created_ms)
     while start < files and len(ends) < jobs:
         waits_ms = now_ms - created_ms[start]
+        if waits_ms < 0:  # made before the store's clock went back
+            waits_ms = options.l0_wait_ms_max
         is_large = bytes_before[files] - bytes_before[start] >= options.l0_bytes_min
         is_enough = files - start >= options.l0_files_min and (is_large or waits_ms >= options.l0_wait_ms)
         if not (is_enough or waits_ms >= options.l0_wait_ms_max or (at_once and waits_ms >= options.l0_now_ms)):

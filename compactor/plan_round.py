@@ -19,7 +19,9 @@ from functools import cached_property
 
 from compactor.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
 from compactor.spec import MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.compaction import CompactionView, FileView, LeveledExtent, PartitionView
+from metadata.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.job_rules import rests
+from metadata.retention_rules import TIMESTAMP_MS_MAX
 from metadata.topic_configs import InvalidConfigError
 
 
@@ -124,7 +126,7 @@ class Round:
     def status(self, file: FileView) -> FileStatus:
         if file.file_id in self.taken_files:
             return FileStatus.TAKEN
-        if file.trouble_until_ms > self.now_ms:
+        if rests(file.trouble_until_ms, self.now_ms):
             return FileStatus.IN_TROUBLE
         if file.file_id in self.view.busy_files:
             known = self.known_extents.get(file.file_id, ())
@@ -135,7 +137,13 @@ class Round:
         return FileStatus.FREE
 
     def is_expiring(self, file: FileView) -> bool:
-        """Retention takes all of it so soon that nobody should copy it any more."""
+        """Retention takes all of it so soon that nobody should copy it any more.
+
+        Nothing of the compacted class: where retention is shorter than the margin all of it always is, and what lies
+        at the log start, where each pass begins, is the first to expire. It would never be deduped.
+        """
+        if file.file_class is FileClass.COMPACTED:
+            return False
         return file.expires_ms is not None and file.expires_ms <= self.now_ms + self.options.expiry_margin_ms
 
     # ---- what a rule leaves behind
@@ -245,9 +253,9 @@ class Round:
             whole_through_offset=stretch_end(partition, unbroken_stretch(partition, blocked=others)),
             # old values vanish at the commit at the earliest, which comes before the limit or not at all; half the
             # grace is for readers that planned before it
-            delete_horizon_ms=self.now_ms
-            + limit_ms
-            + options.grace_ms // 2
-            + config_int(partition, "delete.retention.ms"),
+            delete_horizon_ms=min(
+                self.now_ms + limit_ms + options.grace_ms // 2 + config_int(partition, "delete.retention.ms"),
+                TIMESTAMP_MS_MAX,
+            ),
             passes=passes,
         )

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from compactor.dirtiness import is_over
 from compactor.plan_round import FileStatus, Round
 from compactor.spec import MIB, MergeKind, PlanOptions
 from metadata.compaction import FileClass, FileView
@@ -243,4 +244,4 @@ def _is_daily_due(state: Round, found: Sequence[Run]) -> bool:
     since_ms = state.view.last_daily_ms
     if since_ms is None:  # the first ever: a day after the first run
         since_ms = min(each.created_ms for each in found)
-    return state.now_ms - since_ms >= state.options.daily_interval_ms
+    return is_over(since_ms, state.options.daily_interval_ms, state.now_ms)

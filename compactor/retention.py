@@ -15,6 +15,8 @@ from siltstone.metrics import Metrics
 _log = get_logger(__name__)
 
 ROUND_EXTENTS = 10_000
+ROUNDS_MAX = 1_000
+"""Of one call: other duties come in between. The oldest go first, so nothing is left behind for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +29,30 @@ class Applied:
 
 
 class Retention:
-    def __init__(self, *, metadata: CompactionMetadata, metrics: Metrics, round_extents: int = ROUND_EXTENTS) -> None:
+    def __init__(
+        self,
+        *,
+        metadata: CompactionMetadata,
+        metrics: Metrics,
+        round_extents: int = ROUND_EXTENTS,
+        rounds_max: int = ROUNDS_MAX,
+    ) -> None:
         self._metadata = metadata
         self._metrics = metrics
         self._round_extents = round_extents
+        self._rounds_max = rounds_max
 
     async def apply(self) -> Applied:
-        """Until nothing more expires. Raises MetadataUnavailableError."""
+        """Until a round takes nothing, or for `rounds_max`. Raises MetadataUnavailableError."""
         extents = taken_bytes = partitions = 0
-        while True:
+        for _ in range(self._rounds_max):
             expired = await self._metadata.expire(limit=self._round_extents)
             self._metrics.expired_extents_total.inc(expired.extents)
             self._metrics.expired_bytes_total.inc(expired.bytes)
             extents += expired.extents
             taken_bytes += expired.bytes
             partitions += expired.partitions
-            if expired.extents < self._round_extents:
+            if not expired.extents:  # a round has other bounds than ours: a short one says nothing
                 break
         producers = await self._metadata.expire_producers()
         self._metrics.expired_producers_total.inc(producers)

@@ -2,14 +2,15 @@
 
 What decides whether bytes are good, before anything is done with them: each batch's header and CRC-32C; that offsets
 rise inside the range the metadata gives their extent (L0: that they fill it, which is what gives them their offsets);
-and of an extent that is in memory whole, the CRC-32C that the metadata has of it. What fails becomes *flagged bytes*:
+and the CRC-32C that the metadata has of the extent, which is joined from those of its batches. The batches' own may be
+left to whoever walks their records anyway (`crcs_due`). What fails becomes *flagged bytes*:
 the extent as it is, with the reason, to be copied and never read. An extent too long to be seen whole before its first
 window leaves is checked as it passes; when it fails later, `LateCorruptionError` says so and the merge begins anew
 with that extent flagged.
 
 Small inputs that touch in offsets are joined, up to 8 MiB, so that thousands of small ones cost a few kernel calls.
 A batch that lies across two reads is carried over; one that is longer than a window makes that window longer.
-Nothing is written here.
+What is to be done with windows is done on the thread that cuts them. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ from compactor.cursors import WINDOW_BYTES, ByteSource
 from compactor.kway_merge import InputExtent
 from siltstone.errors import SiltstoneError
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
-from wire.crc import Body, crc32c
-from wire.kernels.batches import BatchTable, read_batches
+from wire.crc import Body
+from wire.kernels.batches import BatchTable, check_crcs, read_batches, runs_crc32c
 
 JOINED_PIECES_MAX = 8_192
 INLINE_BYTES_MAX = 64 * 1024
@@ -54,6 +55,8 @@ class Window(NamedTuple):
     data: Body
     table: BatchTable
     pieces: Sequence[Piece]
+    crcs_due: bool
+    """The CRC-32C of its batches is still to be checked."""
 
     @property
     def base_offset(self) -> int:
@@ -63,6 +66,13 @@ class Window(NamedTuple):
     @property
     def last_offset(self) -> int:
         return self.pieces[-1].extent.last_offset
+
+
+class Done(NamedTuple, Generic[T]):
+    """A window, and what came of the work on it."""
+
+    window: Window
+    result: T
 
 
 class FlaggedBytes(NamedTuple):
@@ -107,14 +117,20 @@ class KernelCaller:
 
 
 async def windows(
-    extents: Sequence[InputExtent], source: ByteSource, flags: Flags, kernels: KernelCaller, *, again: bool = False
-) -> AsyncGenerator[Window | FlaggedBytes]:
-    """One pass over a partition. Extents found corrupt are added to `flags`; those in it are not looked at.
+    extents: Sequence[InputExtent],
+    source: ByteSource,
+    flags: Flags,
+    kernels: KernelCaller,
+    work: Callable[[Window], T],
+    *,
+    crcs_due: bool = False,
+) -> AsyncGenerator[Done[T] | FlaggedBytes]:
+    """One pass over a partition, `work` done on each window, in order, on a thread.
 
-    `again`: an earlier pass of this merge has checked every batch. The CRC of the extent, which is still summed, says
-    whether these are the same bytes.
+    Extents found corrupt are added to `flags`; those in it when they are reached are not looked at. `crcs_due`: `work`
+    checks the CRC-32C of every batch, without which that of the extent says nothing.
 
-    Raises LateCorruptionError, and what the source raises.
+    Raises LateCorruptionError, and what the source and `work` raise.
     """
     group: list[tuple[InputExtent, Body]] = []
     group_bytes = 0
@@ -128,7 +144,7 @@ async def windows(
             or len(group) >= JOINED_PIECES_MAX
         )
         if apart:
-            for each in await kernels.call(group_bytes, _group_windows, group, flags, again):
+            for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
                 yield each
             group, group_bytes = [], 0
         if not streamed:
@@ -139,11 +155,11 @@ async def windows(
                 async for each in flagged:
                     yield each
         else:
-            async with aclosing(_streamed(extent, source, kernels, again)) as streamed_windows:
+            async with aclosing(_streamed(extent, source, kernels, crcs_due, work)) as streamed_windows:
                 async for each in streamed_windows:
                     yield each
     if group:
-        for each in await kernels.call(group_bytes, _group_windows, group, flags, again):
+        for each in await kernels.call(group_bytes, _group_done, group, flags, crcs_due, work):
             yield each
 
 
@@ -159,6 +175,9 @@ async def _whole(extent: InputExtent, source: ByteSource) -> Body:
 
 
 async def _flagged_bytes(extent: InputExtent, source: ByteSource, reason: str) -> AsyncGenerator[FlaggedBytes]:
+    if not extent.length:
+        yield FlaggedBytes(extent, reason, b"", True, True)
+        return
     done = 0
     async with aclosing(source.chunks(extent)) as chunks:
         async for chunk in chunks:
@@ -170,30 +189,36 @@ async def _flagged_bytes(extent: InputExtent, source: ByteSource, reason: str) -
 # Extents that are in memory whole
 
 
-def _group_windows(group: Sequence[tuple[InputExtent, Body]], flags: Flags, again: bool) -> list[Window | FlaggedBytes]:
+def _group_done(
+    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool, work: Callable[[Window], T]
+) -> list[Done[T] | FlaggedBytes]:
+    found = _group_windows(group, flags, crcs_due)
+    return [Done(each, work(each)) if isinstance(each, Window) else each for each in found]
+
+
+def _group_windows(
+    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool
+) -> list[Window | FlaggedBytes]:
     """One window of all; where something is wrong, each input for itself."""
     try:
-        return [_joined_window(group, again)]
+        return [_joined_window(group, crcs_due)]
     except CorruptBatchError as error:
         if len(group) > 1:
-            return [each for one in group for each in _group_windows([one], flags, again)]
+            return [each for one in group for each in _group_windows([one], flags, crcs_due)]
         ((extent, data),) = group
         flags[extent.place] = reason = reason_of(error)
         return [FlaggedBytes(extent, reason, data, True, True)]
 
 
-def _joined_window(group: Sequence[tuple[InputExtent, Body]], again: bool) -> Window:
+def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) -> Window:
     """Raises CorruptBatchError."""
     is_l0 = group[0][0].is_l0
-    if not is_l0:
-        for extent, data in group:
-            check_extent_crc(extent, crc32c(data))
     data: Body = group[0][1]
     if is_l0:
         data = bytearray().join([data for _, data in group])  # to be stamped
     elif len(group) > 1:
         data = b"".join([data for _, data in group])
-    table = read_batches(data, check_crc=is_l0 or not again)
+    table = read_batches(data, check_crc=not crcs_due)
     starts = np.cumsum([0] + [extent.length for extent, _ in group])
     firsts = table.positions.searchsorted(starts)
     _check_borders(table, starts, firsts)
@@ -201,10 +226,12 @@ def _joined_window(group: Sequence[tuple[InputExtent, Body]], again: bool) -> Wi
     if is_l0:
         table = _stamped(data, table, extents, firsts)
     else:
+        crcs = runs_crc32c(data, table, firsts)
         for number, extent in enumerate(extents):
+            check_extent_crc(extent, int(crcs[number]))
             check_offsets(table, int(firsts[number]), int(firsts[number + 1]), extent, after=extent.base_offset - 1)
     pieces = [Piece(extent, int(firsts[number]), int(firsts[number + 1])) for number, extent in enumerate(extents)]
-    return Window(data, table, pieces)
+    return Window(data, table, pieces, crcs_due)
 
 
 def _check_borders(table: BatchTable, starts: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
@@ -245,22 +272,26 @@ def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firs
 
 
 async def _streamed(
-    extent: InputExtent, source: ByteSource, kernels: KernelCaller, again: bool
-) -> AsyncGenerator[Window]:
+    extent: InputExtent, source: ByteSource, kernels: KernelCaller, crcs_due: bool, work: Callable[[Window], T]
+) -> AsyncGenerator[Done[T]]:
     """Raises LateCorruptionError: by then nothing, or some windows, have left."""
-    stream = _ExtentStream(extent, check_crc=not again)
+    stream = _ExtentStream(extent, crcs_due=crcs_due)
+
+    def done(chunk: Body) -> list[Done[T]]:
+        return [Done(window, work(window)) for window in stream.windows(chunk)]
+
     async with aclosing(source.chunks(extent)) as chunks:
         async for chunk in chunks:
-            for window in await kernels.call(len(chunk), stream.windows, chunk):
-                yield window
+            for each in await kernels.call(len(chunk), done, chunk):
+                yield each
 
 
 class _ExtentStream:
     """Cuts one extent's bytes into windows at batches; keeps what is left of the last batch."""
 
-    def __init__(self, extent: InputExtent, *, check_crc: bool) -> None:
+    def __init__(self, extent: InputExtent, *, crcs_due: bool) -> None:
         self._extent = extent
-        self._check_crc = check_crc
+        self._crcs_due = crcs_due
         self._carried: list[Body] = []
         self._carried_bytes = 0
         self._needed_bytes = 0
@@ -271,7 +302,6 @@ class _ExtentStream:
 
     def windows(self, chunk: Body) -> Sequence[Window]:
         """What is whole after the next bytes, if any batch is. Raises LateCorruptionError."""
-        self._crc32c = crc32c(chunk, self._crc32c)
         self._taken_bytes += len(chunk)
         self._carried.append(chunk)
         self._carried_bytes += len(chunk)
@@ -284,12 +314,10 @@ class _ExtentStream:
             raise LateCorruptionError(self._extent, reason_of(error)) from error
 
     def _cut(self, is_last: bool) -> Sequence[Window]:
-        if is_last:
-            check_extent_crc(self._extent, self._crc32c)
         found: list[Window] = []
         rest = b""
         for data in self._pieces():
-            table = read_batches(data, check_crc=self._check_crc, allow_cut=not is_last)
+            table = read_batches(data, check_crc=not self._crcs_due, allow_cut=not is_last)
             rows = len(table.positions)
             end = int(table.positions[-1] + table.sizes[-1]) if rows else 0
             # A copy, so that what is left of one batch does not keep a whole window in memory.
@@ -297,7 +325,11 @@ class _ExtentStream:
             if rows:
                 check_offsets(table, 0, rows, self._extent, after=self._last_offset)
                 self._last_offset = int(table.last_offsets[-1])
-                found.append(Window(memoryview(data)[:end], table, (Piece(self._extent, 0, rows),)))
+                (self._crc32c,) = runs_crc32c(data, table, np.array([0, rows]), first_value=self._crc32c).tolist()
+                pieces = (Piece(self._extent, 0, rows),)
+                found.append(Window(memoryview(data)[:end], table, pieces, self._crcs_due))
+        if is_last:
+            check_extent_crc(self._extent, self._crc32c)
         self._carried = [rest] if rest else []
         self._carried_bytes = len(rest)
         self._needed_bytes = self._whole_batch_bytes(rest)
@@ -350,6 +382,15 @@ def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, 
             f"the batch with offsets {int(bases[at])} to {int(lasts[at])} is out of order in the extent from"
             f" {extent.base_offset} to {extent.last_offset}"
         )
+
+
+def flag_broken_batches(window: Window, flags: Flags) -> None:
+    """Those of its inputs that have a batch whose CRC-32C is wrong."""
+    for extent, first, end in window.pieces:
+        try:
+            check_crcs(window.data, BatchTable._make(column[first:end] for column in window.table))
+        except CorruptBatchError as error:
+            flags.setdefault(extent.place, reason_of(error))
 
 
 def reason_of(error: Exception) -> str:

@@ -6,7 +6,7 @@ anywhere before the commit leaves objects that no row names and a job whose leas
 A commit whose answer was lost is asked again, the same call, until it is answered.
 
 How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
-`given_back` (we are told to stop, or a store is away: it is ready for the next); `failed` (it cannot be done as
+`given_back` (we are told to stop, or a store is away: it is ready for the next, in trouble after a rest); `failed` (it cannot be done as
 planned: its inputs are left alone for a while, the rest goes on). A bad merge never ends the process.
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.execute import Progress
-from compactor.kway_merge import MergeInputError
+from compactor.kway_merge import InputUnavailableError, MergeInputError
 from compactor.measures import count_merge
 from compactor.memory_gate import MemoryGate
 from compactor.options import job_memory_bytes
@@ -220,7 +220,9 @@ class Worker:
             _log.error("merge refused", **facts, error=error.message)
         elif isinstance(error, SiltstoneError) and error.retriable:
             self._count(run, "given_back")
-            await self._metadata.give_back_job(job.job_id, job.epoch)
+            blamed = error.file_ids if isinstance(error, InputUnavailableError) else ()
+            said = str(error)[:ERROR_CHARS_MAX]
+            await self._metadata.give_back_job(job.job_id, job.epoch, trouble=said, file_ids=blamed)
             raise error
         else:
             self._count(run, "failed")

@@ -55,6 +55,22 @@ async def open_connection(
     )
 
 
+_NOT_SENT = ("query arguments cannot exceed", "the server expects")
+"""How the driver refuses the number of a statement's arguments. Its InterfaceError means a lost connection, too."""
+
+
 def is_encoding_error(error: BaseException) -> bool:
     """Whether the driver could not encode a value (too large for its type): nothing was sent to the server."""
     return isinstance(error, asyncpg.DataError) and "invalid input for query argument" in str(error)
+
+
+def is_refused_by_driver(error: BaseException) -> bool:
+    """Whether the driver itself refused the statement, for a value or the number of them: nothing was sent. `error` may
+    be what SQLAlchemy made of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        is_count = isinstance(cause, asyncpg.InterfaceError) and any(text in str(cause) for text in _NOT_SENT)
+        if is_count or is_encoding_error(cause):
+            return True
+        cause = getattr(cause, "orig", None) or cause.__cause__
+    return False

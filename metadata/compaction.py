@@ -39,10 +39,6 @@ JOB_BEAT_MS = 2_000
 JOB_ATTEMPTS_MAX = 5
 """Claims after which a job whose holders all vanished is failed."""
 PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
-EXHAUSTED_RETRY_MS, EXHAUSTED_AGAIN_RETRY_MS, AGAIN_WITHIN_MS = 60_000, 600_000, 3_600_000
-"""How long the inputs of such a job are left alone, and those that were in trouble within the last hour already."""
-REFUSED_RETRY_MS = 60_000
-"""How long the inputs of a refused commit are left alone."""
 
 
 class JobLostError(FencedError):
@@ -191,6 +187,8 @@ class MergeJob:
     deadline_ms: int | None
     finished_ms: int | None
     lease_until_ms: int | None
+    not_before_ms: int = 0
+    """It was given back for trouble: nobody claims it before."""
     input_files: int
     input_bytes: int
     progress: Mapping[str, Any]
@@ -366,8 +364,9 @@ class CompactionMetadata(Protocol):
         """Extend the job's lease. Raises JobLostError."""
         ...
 
-    async def give_back_job(self, job_id: int, epoch: int) -> None:
-        """Make it ready again (SIGTERM); no error when it is not ours any more."""
+    async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
+        """Make it ready again; no error when it is not ours any more. With `trouble` (of a store, in words) it rests
+        first, and is failed at last; `file_ids`, if any, are to blame: see `metadata/job_rules.py`."""
         ...
 
     async def fail_job(
@@ -438,7 +437,8 @@ class CompactionMetadata(Protocol):
 
     async def expire(self, *, limit: int = 10_000) -> Expired:
         """One round of retention by time and size over L1+ extents of topics whose policy holds `delete`, oldest
-        first per partition, stopping at the first that stays; moves log starts; appends LOG_START_MOVED."""
+        first per partition, stopping at the first that stays; moves log starts; appends LOG_START_MOVED. It may stop
+        short of `limit`: nothing more expires when a round takes nothing. Partitions with the oldest go first."""
         ...
 
     async def expire_producers(self) -> int:

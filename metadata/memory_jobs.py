@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from metadata import compaction as c
+from metadata import job_rules
 from metadata import service as s
 from metadata.memory_tables import Compactor, Extent, File, Job, MemoryDatabase
 from metadata.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
@@ -109,12 +110,18 @@ class MemoryJobs:
         for job in self.database.live_jobs():
             row = job.row
             is_held = row.state is c.JobState.RUNNING and (row.lease_until_ms or 0) > now_ms
-            if is_held or (kinds and row.kind not in kinds):
+            rests = row.state is c.JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
+            if is_held or rests or (kinds and row.kind not in kinds):
                 continue
             if row.attempts >= c.JOB_ATTEMPTS_MAX:
                 error = f"given up: {row.attempts} compactors took this job and vanished"
-                rests = (c.EXHAUSTED_RETRY_MS, c.EXHAUSTED_AGAIN_RETRY_MS)
-                self._fail(job, error, self._input_files(job), rests[0], again_after_ms=rests[1])
+                self._fail(
+                    job,
+                    error,
+                    self._input_files(job),
+                    job_rules.EXHAUSTED_RETRY_MS,
+                    again_after_ms=job_rules.EXHAUSTED_AGAIN_RETRY_MS,
+                )
                 continue
             job.row = replace(
                 row,
@@ -126,6 +133,7 @@ class MemoryJobs:
                 deadline_ms=now_ms + job.asked.limit_ms,
                 lease_until_ms=now_ms + c.JOB_LEASE_MS,
                 progress={},
+                error="",
             )
             return self._claimed(job, now_ms)
         return None
@@ -136,10 +144,20 @@ class MemoryJobs:
         shown = job.row.progress if progress is None else dict(progress)
         job.row = replace(job.row, lease_until_ms=now_ms + c.JOB_LEASE_MS, progress=shown)
 
-    async def give_back_job(self, job_id: int, epoch: int) -> None:
+    async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         job = self.database.jobs.get(job_id)
-        if job is not None and job.row.epoch == epoch and job.row.state is c.JobState.RUNNING:
-            _give_back(job)
+        if job is None or job.row.epoch != epoch or job.row.state is not c.JobState.RUNNING:
+            return
+        if trouble:
+            job.give_backs += 1
+        if trouble and job.give_backs >= job_rules.GIVE_BACKS_MAX:
+            retry_after_ms = job_rules.UNREADABLE_RETRY_MS if file_ids else job_rules.UNWRITTEN_RETRY_MS
+            self._fail(job, trouble, file_ids or self._input_files(job), retry_after_ms)
+            return
+        _give_back(job)
+        if trouble:
+            rest_ms = job_rules.give_back_rest_ms(job.give_backs)
+            job.row = replace(job.row, not_before_ms=self._clock.wall_ms() + rest_ms, error=trouble)
 
     async def fail_job(
         self, job_id: int, epoch: int, *, error: str, file_ids: Sequence[int] = (), retry_after_ms: int = 60_000
@@ -175,7 +193,7 @@ class MemoryJobs:
             keys = [output.key for output in commit.outputs]
             check_output_keys(keys, known=db.file_ids.keys(), forgotten_key_hour=db.forgotten_key_hour)
         except c.MergeRefusedError as error:
-            self._fail(job, str(error), self._input_files(job), c.REFUSED_RETRY_MS)
+            self._fail(job, str(error), self._input_files(job), job_rules.REFUSED_RETRY_MS)
             raise
         now_ms = self._clock.wall_ms()
         input_files = [db.files[id_] for id_ in self._input_files(job) if id_ in db.files]
@@ -255,7 +273,7 @@ class MemoryJobs:
         for file_id in file_ids:
             if file_id in self.database.files:
                 file = self.database.files[file_id]
-                is_again = file.trouble_until_ms > now_ms - c.AGAIN_WITHIN_MS
+                is_again = file.trouble_until_ms > now_ms - job_rules.AGAIN_WITHIN_MS
                 rest_ms = again_after_ms if is_again and again_after_ms is not None else retry_after_ms
                 file.trouble_until_ms, file.trouble = now_ms + rest_ms, error
 

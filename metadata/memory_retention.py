@@ -45,18 +45,18 @@ class MemoryRetention:
         now_ms = self._clock.wall_ms()
         moved: dict[int, int] = {}
         killed: list[int] = []
+        due: list[Sequence[AgedExtent]] = []
         for topic in db.topics.values():
             policy = retention_policy(topic.configs)
             for partition_id in topic.partition_ids:
-                taken = expired_extents(
-                    [self._aged(row) for row in db.leveled(partition_id)],
-                    policy,
-                    log_start_offset=db.partitions[partition_id].log_start_offset,
-                    now_ms=now_ms,
-                )[: limit - len(killed)]
-                if taken:
-                    killed += [extent.extent_id for extent in taken]
-                    moved[partition_id] = taken[-1].last_offset + 1
+                aged = [self._aged(row) for row in db.leveled(partition_id)]
+                log_start = db.partitions[partition_id].log_start_offset
+                if taken := expired_extents(aged, policy, log_start_offset=log_start, now_ms=now_ms):
+                    due.append(taken)
+        for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # the oldest first
+            if taken := taken[: limit - len(killed)]:
+                killed += [extent.extent_id for extent in taken]
+                moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
         killed_bytes = db.kill_extents(killed, now_ms=now_ms)
         for partition_id, offset in moved.items():
             db.move_log_start(partition_id, offset)

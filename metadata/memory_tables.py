@@ -82,6 +82,8 @@ class Job:
     extents: tuple[int, ...]
     """Inputs, of live and ended jobs."""
     committed: MergeCommitted | None = None
+    give_backs: int = 0
+    """For trouble."""
 
     @property
     def is_live(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from metadata.asyncpg_driver import Connection, is_encoding_error
+from metadata.asyncpg_driver import Connection, is_refused_by_driver
 from metadata.postgres_connection import (
     ATTEMPTS,
     CONNECTION_ERRORS,
@@ -151,7 +151,7 @@ class Committer:
             return WriterFencedError(f"commit of {request.key!r} refused: {error}")
         if state in REFUSED:
             return CommitRefusedError(f"commit of {request.key!r} refused: {error}")
-        if state[:2] in DEFINITE_CLASSES or is_encoding_error(error):
+        if state[:2] in DEFINITE_CLASSES or is_refused_by_driver(error):
             return _DefiniteRefusalError(f"{state}: {error}")
         self._line.drop()
         return CommitInDoubtError(

@@ -13,7 +13,7 @@ from metadata import compaction as c
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
 from metadata.postgres_log import WATERMARKS_QUERY, l0_file_of, watermarks_of
-from metadata.postgres_rows import INTS, LEVELED, LONGS, UUIDS, leveled, lock_partitions, now_ms, statement
+from metadata.postgres_rows import INTS, LEVELED, LONGS, UUIDS, any_of, leveled, lock_partitions, now_ms, statement
 from metadata.retention_rules import TIMESTAMP_MS_MAX, cleanable_through, retention_policy
 from metadata.service import UnknownTopicError
 from metadata.tables import FILES, LOG_STARTS, PARTITIONS, PINS, TOPICS, WATERMARKS
@@ -230,7 +230,7 @@ async def _partition_views(connection: AsyncConnection, topics: Iterable[Any]) -
         sa.select(PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset)
         .join(LOG_STARTS, LOG_STARTS.c.partition_id == PARTITIONS.c.partition_id)
         .join(WATERMARKS, WATERMARKS.c.partition_id == PARTITIONS.c.partition_id)
-        .where(PARTITIONS.c.topic_id.in_(by_id))
+        .where(any_of(PARTITIONS.c.topic_id, by_id))
         .order_by(PARTITIONS.c.topic_id, PARTITIONS.c.partition)
     )
     rows = (await connection.execute(query)).all()

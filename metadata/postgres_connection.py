@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
-from metadata.asyncpg_driver import DRIVER_ERRORS, Connection, open_connection
+from metadata.asyncpg_driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres_history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError
 from metadata.tables import SCHEMA_REVISION
@@ -219,7 +219,7 @@ class Database:
                 if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
                     await self.back_off(attempt)
                     continue
-                if committing and sqlstate_of(error)[:2] not in DEFINITE_CLASSES:
+                if committing and not _is_definite(error):
                     raise MetadataInDoubtError(f"Postgres was lost while committing: {_reason(error)}") from error
                 raise _meaning(error) from error
         raise MetadataUnavailableError("a transaction lost every deadlock")
@@ -257,9 +257,13 @@ class Database:
 
 def _meaning(error: Exception) -> Exception:
     """Values or statements that Postgres will never take are no outage."""
-    if sqlstate_of(error)[:2] in DEFINITE_CLASSES:
+    if _is_definite(error):
         return BugError(f"Postgres refuses a statement of ours: {_reason(error)}")
     return unavailable(error)
+
+
+def _is_definite(error: Exception) -> bool:
+    return sqlstate_of(error)[:2] in DEFINITE_CLASSES or is_refused_by_driver(error)
 
 
 def went_back(before: Seen, now: Seen, seen_file_id: int) -> str:

@@ -17,9 +17,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata import compaction as c
+from metadata import job_rules
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
-from metadata.postgres_rows import INTS, LEVELED, LONGS, leveled, lock_partitions, statement
+from metadata.postgres_rows import INTS, LEVELED, LONGS, any_of, leveled, lock_partitions, statement
 from metadata.service import WriterFencedError, WriterLease
 from metadata.tables import COMPACTORS, DUTIES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS, PARTITIONS
 
@@ -45,7 +46,8 @@ _INSERT_INPUTS = statement(
     file_ids=LONGS,
     extent_ids=LONGS,
 )
-_CLAIMABLE = """state IN ('ready', 'running') AND (state = 'ready' OR lease_until_ms <= clock_ms())"""
+_CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state WHEN 'running' THEN lease_until_ms <= clock_ms()
+    ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
 _INPUT_L0 = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.created_ms, f.index FROM merge_inputs i
     JOIN files f ON f.file_id = i.file_id WHERE i.job_id = :job_id AND f.state = 'live' ORDER BY f.file_id""",
@@ -184,8 +186,8 @@ class PostgresJobs:
                     connection,
                     found.job_id,
                     error,
-                    retry_after_ms=c.EXHAUSTED_RETRY_MS,
-                    again_after_ms=c.EXHAUSTED_AGAIN_RETRY_MS,
+                    retry_after_ms=job_rules.EXHAUSTED_RETRY_MS,
+                    again_after_ms=job_rules.EXHAUSTED_AGAIN_RETRY_MS,
                 )
             return None
 
@@ -209,9 +211,23 @@ class PostgresJobs:
         if lost:
             raise c.JobLostError(lost)
 
-    async def give_back_job(self, job_id: int, epoch: int) -> None:
+    async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(_given_back(*running(job_id, epoch)))
+            ours = sa.select(MERGE_JOBS.c.give_backs).where(*running(job_id, epoch)).with_for_update()
+            give_backs = (await connection.execute(ours)).scalar_one_or_none()
+            if give_backs is None:
+                return
+            if trouble and give_backs + 1 >= job_rules.GIVE_BACKS_MAX:
+                retry_after_ms = job_rules.UNREADABLE_RETRY_MS if file_ids else job_rules.UNWRITTEN_RETRY_MS
+                blamed = file_ids or None
+                await end_failed(connection, job_id, trouble, retry_after_ms=retry_after_ms, file_ids=blamed)
+                return
+            given_back = _given_back(*running(job_id, epoch))
+            if trouble:
+                rest_ms = job_rules.give_back_rest_ms(give_backs + 1)
+                rested = sa.literal_column(f"clock_ms() + {rest_ms}", sa.BigInteger)
+                given_back = given_back.values(not_before_ms=rested, give_backs=give_backs + 1, error=trouble)
+            await connection.execute(given_back)
 
         await self._database.write(work)
 
@@ -269,7 +285,7 @@ async def end_failed(
         values = {
             "retry_after_ms": retry_after_ms,
             "again_after_ms": retry_after_ms if again_after_ms is None else again_after_ms,
-            "within_ms": c.AGAIN_WITHIN_MS,
+            "within_ms": job_rules.AGAIN_WITHIN_MS,
             "error": error,
             "file_ids": sorted(set(file_ids)),
         }
@@ -289,7 +305,7 @@ def _given_back(*which: sa.ColumnElement[bool]) -> sa.Update:
 async def _mark_forced(connection: AsyncConnection, partition_ids: Sequence[int]) -> None:
     if partition_ids:
         await lock_partitions(connection, partition_ids)
-        forced = sa.update(LOG_STARTS).where(LOG_STARTS.c.partition_id.in_(partition_ids))
+        forced = sa.update(LOG_STARTS).where(any_of(LOG_STARTS.c.partition_id, partition_ids))
         await connection.execute(forced.values(last_forced_ms=NOW_MS))
 
 
@@ -304,6 +320,7 @@ async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease)
         "deadline_ms": sa.literal_column("clock_ms()", sa.BigInteger) + MERGE_JOBS.c.limit_ms,
         "lease_until_ms": _LEASE_END,
         "progress": {},
+        "error": "",
     }
     claimed = sa.update(MERGE_JOBS).where(MERGE_JOBS.c.job_id == job_id).values(claim).returning(MERGE_JOBS)
     job = _job((await connection.execute(claimed)).one())
@@ -350,6 +367,15 @@ def _concerns(topic_id: uuid.UUID) -> sa.ColumnElement[bool]:
 def _job(row: Any) -> c.MergeJob:
     names = (
         *("job_id", "kind", "epoch", "spec", "holder", "attempts", "created_ms", "started_ms", "deadline_ms"),
-        *("finished_ms", "lease_until_ms", "input_files", "input_bytes", "progress", "result", "error"),
+        *(
+            "finished_ms",
+            "lease_until_ms",
+            "not_before_ms",
+            "input_files",
+            "input_bytes",
+            "progress",
+            "result",
+            "error",
+        ),
     )
     return c.MergeJob(state=c.JobState(row.state), **{name: getattr(row, name) for name in names})

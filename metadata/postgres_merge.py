@@ -22,10 +22,11 @@ from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata import compaction as c
+from metadata.job_rules import REFUSED_RETRY_MS
 from metadata.merge_commit import (
     CleanedState,
     InputRange,
@@ -41,6 +42,7 @@ from metadata.postgres_jobs import end_failed, running
 from metadata.postgres_rows import (
     INTS,
     LONGS,
+    any_of,
     append_change,
     begin_killing,
     kill_extents,
@@ -90,12 +92,33 @@ _EXTENT_COLUMNS: Mapping[str, Any] = {
     "state": sa.Text,
     "dead_ms": sa.BigInteger,
 }
-_NAMES = ", ".join(_EXTENT_COLUMNS)
-_PARAMETERS = ", ".join(f":{name}" for name in _EXTENT_COLUMNS)
-_INSERT_EXTENTS = statement(
-    f"INSERT INTO extents ({_NAMES}) SELECT * FROM unnest({_PARAMETERS})",  # noqa: S608 - our own names
-    **{name: ARRAY(type_) for name, type_ in _EXTENT_COLUMNS.items()},
-)
+_FILE_COLUMNS: Mapping[str, Any] = {
+    "key": sa.Text,
+    "level": sa.SmallInteger,
+    "state": sa.Text,
+    "class": sa.Text,
+    "lo": sa.BigInteger,
+    "hi": sa.BigInteger,
+    "size_bytes": sa.BigInteger,
+    "crc32c": sa.BigInteger,
+    "created_ms": sa.BigInteger,
+    "dead_ms": sa.BigInteger,
+    "max_ts_ms": sa.BigInteger,
+    "job_id": sa.BigInteger,
+    "live_extents": sa.Integer,
+    "config_version": sa.BigInteger,
+}
+
+
+def _insert(table: str, columns: Mapping[str, Any], ending: str = "") -> sa.TextClause:
+    """An array per column."""
+    names, parameters = ", ".join(columns), ", ".join(f":{name}" for name in columns)
+    text = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({parameters}) {ending}"  # noqa: S608 - our own names
+    return statement(text, **{name: ARRAY(type_) for name, type_ in columns.items()})
+
+
+_INSERT_EXTENTS = _insert("extents", _EXTENT_COLUMNS)
+_INSERT_FILES = _insert("files", _FILE_COLUMNS, "ON CONFLICT ON CONSTRAINT files_key DO NOTHING RETURNING file_id, key")
 _CLEANED = statement(
     """UPDATE log_starts l SET cleaned_through_offset = n.through, last_cleaned_ms = n.cleaned_ms,
         passes_needed = n.passes, requested_through_offset = n.requested
@@ -147,7 +170,7 @@ class PostgresMerge:
         try:
             committed = await self._database.write(work)
         except c.MergeRefusedError as error:
-            await self._fail(commit, str(error), c.REFUSED_RETRY_MS)
+            await self._fail(commit, str(error), REFUSED_RETRY_MS)
             raise
         except _PastLimitError as error:
             await self._fail(commit, c.PAST_LIMIT, None)
@@ -238,31 +261,21 @@ async def _insert_outputs(
 ) -> list[int]:
     """Ids of the output files, in order. Raises MergeRefusedError."""
     keys = [output.key for output in commit.outputs]
-    known = sa.select(FILES.c.key).where(FILES.c.key.in_(keys))
+    known = sa.select(FILES.c.key).where(any_of(FILES.c.key, keys))
     check_output_keys(keys, known=(await connection.execute(known)).scalars(), forgotten_key_hour=0)
     ids: dict[str, int] = {}
     if keys:
         rows = [
-            {
-                "key": output.key,
-                "level": output.level,
-                "state": "live" if decision.live_extents(number) else "dead",
-                "class": output.file_class.value,
-                "lo": inputs.lo,
-                "hi": inputs.hi,
-                "size_bytes": output.size_bytes,
-                "crc32c": output.crc32c,
-                "created_ms": at_ms,
-                "dead_ms": None if decision.live_extents(number) else at_ms,
-                "max_ts_ms": max((extent.max_timestamp_ms for extent in output.extents), default=-1),
-                "job_id": commit.job_id,
-                "live_extents": decision.live_extents(number),
-                "config_version": output.config_version,
-            }
+            (
+                *(output.key, output.level, "live" if live else "dead", output.file_class.value, inputs.lo, inputs.hi),
+                *(output.size_bytes, output.crc32c, at_ms, None if live else at_ms),
+                max((extent.max_timestamp_ms for extent in output.extents), default=-1),
+                *(commit.job_id, live, output.config_version),
+            )
             for number, output in enumerate(commit.outputs)
+            for live in [decision.live_extents(number)]
         ]
-        made = insert(FILES).values(rows).on_conflict_do_nothing(constraint="files_key")
-        for row in await connection.execute(made.returning(FILES.c.file_id, FILES.c.key)):
+        for row in await connection.execute(_INSERT_FILES, _by_column(_FILE_COLUMNS, rows)):
             ids[row.key] = row.file_id
     # Later statements: they see whose abort the insert may have waited for, and what was forgotten meanwhile.
     forgotten = (await connection.execute(sa.select(CLUSTER.c.forgotten_key_hour))).scalar_one()
@@ -288,15 +301,19 @@ async def _insert_extents(
         for extent, is_trimmed in zip(output.extents, trimmed, strict=True)
     ]
     if rows:
-        columns = zip(_EXTENT_COLUMNS, zip(*rows, strict=True), strict=True)
-        await connection.execute(_INSERT_EXTENTS, {name: list(column) for name, column in columns})
+        await connection.execute(_INSERT_EXTENTS, _by_column(_EXTENT_COLUMNS, rows))
+
+
+def _by_column(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """A parameter per column, however many rows: a statement takes 32,767."""
+    return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
 async def _move_cleaned(connection: AsyncConnection, passes: Sequence[c.CleanedPartition], at_ms: int) -> None:
     if not passes:
         return
     by_id = {pass_.partition_id: pass_ for pass_ in passes}
-    query = sa.select(LOG_STARTS).where(LOG_STARTS.c.partition_id.in_(by_id))
+    query = sa.select(LOG_STARTS).where(any_of(LOG_STARTS.c.partition_id, by_id))
     states = {
         row.partition_id: cleaned(
             CleanedState(

@@ -52,7 +52,7 @@ _EXPIRING = statement(
     WHERE x.base_offset <= l.log_start_offset AND (
         (r.ms >= 0 AND x.first_ms < :now_ms - r.ms) OR (r.bytes >= 0 AND x.bytes - x.first_bytes >= r.bytes)
     )
-    ORDER BY p.partition_id LIMIT :limit""",
+    ORDER BY x.first_ms, p.partition_id LIMIT :limit""",
     topic_ids=UUIDS,
     retention_ms=LONGS,
     retention_bytes=LONGS,
@@ -240,7 +240,7 @@ class PostgresRetention:
 
 
 async def _expiring(connection: AsyncConnection, at_ms: int) -> dict[int, RetentionPolicy]:
-    """Partitions of which at least the first extent goes, with their topic's policy."""
+    """Partitions of which at least the first extent goes, the oldest first, with their topic's policy."""
     topics = await connection.execute(sa.select(TOPICS.c.topic_id, TOPICS.c.configs))
     limited = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
     limited = {topic_id: policy for topic_id, policy in limited.items() if policy.is_limited}
@@ -268,10 +268,12 @@ async def _expired(
         extents[row.partition_id].append(AgedExtent._make(row[1:]))
     killed: list[int] = []
     moved: dict[int, int] = {}
-    for partition_id, log_start in starts.items():
-        taken = expired_extents(
-            extents[partition_id], policies[partition_id], log_start_offset=log_start, now_ms=at_ms
-        )[: limit - len(killed)]
+    for partition_id, policy in policies.items():
+        if partition_id not in starts:  # its topic was deleted meanwhile
+            continue
+        taken = expired_extents(extents[partition_id], policy, log_start_offset=starts[partition_id], now_ms=at_ms)[
+            : limit - len(killed)
+        ]
         if taken:
             killed += [extent.extent_id for extent in taken]
             moved[partition_id] = taken[-1].last_offset + 1

@@ -35,6 +35,11 @@ def statement(text: str, **types: Any) -> sa.TextClause:
     return sa.text(text).bindparams(*(sa.bindparam(name, type_=type_) for name, type_ in types.items()))
 
 
+def any_of(column: sa.Column[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
+    """`column` is one of `values`, however many: one parameter, where IN takes one each and a statement 32,767."""
+    return column == sa.func.any(sa.literal(list(values), ARRAY(column.type)))
+
+
 LEVELED = """SELECT e.extent_id, e.partition_id, e.base_offset, e.last_offset, e.file_id, f.key, f.level, f.size_bytes,
     e.position, e.length, e.block_index_position, e.block_index_length, e.record_count, e.crc32c, e.min_ts_ms,
     e.max_ts_ms, e.has_tombstones, e.flagged_reason

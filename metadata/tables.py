@@ -188,6 +188,8 @@ MERGE_JOBS = sa.Table(
     sa.Column("deadline_ms", sa.BigInteger),
     sa.Column("finished_ms", sa.BigInteger),
     sa.Column("lease_until_ms", sa.BigInteger),
+    sa.Column("not_before_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("give_backs", sa.Integer, nullable=False, server_default="0"),
     sa.Column("limit_ms", sa.BigInteger, nullable=False),
     sa.Column("input_files", sa.Integer, nullable=False),
     sa.Column("input_bytes", sa.BigInteger, nullable=False),

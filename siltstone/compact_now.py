@@ -2,8 +2,10 @@
 
 The order: what lies there is measured, the request is stored (`request_compaction`), and the views are polled until
 cleaned-through of every partition has reached the offset that the request answered. What is written meanwhile is beyond
-that offset and not waited for. The request is durable: who stops waiting leaves it to the compactors. A crash here
-leaves nothing half done, for the merging is theirs.
+that offset and not waited for; neither is what `min.compaction.lag.ms` or an open transaction holds back, which is
+counted and told instead. Merging joins stretches, so that more of them may be too young than it looked at first: then
+that offset cannot be reached, and the wait ends where cleaning does. The request is durable: who stops waiting leaves
+it to the compactors. A crash here leaves nothing half done, for the merging is theirs.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.dirtiness import stretch_end, unbroken_stretch
+from compactor.dirtiness import config_int, measure, stretch_end, unbroken_stretch
 from metadata.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
 from metadata.packed_index import iter_index
 from metadata.service import MetadataService, Topic, UnknownTopicError
 from siltstone.clock import Clock
+from siltstone.command_words import NO_WORDS, CommandWords
 from siltstone.compaction_report import deduped_partitions, is_compacted
 from siltstone.errors import BadInputError, SiltstoneError
 
@@ -34,7 +37,7 @@ class StillCompactingError(SiltstoneError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a topic holds below the requested offsets, in all its partitions and levels."""
+    """What a topic holds below the ends that its partitions had, in all levels."""
 
     records: int
     """In L0 an offset counts as a record."""
@@ -77,6 +80,10 @@ class Compacted:
     topic: str
     through: Mapping[int, int]
     """Partition number -> the offset (exclusive) up to which it was asked for."""
+    held_by_lag: int
+    """Offsets below the ends of then that `min.compaction.lag.ms` keeps from being cleaned."""
+    held_by_transactions: int
+    """And those that open transactions do."""
     before: Size
     after: Size
     jobs: Sequence[MergeJob]
@@ -103,6 +110,8 @@ class Compacted:
         return {
             "topic": self.topic,
             "through": {str(number): offset for number, offset in self.through.items()},
+            "held_by_lag": self.held_by_lag,
+            "held_by_transactions": self.held_by_transactions,
             "records_before": self.before.records,
             "records_after": self.after.records,
             "bytes_before": self.before.size_bytes,
@@ -128,47 +137,64 @@ class Request:
     """Partition number -> the offset (exclusive) to which it goes."""
     started_from: Mapping[int, int]
     """Partition number -> cleaned-through then."""
+    ends: Mapping[int, int]
+    """Partition number -> high watermark then, or the offset it goes to where that is more."""
+    held_by_transactions: int
     before: Size
     last_job_id: int
+    words: CommandWords
 
 
-async def find_topic(metadata: MetadataService, name: str) -> Topic:
+async def find_topic(metadata: MetadataService, name: str, *, words: CommandWords = NO_WORDS) -> Topic:
     """Raises NoSuchTopicError."""
     topics = await metadata.topics()
     for topic in topics:
         if topic.name == name:
             return topic
+    raise NoSuchTopicError(
+        f"there is no topic {name!r}", remedy=did_you_mean(name, [topic.name for topic in topics], words)
+    )
+
+
+def did_you_mean(name: str, names: Sequence[str], words: CommandWords = NO_WORDS) -> str:
+    """A remedy for a topic name that is not there. Names that differ in case alone are near, and are two topics."""
     import difflib
 
-    near = difflib.get_close_matches(name, [topic.name for topic in topics], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "`siltstone topics list` shows the topics there are"
-    raise NoSuchTopicError(f"there is no topic {name!r}", remedy=hint)
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    if near:
+        return f"did you mean {by_lower[near[0]]!r}?"
+    return f"`siltstone topics list{words.agents}` shows the topics there are"
 
 
-def require_compacted(topic: Topic) -> None:
+def require_compacted(topic: Topic, *, words: CommandWords = NO_WORDS) -> None:
     """Raises NotCompactedError."""
     if not is_compacted(topic.configs):
         policy = topic.configs.get("cleanup.policy", "delete")
         raise NotCompactedError(
             f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
-            remedy=f"siltstone topics alter {topic.name} --config cleanup.policy=compact",
+            remedy=f"siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}",
         )
 
 
-async def request(metadata: Metadata, name: str) -> Request:
+async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
-    topic = await find_topic(metadata, name)
-    require_compacted(topic)
+    topic = await find_topic(metadata, name, words=words)
+    require_compacted(topic, words=words)
     newest = await metadata.jobs(limit=1)
     views = await metadata.partition_views(topic.topic_id)
     wanted = await metadata.request_compaction(topic.topic_id)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
+    ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}
     return Request(
         topic=topic,
         through=through,
         started_from={view.partition: view.cleaned_through_offset for view in views},
-        before=await _size(metadata, views, through),
+        ends=ends,
+        held_by_transactions=sum(view.high_watermark - view.last_stable_offset for view in views),
+        before=await _size(metadata, views, ends),
         last_job_id=newest[0].job_id if newest else 0,
+        words=words,
     )
 
 
@@ -188,7 +214,8 @@ async def wait(
     while True:
         views = await _views(metadata, asked)
         elapsed_ms = clock.monotonic_ms() - started_ms
-        progress = await _progress(metadata, asked, views, elapsed_ms)
+        reachable = await _reachable(metadata, asked, views)
+        progress = await _progress(metadata, asked, views, reachable, elapsed_ms)
         on_progress(progress)
         if progress.done:
             break
@@ -197,14 +224,18 @@ async def wait(
             raise StillCompactingError(
                 f"{asked.topic.name} is not compacted after {elapsed_ms / 1000:.0f} s ({progress.fraction:.0%} of its "
                 f"offsets){failed}",
-                remedy=f"the request stays; `siltstone topics explain {asked.topic.name}` says what it waits for",
+                remedy="the request stays; what it waits for is said by "
+                f"`siltstone topics explain {asked.topic.name}{asked.words.places}`",
             )
         await clock.sleep_ms(POLL_MS)
+    held = sum(max(0, asked.ends[number] - offset) for number, offset in reachable.items())
     return Compacted(
         topic=asked.topic.name,
         through=asked.through,
+        held_by_lag=max(0, held - asked.held_by_transactions),
+        held_by_transactions=asked.held_by_transactions,
         before=asked.before,
-        after=await _size(metadata, views, asked.through),
+        after=await _size(metadata, views, asked.ends),
         jobs=await _jobs_since(metadata, asked, views, JobState.DONE),
         took_ms=clock.monotonic_ms() - started_ms,
     )
@@ -217,7 +248,26 @@ async def _views(metadata: Metadata, asked: Request) -> Sequence[PartitionView]:
         raise NoSuchTopicError(f"topic {asked.topic.name!r} was deleted meanwhile") from error
 
 
-async def _progress(metadata: Metadata, asked: Request, views: Sequence[PartitionView], elapsed_ms: float) -> Progress:
+async def _reachable(metadata: Metadata, asked: Request, views: Sequence[PartitionView]) -> Mapping[int, int]:
+    """Partition number -> the offset that cleaning can reach of what was asked for."""
+    now_ms = await metadata.now_ms()
+    reachable = dict(asked.through)
+    for view in views:
+        target = asked.through.get(view.partition, 0)
+        if config_int(view, "min.compaction.lag.ms") > 0:
+            dirty = measure(view, now_ms=now_ms)
+            if dirty.held_by_lag and dirty.leveled_through_offset >= target:
+                reachable[view.partition] = min(target, dirty.first_uncleanable_offset)
+    return reachable
+
+
+async def _progress(
+    metadata: Metadata,
+    asked: Request,
+    views: Sequence[PartitionView],
+    reachable: Mapping[int, int],
+    elapsed_ms: float,
+) -> Progress:
     live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
     mine = [view for view in views if view.partition in asked.through]
     return Progress(
@@ -226,7 +276,7 @@ async def _progress(metadata: Metadata, asked: Request, views: Sequence[Partitio
                 asked.started_from[view.partition],
                 # what was deleted meanwhile needs no cleaning
                 max(view.cleaned_through_offset, view.log_start_offset),
-                asked.through[view.partition],
+                reachable[view.partition],
             )
             for view in mine
         },
@@ -235,7 +285,7 @@ async def _progress(metadata: Metadata, asked: Request, views: Sequence[Partitio
             view.partition
             for view in mine
             if view.requested_through_offset is not None
-            and view.log_start_offset < view.requested_through_offset <= asked.through[view.partition]
+            and view.log_start_offset < view.requested_through_offset <= reachable[view.partition]
         ),
         jobs=sorted(live, key=lambda job: job.job_id),
         failed=await _jobs_since(metadata, asked, views, JobState.FAILED),
@@ -256,22 +306,27 @@ async def _jobs_since(
     ]
 
 
-async def _size(metadata: Metadata, views: Sequence[PartitionView], through: Mapping[int, int]) -> Size:
-    """Below `through`: extents and L0 rows that begin there count whole."""
+async def _size(metadata: Metadata, views: Sequence[PartitionView], ends: Mapping[int, int]) -> Size:
+    """Below `ends` (by partition number). Of an extent or an L0 row that goes on beyond, the share below counts."""
     l0_from = {view.partition_id: stretch_end(view, unbroken_stretch(view)) for view in views}
-    until = {view.partition_id: through.get(view.partition, 0) for view in views}
+    until = {view.partition_id: ends.get(view.partition, 0) for view in views}
     records = size_bytes = l0_records = 0
     for view in views:
+        end = until[view.partition_id]
         for extent in view.extents:
-            if extent.base_offset < until[view.partition_id]:
-                records += extent.record_count
-                size_bytes += extent.length
+            if extent.base_offset < end:
+                offsets = extent.last_offset + 1 - extent.base_offset
+                below = min(offsets, end - extent.base_offset)
+                records += min(extent.record_count, below)
+                size_bytes += extent.length * below // offsets
     if any(l0_from[each] < until[each] for each in until):
         for file in (await metadata.snapshot()).files:
             for row in iter_index(file.index):
                 if l0_from.get(row.partition_id, row.last_offset + 1) <= row.last_offset and (
                     row.base_offset < until[row.partition_id]
                 ):
-                    l0_records += min(row.last_offset + 1, until[row.partition_id]) - row.base_offset
-                    size_bytes += row.length
+                    offsets = row.last_offset + 1 - row.base_offset
+                    below = min(offsets, until[row.partition_id] - row.base_offset)
+                    l0_records += below
+                    size_bytes += row.length * below // offsets
     return Size(records=records + l0_records, size_bytes=size_bytes, l0_records=l0_records)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from metadata.compaction import LeveledExtent, PartitionView
@@ -21,6 +21,11 @@ from siltstone.cli.output import age_text
 
 TEXT_MAX = 28
 """Characters of a key or a value that are shown."""
+TEXT_MIN = 6
+"""And at least, however narrow the terminal is."""
+GAP = 2
+BETWEEN = 4
+"""Columns between the log and the table."""
 SUPERSEDED, TOMBSTONE, LATEST = "x", "∅", " "
 
 
@@ -135,13 +140,37 @@ def level_of(offset: int, extents: Sequence[LeveledExtent]) -> int:
 # ---- drawing -------------------------------------------------------------------------------------------------------
 
 
-def draw(frame: Frame, *, latest_lines: int) -> RenderableType:
-    """The frame for rich: a heading, and the strip beside the table."""
-    both = Table.grid(padding=(0, 4))
-    for _ in range(2):
-        both.add_column(no_wrap=True)
-    both.add_row(_drawn_strip(frame), _drawn_latest(frame, latest_lines))
-    return Group(*(Text(line) for line in heading(frame)), Text(""), both)
+def draw(frame: Frame, *, latest_lines: int) -> Picture:
+    """The frame for rich."""
+    return Picture(frame, latest_lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A heading, and the strip beside the table, each in half of the width that there is.
+
+    Levels, offsets and marks are always whole; keys and values take what is left and are cut.
+    """
+
+    frame: Frame
+    latest_lines: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        for line in heading(self.frame):
+            yield Text(line)  # wraps
+        yield Text("")
+        left = _drawn_strip(self.frame, (width - BETWEEN) // 2)
+        left_width = max(map(_cells, left))
+        right = _drawn_latest(self.frame, self.latest_lines, width - BETWEEN - left_width)
+        for number in range(max(len(left), len(right))):
+            line = left[number].copy() if number < len(left) else Text("")
+            if number < len(right):
+                line.append(" " * (left_width - _cells(line) + BETWEEN))
+                line.append_text(right[number])
+            line.no_wrap = True
+            line.overflow = "ignore"
+            yield line
 
 
 def heading(frame: Frame) -> Sequence[str]:
@@ -154,6 +183,8 @@ def heading(frame: Frame) -> Sequence[str]:
     ]
     if view.requested_through_offset is not None and view.requested_through_offset > view.cleaned_through_offset:
         lines.append(f"compaction is asked for up to {view.requested_through_offset}")
+    if frame.read_from > view.log_start_offset:
+        lines.append(f"latest values: of those written since offset {frame.read_from}")
     return lines
 
 
@@ -171,40 +202,54 @@ def levels_text(view: PartitionView) -> str:
     return "  ".join(f"L{level} {first}..{last}" for level, first, last in parts)
 
 
-def _drawn_strip(frame: Frame) -> RenderableType:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for column in ("level", "offset", "mark", "record"):
-        table.add_column(justify="right" if column == "offset" else "left", no_wrap=True)
+def _drawn_strip(frame: Frame, width: int) -> Sequence[Text]:
+    digits = max((len(str(line[0])) for line in frame.strip), default=1)
+    room = max(TEXT_MIN, width - (2 + GAP + digits + GAP + 1 + GAP))
+    lines = [Text("the log", style="bold")]
     for line in frame.strip:
         match line:
             case Boundary(offset):
-                table.add_row("──", str(offset), "─", Text("─── clean above, head below ───", style="cyan"))
-            case Removed(first, last):
-                count = last - first + 1
-                table.add_row("", str(first), "", Text(f"… {count:,} removed", style="dim"))
-            case StripRecord(offset, level, mark, key, value):
-                table.add_row(f"L{level}", str(offset), mark, Text(_pair(key, value), style=_STYLES[mark]))
+                level, mark, text = "──", "─", Text("─── clean above, head below ───", style="cyan")
+            case Removed(offset, last):
+                level, mark, text = "", " ", Text(f"… {last - offset + 1:,} removed", style="dim")
+            case StripRecord(offset, of_level, mark, key, value):
+                level, text = f"L{of_level}", Text(_pair(key, value), style=_STYLES[mark])
+        lines.append(
+            Text(f"{level:<2}{'':{GAP}}{offset:>{digits}}{'':{GAP}}{mark}{'':{GAP}}").append_text(_cut(text, room))
+        )
     if not frame.strip:
-        table.add_row("", "", "", Text("no records", style="dim"))
-    return Group(Text("the log", style="bold"), table)
+        lines.append(Text("no records", style="dim"))
+    return lines
 
 
 _STYLES = {SUPERSEDED: "strike dim", TOMBSTONE: "red", LATEST: ""}
 
 
-def _drawn_latest(frame: Frame, lines: int) -> RenderableType:
-    count = len(frame.latest)
-    title = f"latest value of each key ({count:,})"
-    if frame.read_from > frame.view.log_start_offset:
-        title += f", of those written since offset {frame.read_from}"
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for column in ("key", "value", "offset"):
-        table.add_column(justify="right" if column == "offset" else "left", no_wrap=True)
-    for key, (offset, value) in list(frame.latest.items())[:lines]:
-        table.add_row(Text(shown(key)), Text(shown(value)), str(offset))
-    if count > lines:
-        table.add_row(f"and {count - lines:,} more", "", "")
-    return Group(Text(title, style="bold"), table)
+def _drawn_latest(frame: Frame, lines: int, width: int) -> Sequence[Text]:
+    shown_rows = list(frame.latest.items())[:lines]
+    digits = max((len(str(offset)) for _, (offset, _) in shown_rows), default=1)
+    keys = [Text(shown(key)) for key, _ in shown_rows]
+    values = [Text(shown(value)) for _, (_, value) in shown_rows]
+    room = max(2 * TEXT_MIN, width - 2 * GAP - digits)
+    value_cells = max(map(_cells, values), default=0)
+    key_cells = min(max(map(_cells, keys), default=0), max(TEXT_MIN, room // 2, room - value_cells))
+    value_cells = min(value_cells, room - key_cells)
+    drawn = [_cut(Text(f"latest value of each key ({len(frame.latest):,})", style="bold"), max(width, TEXT_MIN))]
+    for key, value, (_, (offset, _)) in zip(keys, values, shown_rows, strict=True):
+        line = _cut(key, key_cells, pad=True).append(" " * GAP).append_text(_cut(value, value_cells, pad=True))
+        drawn.append(line.append(f"{'':{GAP}}{offset:>{digits}}"))
+    if len(frame.latest) > lines:
+        drawn.append(Text(f"and {len(frame.latest) - lines:,} more"))
+    return drawn
+
+
+def _cut(text: Text, cells: int, *, pad: bool = False) -> Text:
+    text.truncate(cells, overflow="ellipsis", pad=pad)
+    return text
+
+
+def _cells(text: Text) -> int:
+    return cell_len(text.plain)
 
 
 def _pair(key: bytes | None, value: bytes | None) -> str:

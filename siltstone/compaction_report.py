@@ -8,14 +8,17 @@ say it, so that what is shown is what will be done.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from compactor.dirtiness import Dirtiness, due_reason, measure
 from compactor.spec import PlanOptions
 from metadata.compaction import CompactionView, JobState, MergeJob, PartitionView
 from metadata.topic_configs import as_int, as_list, resolve
-from siltstone.cli.output import age_text, size_text
+from siltstone.cli.output import age_text, plural, size_text
+from siltstone.command_words import NO_WORDS, CommandWords
+from siltstone.compaction_waits import waits_for
 
 NO_LIMIT_MS = 2**62
 """Lags above this mean "never" (Kafka's default of max.compaction.lag.ms is the largest long)."""
@@ -29,6 +32,8 @@ class PartitionState:
     dirtiness: Dirtiness
     due: str
     """Why the planner would take it now; empty when it would not."""
+    waits: str
+    """What it waits for when it is not due; empty when there is nothing to do."""
 
     @property
     def head_offsets(self) -> int:
@@ -58,6 +63,10 @@ class Evidence:
     compactors: Sequence[tuple[int, str]] = ()
     stall_files: int = 0
     """Live L0 files above which producers are slowed down (`l0.stall.files`); 0 = never."""
+    young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, where there is one."""
+    words: CommandWords = NO_WORDS
+    """What remedies repeat of the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +93,28 @@ class _Partition:
     topic: str
     jobs: Sequence[MergeJob]
 
+    @property
+    def held_from(self) -> int | None:
+        """The first offset that `min.compaction.lag.ms` keeps from being cleaned; None where there is none."""
+        view, dirty = self.state.view, self.state.dirtiness
+        if dirty.held_by_lag:
+            return dirty.first_uncleanable_offset
+        return self.evidence.young_l0_from.get(view.partition_id)
+
+    @property
+    def is_all_held(self) -> bool:
+        """Nothing that no pass has seen may be cleaned yet."""
+        held_from = self.held_from
+        return held_from is not None and held_from <= self.state.dirtiness.cleaned_through_offset
+
+    @property
+    def places(self) -> str:
+        return self.evidence.words.places
+
+    @property
+    def now_command(self) -> str:
+        return f"`siltstone compact {self.topic} --now{self.places}`"
+
 
 def is_compacted(configs: Mapping[str, str]) -> bool:
     """Whether `cleanup.policy` (overrides alone, or resolved) holds `compact`."""
@@ -91,20 +122,23 @@ def is_compacted(configs: Mapping[str, str]) -> bool:
 
 
 def partition_states(
-    views: Sequence[PartitionView], *, now_ms: int, options: PlanOptions, view: CompactionView | None = None
+    views: Sequence[PartitionView],
+    *,
+    now_ms: int,
+    options: PlanOptions,
+    view: CompactionView | None = None,
+    young_l0_from: Mapping[int, int] = MappingProxyType({}),
 ) -> Sequence[PartitionState]:
-    """By partition number. `view`, where there is one, says which extents are busy."""
+    """By partition number. `view`, where there is one, says which extents are busy; `young_l0_from` as in Evidence."""
     busy = view.busy_extents if view is not None else frozenset[int]()
-    return [_state(each, now_ms, options, busy) for each in sorted(views, key=lambda each: each.partition)]
-
-
-def _state(view: PartitionView, now_ms: int, options: PlanOptions, busy: frozenset[int]) -> PartitionState:
-    dirtiness = measure(view, now_ms=now_ms)
-    return PartitionState(
-        view=view,
-        dirtiness=dirtiness,
-        due=due_reason(view, dirtiness, options, now_ms=now_ms, busy=busy),
-    )
+    states: list[PartitionState] = []
+    for each in sorted(views, key=lambda each: each.partition):
+        dirty = measure(each, now_ms=now_ms)
+        due = due_reason(each, dirty, options, now_ms=now_ms, busy=busy)
+        young_from = young_l0_from.get(each.partition_id)
+        waits = "" if due else waits_for(each, dirty, options, now_ms=now_ms, young_l0_from=young_from)
+        states.append(PartitionState(view=each, dirtiness=dirty, due=due, waits=waits))
+    return states
 
 
 def states_json(states: Sequence[PartitionState]) -> list[dict[str, Any]]:
@@ -125,6 +159,7 @@ def states_json(states: Sequence[PartitionState]) -> list[dict[str, Any]]:
             "passes_needed": each.view.passes_needed,
             "requested_through_offset": each.view.requested_through_offset,
             "due": each.due,
+            "waits": each.waits,
         }
         for each in states
     ]
@@ -141,7 +176,7 @@ def explain(topic: str, states: Sequence[PartitionState], evidence: Evidence) ->
     if not states:
         return [Reason(code="no partitions", partition=None, says=f"{topic} has no partitions.")]
     if not is_compacted(states[0].view.configs):
-        return [_plain(topic, states[0].view)]
+        return [_plain(topic, states[0].view, evidence.words)]
     reasons = list(_of_the_system(topic, evidence))
     for state in states:
         jobs = _jobs_of(state.view, evidence)
@@ -151,13 +186,13 @@ def explain(topic: str, states: Sequence[PartitionState], evidence: Evidence) ->
     return reasons
 
 
-def _plain(topic: str, view: PartitionView) -> Reason:
+def _plain(topic: str, view: PartitionView, words: CommandWords) -> Reason:
     policy = resolve(view.configs)["cleanup.policy"] or "empty"
     return Reason(
         code="plain",
         partition=None,
         says=f"{topic} is not compacted: its cleanup.policy is {policy}. Every record stays until retention takes it.",
-        remedy=f"siltstone topics alter {topic} --config cleanup.policy=compact",
+        remedy=f"siltstone topics alter {topic} --config cleanup.policy=compact{words.agents}",
     )
 
 
@@ -167,7 +202,8 @@ def _of_the_system(topic: str, evidence: Evidence) -> Iterator[Reason]:
             code="no compactor",
             partition=None,
             says="No compactor is running: nothing is merged, deduped or deleted.",
-            remedy=f"start one with `siltstone compactor`; `siltstone compact {topic} --now` runs one for its own time",
+            remedy=f"start one with `{evidence.words.compactor}`; "
+            f"`siltstone compact {topic} --now{evidence.words.places}` runs one for its own time",
         )
     l0_files = sum(file.level == 0 for file in evidence.view.files) if evidence.view is not None else 0
     if evidence.stall_files and l0_files > evidence.stall_files:
@@ -176,7 +212,7 @@ def _of_the_system(topic: str, evidence: Evidence) -> Iterator[Reason]:
             partition=None,
             says=f"{l0_files:,} L0 files are live, above l0.stall.files ({evidence.stall_files:,}): the compactors are "
             "behind with leveling, and producers are being slowed down for it.",
-            remedy="start more compactors; `siltstone jobs list` shows what the present ones do",
+            remedy=f"start more compactors with `{evidence.words.compactor}`",
         )
 
 
@@ -212,12 +248,12 @@ def _running(partition: _Partition) -> Iterator[Reason]:
         if job.state is JobState.RUNNING:
             yield _reason(partition, "running", f"is being merged: {job_text(job, partition.evidence.now_ms)}.")
         elif job.state is JobState.READY:
-            tried = f" after {job.attempts} attempts" if job.attempts else ""
+            tried = f" after {plural(job.attempts, 'attempt')}" if job.attempts else ""
             yield _reason(
                 partition,
                 "waiting for a compactor",
                 f"is planned: job {job.job_id} ({job.kind}) waits for a compactor{tried}.",
-                "" if partition.evidence.compactors else "start one with `siltstone compactor`",
+                "" if partition.evidence.compactors else f"start one with `{partition.evidence.words.compactor}`",
             )
 
 
@@ -230,7 +266,7 @@ def _failed(partition: _Partition) -> Iterator[Reason]:
                 partition,
                 "failed",
                 f"was in job {job.job_id} ({job.kind}), which failed{ago}: {job.error.rstrip('.')}.",
-                f"`siltstone jobs show {job.job_id}` tells more; it is planned anew by itself",
+                f"`siltstone jobs show {job.job_id}{partition.places}` tells more; it is planned anew by itself",
             )
             break  # the newest says it
 
@@ -245,7 +281,8 @@ def _in_trouble(partition: _Partition) -> Iterator[Reason]:
                 "file in trouble",
                 f"has records in file {file.file_id}, which a merge could not read; it is left alone for "
                 f"{age_text(file.trouble_until_ms - now_ms)} more.",
-                "look at `siltstone jobs list --state failed`, and check the object with `siltstone fsck`",
+                f"look at `siltstone jobs list --state failed{partition.places}`, and check the object with "
+                f"`siltstone fsck{partition.places}`",
             )
 
 
@@ -256,10 +293,11 @@ def _flagged(partition: _Partition) -> Iterator[Reason]:
         yield _reason(
             partition,
             "flagged",
-            f"has {_count(len(flagged), 'extent')} with bytes that are no sound batches; merges copy them as they are, "
+            f"has {plural(len(flagged), 'extent')} with bytes that are no sound batches; merges copy them as they are, "
             f"nothing in them is deduped. The first: offsets {first.base_offset} to {first.last_offset} of file "
             f"{first.file_id}: {first.flagged_reason}.",
-            f"look at it with `siltstone file inspect {first.key} --batches`, and write anew what you need of it",
+            f"look at it with `siltstone file inspect {first.key} --batches{partition.places}`, and write "
+            "anew what you need of it",
         )
 
 
@@ -267,11 +305,12 @@ def _asked_for(partition: _Partition) -> Iterator[Reason]:
     view = partition.state.view
     target = view.requested_through_offset
     if target is not None and view.cleaned_through_offset < target:
+        then = "the rest is too young yet" if partition.is_all_held else "the planner takes it next"
         yield _reason(
             partition,
             "asked for",
             f"is asked to be compacted up to offset {target}, and is cleaned through {view.cleaned_through_offset}; "
-            "the planner takes it next.",
+            f"{then}.",
         )
 
 
@@ -281,25 +320,28 @@ def _in_l0(partition: _Partition) -> Iterator[Reason]:
         yield _reason(
             partition,
             "in L0",
-            f"has {_count(state.l0_offsets, 'offset')} from {state.dirtiness.leveled_through_offset} on in L0 files, "
+            f"has {plural(state.l0_offsets, 'offset')} from {state.dirtiness.leveled_through_offset} on in L0 files, "
             f"where nothing is deduped. They go to L1 with {options.l0_files_min} files of which the oldest has waited "
             f"{age_text(options.l0_wait_ms)}, or when the oldest has waited {age_text(options.l0_wait_ms_max)}.",
-            f"wait, or `siltstone compact {partition.topic} --now`",
+            "wait; what is too young (below) is merged, and not deduped yet"
+            if partition.is_all_held
+            else f"wait, or {partition.now_command}",
         )
 
 
 def _held_back(partition: _Partition) -> Iterator[Reason]:
     """By the minimum lag, or by an open transaction."""
-    view, dirty = partition.state.view, partition.state.dirtiness
-    through = dirty.first_uncleanable_offset
-    if dirty.held_by_lag:
+    view = partition.state.view
+    through = partition.held_from
+    if through is not None:
         lag_ms = as_int(partition.configs, "min.compaction.lag.ms")
         yield _reason(
             partition,
             "too young",
-            f"keeps its records from offset {through} on as they are: there are some among them that are younger than "
-            f"min.compaction.lag.ms ({age_text(lag_ms)}).",
-            f"wait, or lower min.compaction.lag.ms of {partition.topic}",
+            f"keeps its last {plural(view.high_watermark - through, 'offset')}, from offset {through} on, as they are: "
+            f"there are some among them that are younger than min.compaction.lag.ms ({age_text(lag_ms)}).",
+            f"wait, or lower it: `siltstone topics alter {partition.topic} --config min.compaction.lag.ms=0"
+            f"{partition.evidence.words.agents}`",
         )
     elif view.last_stable_offset < view.high_watermark:
         yield _reason(
@@ -318,7 +360,7 @@ def _due(partition: _Partition) -> Iterator[Reason]:
     dirty = state.dirtiness
     if not dirty.dirty_bytes:
         return
-    force = f"`siltstone compact {partition.topic} --now`"
+    force = partition.now_command
     if not dirty.is_over_ratio:
         yield _reason(
             partition,
@@ -379,7 +421,7 @@ def _deep(partition: _Partition) -> Iterator[Reason]:
             "buffer overflow",
             f"had more keys than the dedupe buffer holds, so its last pass left a record per key for each filling. The "
             f"next pass is deep: it reads the partition {passes + 1} times and leaves one record per key.",
-            f"wait, or `siltstone compact {partition.topic} --now`",
+            f"wait, or {partition.now_command}",
         )
 
 
@@ -448,7 +490,3 @@ def _progress(job: MergeJob) -> str:
         return ""
     step = job.progress.get("step")
     return f", {fraction_of(job):.0%}".replace("%", " %") + (f" ({step})" if step else "")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,7 +1,9 @@
 """The levels as they are shown: what lies in L0, L1 and L2, by class and by run. Pure: from a CompactionView.
 
 A *run* is what one merge wrote, one file or several. Sizes are bytes of live files: live bytes are those of live
-extents, the rest of a file is dead until a merge rewrites it or its last extent dies.
+extents, the rest of a file is dead until a merge rewrites it or its last extent dies. The share that lives is counted
+of the *payload*: a file of which nothing has died lives whole, whatever its own index takes. Where something has, how
+large that index is is not known here, and the size of the file stands for it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metadata.compaction import CompactionView, FileClass, FileView
-from siltstone.cli.output import age_text, size_text
+from siltstone.cli.output import age_text, plural, size_text
 
 RUNS_SHOWN = 12
 """Of one level and class in a picture; JSON has all."""
@@ -29,6 +31,7 @@ class Run:
     files: int
     size_bytes: int
     live_bytes: int
+    payload_bytes: int
     lo: int
     hi: int
     """The range of L0 file ids it stands for."""
@@ -48,6 +51,7 @@ class LevelClass:
     files: int
     size_bytes: int
     live_bytes: int
+    payload_bytes: int
     lo: int
     hi: int
     oldest_ms: int
@@ -82,6 +86,7 @@ def _level_class(files: Sequence[FileView], view: CompactionView) -> LevelClass:
         files=len(files),
         size_bytes=sum(file.size_bytes for file in files),
         live_bytes=sum(file.live_bytes for file in files),
+        payload_bytes=sum(map(payload_bytes_of, files)),
         lo=min(file.lo for file in files),
         hi=max(file.hi for file in files),
         oldest_ms=min(file.created_ms for file in files),
@@ -96,12 +101,18 @@ def _run(files: Sequence[FileView], view: CompactionView) -> Run:
         files=len(files),
         size_bytes=sum(file.size_bytes for file in files),
         live_bytes=sum(file.live_bytes for file in files),
+        payload_bytes=sum(map(payload_bytes_of, files)),
         lo=min(file.lo for file in files),
         hi=max(file.hi for file in files),
         created_ms=min(file.created_ms for file in files),
         busy=any(file.file_id in view.busy_files for file in files),
         in_trouble=any(file.trouble_until_ms > view.now_ms for file in files),
     )
+
+
+def payload_bytes_of(file: FileView) -> int:
+    """What `live_bytes` is a share of."""
+    return file.live_bytes if file.oldest_dead_ms is None else file.size_bytes
 
 
 def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
@@ -112,6 +123,7 @@ def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
             "files": each.files,
             "size_bytes": each.size_bytes,
             "live_bytes": each.live_bytes,
+            "payload_bytes": each.payload_bytes,
             "lo": each.lo,
             "hi": each.hi,
             "oldest_ms": each.oldest_ms,
@@ -122,6 +134,7 @@ def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
                     "files": run.files,
                     "size_bytes": run.size_bytes,
                     "live_bytes": run.live_bytes,
+                    "payload_bytes": run.payload_bytes,
                     "lo": run.lo,
                     "hi": run.hi,
                     "created_ms": run.created_ms,
@@ -151,23 +164,23 @@ def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS
     for each in levels:
         lines += ["", _heading(each, now_ms)] if lines else [_heading(each, now_ms)]
         if not each.level:
-            lines.append(f"  {bar(each.size_bytes, each.live_bytes, scale)}")
+            lines.append(f"  {bar(each.size_bytes, each.live_bytes / max(each.payload_bytes, 1), scale)}")
             continue
         shown = sorted(sorted(each.runs, key=_largest_first)[:runs_shown], key=lambda run: (run.lo, run.run_id))
         width = len(str(max(run.run_id for run in shown)))
         lines += [_run_line(run, scale, width) for run in shown]
         if len(each.runs) > len(shown):
             left = sum(run.size_bytes for run in each.runs) - sum(run.size_bytes for run in shown)
-            lines.append(f"  and {len(each.runs) - len(shown):,} smaller runs, {size_text(left)}")
+            lines.append(f"  and {plural(len(each.runs) - len(shown), 'smaller run')}, {size_text(left)}")
     return "\n".join(lines)
 
 
-def bar(size_bytes: int, live_bytes: int, scale_bytes: int, cells: int = BAR_CELLS) -> str:
+def bar(size_bytes: int, live_fraction: float, scale_bytes: int, cells: int = BAR_CELLS) -> str:
     """Filled for what lives, shaded for what is dead; nothing that is there is drawn as nothing."""
     if not size_bytes:
         return ""
     drawn = max(1, round(size_bytes / max(scale_bytes, 1) * cells))
-    live = min(drawn, max(1 if live_bytes else 0, round(live_bytes / size_bytes * drawn)))
+    live = min(drawn, max(1 if live_fraction else 0, round(live_fraction * drawn)))
     return LIVE * live + DEAD * (drawn - live)
 
 
@@ -180,7 +193,7 @@ def _heading(each: LevelClass, now_ms: int) -> str:
     parts = [each.name, plural(each.files, "file"), size_text(each.size_bytes)]
     if each.level:
         parts.insert(1, plural(len(each.runs), "run"))
-        parts.append(f"{share(each.live_bytes, each.size_bytes)} live")
+        parts.append(f"{share(each.live_bytes, each.payload_bytes)} live")
     parts.append(f"L0 ids {each.lo}..{each.hi}")
     parts.append(f"oldest {age_text(now_ms - each.oldest_ms)}")
     if each.busy_files:
@@ -189,8 +202,12 @@ def _heading(each: LevelClass, now_ms: int) -> str:
 
 
 def _run_line(run: Run, scale_bytes: int, width: int) -> str:
-    drawn = bar(run.size_bytes, run.live_bytes, scale_bytes)
-    notes = [size_text(run.size_bytes), f"{share(run.live_bytes, run.size_bytes)} live", f"lo..hi {run.lo}..{run.hi}"]
+    drawn = bar(run.size_bytes, run.live_bytes / max(run.payload_bytes, 1), scale_bytes)
+    notes = [
+        size_text(run.size_bytes),
+        f"{share(run.live_bytes, run.payload_bytes)} live",
+        f"lo..hi {run.lo}..{run.hi}",
+    ]
     if run.files > 1:
         notes.insert(1, plural(run.files, "file"))
     notes += ["being merged"] if run.busy else []
@@ -200,7 +217,3 @@ def _run_line(run: Run, scale_bytes: int, width: int) -> str:
 
 def _largest_first(run: Run) -> tuple[int, int]:
     return -run.size_bytes, run.lo
-
-
-def plural(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

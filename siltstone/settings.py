@@ -240,7 +240,7 @@ class Settings:
     compaction_dead_percent: int = count(50, _PLAN, "A file is rewritten when so much of it is dead.", maximum=100)
     compaction_dead_bytes_min: int = size_bytes(64 * _MIB, _PLAN, "And this many bytes of it are.", minimum=0)
     compaction_expiry_margin_ms: int = duration_ms(
-        3_600_000, _PLAN, "What retention deletes within this time is not merged any more.", minimum=0
+        3_600_000, _PLAN, "Of topics that are not compacted: what expires within it is not merged.", minimum=0
     )
 
     # ---- retention and deletion

@@ -2,7 +2,8 @@
 
 Bytes leave in parts of 8 MiB, each while the next is being made: one part is on its way, one waits, one is filled; so
 memory does not grow with the file. A file that ends within its first part goes as one PUT. The CRC-32C of an extent is
-summed as its bytes pass, that of the object is joined from those, so every byte is read for it once.
+summed as its bytes pass, or joined from sums the caller has; that of the object is joined from those of its extents. So
+every byte is read for it once at most.
 
 Nothing is visible under the key before `finish` has completed the upload. A crash before leaves parts that
 `abort_multiparts` removes by age, a crash after it a whole object that no metadata names: an orphan for the janitor.
@@ -110,12 +111,13 @@ class FileWriter:
             raise BugError("an extent was begun inside another")
         self._extent = _OpenExtent(topic_id, partition)
 
-    async def write(self, data: Body, table: BatchColumns) -> None:
+    async def write(self, data: Body, table: BatchColumns, *, crc32c: int | None = None) -> None:
         """Whole batches, offsets stamped: `table` has a row for each and together they are all of `data`.
 
-        `data` is kept until its part has left and must not be changed.
+        `crc32c` of all of `data`, where the caller knows it. `data` is kept until its part has left and must not be
+        changed.
         """
-        self._open_extent().add(data, table)
+        self._open_extent().add(data, table, crc32c)
         await self._upload.write(data)
 
     async def write_verbatim(self, data: Body) -> None:
@@ -226,7 +228,7 @@ class _OpenExtent:
         self._verbatim = False
         self._blocks: list[BlockEntry] = []
 
-    def add(self, data: Body, table: BatchColumns) -> None:
+    def add(self, data: Body, table: BatchColumns, known_crc32c: int | None) -> None:
         if self._verbatim:
             raise BugError("batches were written to an extent of verbatim bytes")
         covered = int(table.sizes.sum())
@@ -240,19 +242,22 @@ class _OpenExtent:
         self.min_timestamp_ms = min(self.min_timestamp_ms, least) if self._has_batches else least
         self.max_timestamp_ms = max(self.max_timestamp_ms, most)
         self._has_batches = True
-        self._add_bytes(data)
+        self._add_bytes(data, known_crc32c)
 
     def add_verbatim(self, data: Body) -> None:
         if self._has_batches:
             raise BugError("verbatim bytes were written to an extent of batches")
         self._verbatim = True
-        self._add_bytes(data)
+        self._add_bytes(data, None)
 
     def blocks(self) -> Sequence[BlockEntry]:
         return self._blocks
 
-    def _add_bytes(self, data: Body) -> None:
-        self.crc32c = crc32c(data, self.crc32c)
+    def _add_bytes(self, data: Body, known_crc32c: int | None) -> None:
+        if known_crc32c is None:
+            self.crc32c = crc32c(data, self.crc32c)
+        else:
+            self.crc32c = joined_crc32c(self.crc32c, known_crc32c, len(data))
         self.length += len(data)
 
     def _add_blocks(self, table: BatchColumns) -> None:
@@ -302,7 +307,7 @@ class _PartUpload:
         """Waits only while `PARTS_IN_FLIGHT` parts have not left. Raises what an earlier part ran into."""
         if len(data):
             # A small slice would keep the whole window in memory that it was taken from.
-            small_slice = isinstance(data, memoryview) and 2 * len(data) <= self._part_bytes
+            small_slice = isinstance(data, memoryview) and 2 * len(data) <= memoryview(data.obj).nbytes
             self._chunks.append(bytes(data) if small_slice else data)
             self._buffered_bytes += len(data)
         # A part leaves only when something follows it: the last part is never empty, a small file never in parts.

@@ -12,4 +12,5 @@ pytest_plugins = [
     # after those they import: pytest rewrites the asserts of what it loads first itself
     "tests.fixtures.faults",
     "tests.fixtures.compactors",
+    "tests.fixtures.compacted_systems",
 ]

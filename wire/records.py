@@ -50,6 +50,10 @@ class CorruptRecordError(CorruptBatchError):
         self.record_index = record_index
 
 
+class TooManyFieldsError(BadInputError):
+    """There is more to walk than the caller allows."""
+
+
 class Record(NamedTuple):
     """One record as it lies in its batch. Key and value are views into the payload that was walked, not copies.
 
@@ -71,6 +75,8 @@ class NewRecord(NamedTuple):
     value: bytes | None
     headers: Headers = ()
 
+
+_UNBOUNDED = 2**63
 
 _Fields = tuple[int, int, int, int, int, int, int, int]
 """Timestamp delta (ms), offset delta, key position and length, value position and length, headers position and count;
@@ -122,21 +128,45 @@ def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) 
     return decompress(header.codec, payload, bytes_max=bytes_max), header.records_count
 
 
-def null_key_indexes(payload: Body, count: int) -> list[int]:
-    """Which records of a decompressed payload have no key. The whole payload is checked, as by `iter_records`."""
-    return [index for index, fields in enumerate(_walk_fields(payload, count)) if fields[3] < 0]
+class RecordFacts(NamedTuple):
+    """What rules ask of the records of a batch."""
+
+    timestamp_deltas_ms: list[int]
+    """Of each; add the base timestamp."""
+    keyless: list[int]
+    """Indexes of records with a null key."""
+    displaced: tuple[int, int] | None
+    """(index, offset delta) of the first record whose offset delta is not its index."""
 
 
-def timestamps(payload: Body, count: int) -> list[int]:
-    """The timestamp deltas (ms) of a decompressed payload, checked as by `iter_records`: add the base timestamp."""
-    return [fields[0] for fields in _walk_fields(payload, count)]
+def record_facts(payload: Body, count: int, *, fields_max: int | None = None) -> RecordFacts:
+    """One walk over a whole decompressed payload, checked as by `iter_records`.
+
+    Raises TooManyFieldsError for more than `fields_max` records and headers together, once it has walked so many.
+    """
+    if fields_max is not None and count > fields_max:
+        raise TooManyFieldsError(f"{count} records, of which no more than {fields_max} may be walked")
+    deltas_ms: list[int] = []
+    keyless: list[int] = []
+    displaced: tuple[int, int] | None = None
+    headers_max = _UNBOUNDED if fields_max is None else fields_max - count
+    for index, fields in enumerate(_walk_fields(payload, count, headers_max)):
+        deltas_ms.append(fields[0])
+        if fields[3] < 0:
+            keyless.append(index)
+        if fields[1] != index and displaced is None:
+            displaced = index, fields[1]
+    return RecordFacts(deltas_ms, keyless, displaced)
 
 
 # Reading
 
 
-def _walk_fields(payload: Body, count: int) -> Iterator[_Fields]:
-    """The one walk that all others are made of: where each record's fields lie, every bound checked."""
+def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> Iterator[_Fields]:
+    """The one walk that all others are made of: where each record's fields lie, every bound checked.
+
+    `headers_max`: of all records together. A header takes as long as a record, and two bytes are enough for one.
+    """
     end = len(payload)
     if not 0 <= count <= end // RECORD_BYTES_MIN:
         raise CorruptRecordError(0, f"the batch counts {count} records in {end} bytes")
@@ -147,13 +177,14 @@ def _walk_fields(payload: Body, count: int) -> Iterator[_Fields]:
             position = start + length
             if not start + RECORD_BYTES_MIN - 1 <= position <= end:
                 raise _Malformed(f"it says {length} bytes, {end - start} are left")
-            fields, reached = _read_fields(payload, start, position)
+            fields, reached = _read_fields(payload, start, position, headers_max)
         except IndexError:
             raise CorruptRecordError(index, "a field leaves the payload") from None
         except _Malformed as error:
             raise CorruptRecordError(index, str(error)) from None
         if reached != position:
             raise CorruptRecordError(index, f"it says {length} bytes, its fields use {reached - start}")
+        headers_max -= fields[7]
         yield fields
     if position != end:
         raise CorruptRecordError(count, f"{end - position} bytes follow the last record")
@@ -182,7 +213,7 @@ def _read_varint(data: Body, position: int, bits: int = 32) -> tuple[int, int]:
     raise _Malformed(f"a varint holds more than {bits} bits")
 
 
-def _read_fields(data: Body, position: int, end: int) -> tuple[_Fields, int]:
+def _read_fields(data: Body, position: int, end: int, headers_max: int) -> tuple[_Fields, int]:
     """A record's fields from its attributes on, and where they end; the caller compares that with the record's end.
 
     Positions only grow, so that one comparison catches any field that left its record, and nothing is sliced before
@@ -210,6 +241,8 @@ def _read_fields(data: Body, position: int, end: int) -> tuple[_Fields, int]:
         raise _Malformed("a field leaves its record")
     if not 0 <= headers_count <= (end - headers_at) // 2:
         raise _Malformed(f"it counts {headers_count} headers in {end - headers_at} bytes")
+    if headers_count > headers_max:
+        raise TooManyFieldsError(f"{headers_count} headers in one record, {headers_max} more may be walked")
     position = headers_at
     for _ in range(headers_count):
         length, position = _read_varint(data, position)

@@ -67,6 +67,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            fail_usage(error)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click's own; it also knows what to do when the reader of our output has gone (`| head`)
         except Exception as error:
@@ -90,6 +92,17 @@ def fail(error: Exception) -> NoReturn:
     if remedy:
         click.echo(f"remedy: {remedy}", err=True)
     sys.exit(1)
+
+
+def fail_usage(error: click.UsageError) -> NoReturn:
+    """Print what click says of wrong usage, and a remedy where the option itself tells one; leave with exit code 2."""
+    from siltstone.cli.usage import usage_remedy
+
+    error.show()
+    remedy = usage_remedy(error)
+    if remedy:
+        click.echo(f"remedy: {remedy}", err=True)
+    sys.exit(error.exit_code)
 
 
 def _did_you_mean(name: str) -> str:

@@ -33,9 +33,11 @@ def agent(
 
     \b
     Examples:
-      siltstone agent --metadata postgresql://me@db/silt --object-store 's3://bucket/prefix?region=eu-central-1'
+      siltstone agent --metadata postgresql://me@db/silt \\
+          --object-store 's3://bucket/prefix?region=eu-central-1'
       siltstone agent --config agent.toml --set agent.zone=eu-central-1a
-      SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// siltstone agent
+      SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// \\
+          siltstone agent
     """
     from siltstone.agent_process import run_agent
     from siltstone.embedded.running import RunningAgent

@@ -11,17 +11,19 @@ from dataclasses import replace
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from metadata.compaction import Metadata
 from siltstone import compact_now
-from siltstone.cli.output import console, json_option, print_json, print_pairs, size_text
+from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, size_text
 from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
 from siltstone.cli.topics_compaction import print_states, read_explained
+from siltstone.cli.usage import WrongUsageError
 from siltstone.clock import SystemClock
 from siltstone.compaction_report import fraction_of, states_json
 from siltstone.errors import BadInputError
 from siltstone.ids import SystemIds
+from siltstone.logging import configure
 from siltstone.metrics import Metrics
 from siltstone.opening import opened_stores
 from siltstone.settings import Settings
@@ -45,14 +47,12 @@ JOB_KINDS_IN_WORDS = {
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
-    default=TIMEOUT_S,
-    show_default=True,
     metavar="SECONDS",
-    help="With --now: how long to wait; the request stays.",
+    help=f"With --now: how long to wait (default {TIMEOUT_S}); the request stays.",
 )
 @place_options
 @json_option
-def compact(topic: str, now: bool, timeout: float, places: Places, as_json: bool) -> None:
+def compact(topic: str, now: bool, timeout: float | None, places: Places, as_json: bool) -> None:
     """Compact TOPIC: say what is due, or with --now do it.
 
     --now levels the topic's L0 files first, does not wait for dirty ratios or forced.interval.ms, and ends when every
@@ -64,19 +64,26 @@ def compact(topic: str, now: bool, timeout: float, places: Places, as_json: bool
     Examples:
       siltstone compact users --data ./siltstone-data
       siltstone compact users --now --data ./siltstone-data
-      siltstone compact users --now --timeout 60 --metadata postgresql://siltstone@db/siltstone \\
-          --object-store s3://records/prod --json
+      siltstone compact users --now --timeout 60 --json \\
+          --metadata postgresql://siltstone@db/siltstone \\
+          --object-store s3://records/prod
     """
+    if timeout is not None and not now:
+        raise WrongUsageError(
+            "--timeout says how long --now waits, and without --now nothing is waited for",
+            remedy="give --now too, or leave --timeout out",
+        )
     with resolved(places) as urls:
         if not now:
-            _say_what_is_due(topic, urls, places.settings, as_json=as_json)
+            _say_what_is_due(topic, urls, places, as_json=as_json)
             return
+        timeout_ms = (TIMEOUT_S if timeout is None else timeout) * 1000
         try:
-            done = asyncio.run(_compact(urls, places.settings, topic, timeout_ms=timeout * 1000))
+            done = asyncio.run(_compact(urls, places, topic, timeout_ms=timeout_ms))
         except KeyboardInterrupt:
             click.echo(
-                f"stopped waiting. The request stays, and compactors carry it out: `siltstone topics explain {topic}` "
-                "says how far they are",
+                "stopped waiting. The request stays, and compactors carry it out. How far they are:\n"
+                f"  siltstone topics explain {topic}{places.words.places}",
                 err=True,
             )
             sys.exit(INTERRUPTED)
@@ -86,21 +93,23 @@ def compact(topic: str, now: bool, timeout: float, places: Places, as_json: bool
         print_compacted(done)
 
 
-def _say_what_is_due(topic: str, urls: Urls, settings: Settings, *, as_json: bool) -> None:
-    explained = asyncio.run(read_explained(urls.metadata, topic, settings))
-    compact_now.require_compacted(explained.topic)
+def _say_what_is_due(topic: str, urls: Urls, places: Places, *, as_json: bool) -> None:
+    explained = asyncio.run(read_explained(urls.metadata, topic, places))
+    compact_now.require_compacted(explained.topic, words=places.words)
     if as_json:
         print_json({"topic": topic, "partitions": states_json(explained.states)})
         return
     print_states(explained.states, explained.evidence.now_ms)
-    due = [str(state.view.partition) for state in explained.states if state.due]
-    click.echo(f"due: partition {', '.join(due)}" if due else "nothing is due")
-    click.echo(f"to compact it without waiting: siltstone compact {topic} --now; why not yet: siltstone topics explain")
+    if not any(state.due for state in explained.states):
+        click.echo("nothing is due")
+    click.echo(f"compact it now: siltstone compact {topic} --now{places.words.places}")
+    click.echo(f"why not yet: siltstone topics explain {topic}{places.words.places}")
 
 
-async def _compact(urls: Urls, settings: Settings, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
+async def _compact(urls: Urls, places: Places, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
+    settings = places.settings
     async with opened_metadata(urls.metadata) as metadata:
-        asked = await compact_now.request(metadata, topic)
+        asked = await compact_now.request(metadata, topic, words=places.words)
         with shown_progress(console(stderr=True)) as show:
             waiting = asyncio.create_task(
                 compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
@@ -128,6 +137,8 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
             remedy="give --object-store URL, or start `siltstone compactor`; the request stays",
         )
     click.echo("no compactor is running: one runs in this process until it is done", err=True)
+    if settings.log_level == "info":  # what the process of a compactor logs is no part of this command's answer
+        configure("warning", settings.log_format)
     from compactor.compactor import Compactor  # the kernels' compiler is loaded where it is needed
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
@@ -150,15 +161,24 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
 
 @contextmanager
 def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress], None]]:
-    """A bar for the topic and one for each live job, on a terminal; elsewhere nothing. Failures are told anywhere."""
+    """A bar for the topic and one for each live job, on a terminal; elsewhere nothing. Failures are told anywhere.
+
+    What is not known yet pulses: a job says how far it is every two seconds, and many are over before that.
+    """
     told: set[int] = set()
     bars: dict[int, TaskID] = {}
-    columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=target, transient=True, disable=not target.is_terminal) as progress:
-        whole = progress.add_task("cleaned through", total=1.0)
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[part]}")]
+    with Progress(
+        *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
+    ) as progress:
+        whole = progress.add_task("cleaned through", total=None, part="")
+
+        def draw(task: TaskID, text: str, fraction: float) -> None:
+            part = f"{fraction:.0%}".replace("%", " %") if fraction else ""
+            progress.update(task, description=text, total=1.0 if fraction else None, completed=fraction, part=part)
 
         def show(at: compact_now.Progress) -> None:
-            progress.update(whole, completed=at.fraction)
+            draw(whole, "cleaned through", at.fraction)
             live = {job.job_id: job for job in at.jobs}
             for job_id in [each for each in bars if each not in live]:
                 progress.remove_task(bars.pop(job_id))
@@ -166,8 +186,8 @@ def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress]
                 step = job.progress.get("step")
                 text = f"job {job.job_id} {JOB_KINDS_IN_WORDS.get(job.kind, job.kind)}" + (f" ({step})" if step else "")
                 if job.job_id not in bars:
-                    bars[job.job_id] = progress.add_task(text, total=1.0)
-                progress.update(bars[job.job_id], description=text, completed=fraction_of(job))
+                    bars[job.job_id] = progress.add_task(text, total=None, part="")
+                draw(bars[job.job_id], text, fraction_of(job))
             for job in at.failed:
                 if job.job_id not in told:
                     told.add(job.job_id)
@@ -179,13 +199,25 @@ def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress]
 def print_compacted(done: compact_now.Compacted) -> None:
     """The result as pairs."""
     before, after = done.before, done.after
-    print_pairs(
-        {
-            "records": f"{before.records:,} -> {after.records:,} ({before.records - after.records:,} gone)",
-            "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
-            "tombstones": f"{done.tombstones_kept:,} kept, {done.tombstones_dropped:,} dropped",
-            "merges": ", ".join(f"{job.job_id} ({job.kind})" for job in done.jobs) or "none: nothing was left to do",
-            "took": f"{done.took_ms / 1000:.1f} s",
-        },
-        title=f"{done.topic}: every partition is cleaned through the end it had",
+    held = held_back_text(done)
+    jobs = ", ".join(f"job {job.job_id} ({job.kind})" for job in done.jobs)
+    pairs = {
+        "records": f"{before.records:,} -> {after.records:,} ({before.records - after.records:,} gone)",
+        "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
+        "tombstones": f"{done.tombstones_kept:,} kept, {done.tombstones_dropped:,} dropped",
+        "jobs": jobs or ("none: nothing else was left to do" if held else "none: nothing was left to do"),
+        "took": f"{done.took_ms / 1000:.1f} s",
+    }
+    what = "all that may be cleaned yet is cleaned" if held else "every partition is cleaned through the end it had"
+    print_pairs(pairs, title=f"{done.topic}: {what}")
+    if held:
+        click.echo(held)
+
+
+def held_back_text(done: compact_now.Compacted) -> str:
+    """ "16 offsets held back by min.compaction.lag.ms"; empty when nothing is."""
+    reasons = (
+        (done.held_by_lag, "min.compaction.lag.ms"),
+        (done.held_by_transactions, "open transactions"),
     )
+    return ", ".join(f"{plural(count, 'offset')} held back by {what}" for count, what in reasons if count)

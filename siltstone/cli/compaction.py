@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import click
-from rich.live import Live
+from rich.console import RenderableType
 
 from compactor.dirtiness import measure
 from metadata.compaction import Metadata, PartitionView
+from siltstone.cli.agents import bootstrap_of, bootstrap_option
+from siltstone.cli.live import draw_until_stopped, quiet_interrupts
 from siltstone.cli.output import console
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.cli.topics import bootstrap_option
-from siltstone.cli.topics_compaction import bootstrap_of
 from siltstone.client import KafkaClient, connected
-from siltstone.clock import SystemClock
-from siltstone.compact_now import find_topic
+from siltstone.command_words import CommandWords
+from siltstone.compact_now import find_topic, require_compacted
 from siltstone.compaction_frame import Frame, ReadRecord, draw, frame_of
 from siltstone.errors import BadInputError
 from wire.batch import iter_headers
@@ -53,9 +54,7 @@ def compaction() -> None:
 )
 @bootstrap_option
 @place_options
-@click.pass_context
 def watch(
-    context: click.Context,
     topic: str,
     partition: int,
     once: bool,
@@ -72,43 +71,61 @@ def watch(
     \b
     Examples:
       siltstone compaction watch users --data ./siltstone-data
-      siltstone compaction watch users --partition 3 --once --bootstrap 127.0.0.1:9092 \\
-          --metadata postgresql://siltstone@db/siltstone
+      siltstone compaction watch users --partition 3 --once \\
+          --metadata postgresql://siltstone@db/siltstone \\
+          --bootstrap 127.0.0.1:9092
     """
-    with resolved(places) as urls:
-        address = bootstrap_of(context, urls, bootstrap)
-        asyncio.run(_watch(urls.metadata, address, topic, partition, once=once, lines=lines, window=window))
+    address = bootstrap_of(places.data, bootstrap)
+    watched = Watched(topic=topic, partition=partition, lines=lines, window=window, words=places.words)
+    if once:
+        with resolved(places) as urls:
+            asyncio.run(_watch(urls.metadata, address, watched, once=True))
+        return
+    with quiet_interrupts(), resolved(places) as urls:
+        asyncio.run(_watch(urls.metadata, address, watched, once=False))
 
 
-async def _watch(
-    metadata_url: str, bootstrap: str, topic: str, partition: int, *, once: bool, lines: int, window: int
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What was asked to be shown."""
+
+    topic: str
+    partition: int
+    lines: int
+    window: int
+    words: CommandWords
+
+
+async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: bool) -> None:
     async with opened_metadata(metadata_url) as metadata, connected(bootstrap) as client:
+
+        async def drawn() -> RenderableType:
+            return draw(await _frame(metadata, client, watched), latest_lines=watched.lines)
+
         if once:
-            console().print(draw(await _frame(metadata, client, topic, partition, lines, window), latest_lines=lines))
-            return
-        clock = SystemClock()
-        with Live(console=console(), auto_refresh=False, screen=False) as live:
-            while True:
-                frame = await _frame(metadata, client, topic, partition, lines, window)
-                live.update(draw(frame, latest_lines=lines), refresh=True)
-                await clock.sleep_ms(POLL_MS)
+            console().print(await drawn())
+        else:
+            await draw_until_stopped(drawn, every_ms=POLL_MS)
 
 
-async def _frame(metadata: Metadata, client: KafkaClient, topic: str, partition: int, lines: int, window: int) -> Frame:
-    """The partition's view first, then its records: what is cleaned in between shows in the next frame."""
-    found = await find_topic(metadata, topic)
+async def _frame(metadata: Metadata, client: KafkaClient, watched: Watched) -> Frame:
+    """The partition's view first, then its records: what is cleaned in between shows in the next frame.
+
+    Raises NoSuchTopicError, NotCompactedError, BadInputError.
+    """
+    found = await find_topic(metadata, watched.topic, words=watched.words)
+    require_compacted(found, words=watched.words)
     views = await metadata.partition_views(found.topic_id)
-    view = _partition(views, topic, partition)
+    view = _partition(views, watched.topic, watched.partition)
     now_ms = await metadata.now_ms()
-    read_from = max(view.log_start_offset, view.high_watermark - window)
+    read_from = max(view.log_start_offset, view.high_watermark - watched.window)
     return frame_of(
-        await read_records(client, topic, partition, read_from, view.high_watermark),
+        await read_records(client, watched.topic, watched.partition, read_from, view.high_watermark),
         view,
         dirty_ratio=measure(view, now_ms=now_ms).ratio,
         now_ms=now_ms,
         read_from=read_from,
-        strip_lines=lines,
+        strip_lines=watched.lines,
     )
 
 
@@ -116,9 +133,8 @@ def _partition(views: Sequence[PartitionView], topic: str, partition: int) -> Pa
     for view in views:
         if view.partition == partition:
             return view
-    raise BadInputError(
-        f"{topic} has no partition {partition}", remedy=f"it has partitions 0 to {len(views) - 1}: name one of them"
-    )
+    there = "partition 0 alone" if len(views) == 1 else f"partitions 0 to {len(views) - 1}: name one of them"
+    raise BadInputError(f"{topic} has no partition {partition}", remedy=f"it has {there}")
 
 
 async def read_records(

@@ -37,8 +37,28 @@ class _Group(click.Group):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in SUBCOMMANDS.items()])
 
 
+def _places_of(data: Path) -> tuple[str, str]:
+    """URLs of metadata and object store. Raises NothingHereError, RunFileError."""
+    from siltstone.embedded.attach import NothingHereError
+    from siltstone.embedded.run_file import read_run_file
+
+    running = read_run_file(data)
+    if running is None:
+        raise NothingHereError(
+            f"no `siltstone dev` runs on {data}",
+            remedy=f"`siltstone dev --data {data}` starts one, with a compactor of its own",
+        )
+    return running.metadata_url, running.object_store_url
+
+
 @click.group(cls=_Group, invoke_without_command=True)
 @setting_options
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Beside the `siltstone dev` that runs there, on its Postgres and object store.",
+)
 @click.option("--listen", metavar="HOST:PORT", help="Where to serve /metrics and /readyz (metrics.listen).")
 @click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
 @click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
@@ -49,6 +69,7 @@ def compactor(
     ctx: click.Context,
     config: Path | None,
     assignments: tuple[str, ...],
+    data: Path | None,
     listen: str | None,
     object_store: str | None,
     metadata: str | None,
@@ -62,12 +83,18 @@ def compactor(
 
     \b
     Examples:
-      siltstone compactor --metadata postgresql://me@db/silt --object-store 's3://bucket/prefix?region=eu-central-1'
+      siltstone compactor --metadata postgresql://me@db/silt \\
+          --object-store 's3://bucket/prefix?region=eu-central-1'
       siltstone compactor --config agent.toml --set compaction.l1.runs.min=16
-      siltstone compactor warm                    # in an image, so that the first start need not compile
+      siltstone compactor --data ./siltstone-data   # one more, beside dev
+      siltstone compactor warm   # in an image: the first start need not compile
     """
     if ctx.invoked_subcommand is not None:
         return
+    if data is not None:
+        if object_store or metadata:
+            raise click.UsageError("--data says where everything lies: give it, or give URLs")
+        metadata, object_store = _places_of(data)
     options = {
         "metrics.listen": listen,
         "object.store.url": object_store,

@@ -21,6 +21,7 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 PLOT_WIDTH = 72
 PLOT_HEIGHT = 4
 TABLE_ROWS = 8
+HOUR_MS = 3_600_000
 
 Figure = tuple[str, Callable[[Sample], float], Callable[[float], str]]
 
@@ -42,7 +43,18 @@ FIGURES: Sequence[Figure] = (
     ("jobs that wait for a worker", lambda each: each.jobs_ready, _number),
 )
 
-COLUMNS = ("L0", "L1 plain", "L1 comp.", "L2 plain", "L2 comp.", "rows/s", "write amp.", "lag", "comp. bytes", "ready")
+COLUMNS = (
+    "L0",
+    "L1 plain",
+    "L1 comp.",
+    "L2 plain",
+    "L2 comp.",
+    "rows /s",
+    "write amp.",
+    "lag",
+    "comp. bytes",
+    "jobs wait",
+)
 assert len(COLUMNS) == len(FIGURES)
 
 
@@ -85,10 +97,13 @@ def simulate_command(
 ) -> None:
     """Simulate compaction for days: files, runs, rows, write amplification, dedupe lag. Touches nothing.
 
+    Dedupe lag is the age of the oldest record that no pass from its log start has seen, of the worst partition.
+
     \b
     Examples:
       siltstone compactor simulate --agents 12 --hours 48
-      siltstone compactor simulate --agents 96 --workers 12 --compacted 0.5 --keys 1000000 --json
+      siltstone compactor simulate --agents 96 --workers 12 --json \\
+          --compacted 0.5 --keys 1000000
     """
     load = Load(
         agents=agents,
@@ -100,7 +115,7 @@ def simulate_command(
         keys=keys,
         record_bytes=record_bytes,
         dirty_ratio_min=dirty_ratio,
-        retention_ms=int(retention_hours * 3_600_000),
+        retention_ms=int(retention_hours * HOUR_MS),
     )
     simulated = simulate(load, hours=hours, workers=Workers(count=workers, bytes_per_second=merge_mib_per_second * MIB))
     if as_json:
@@ -132,23 +147,52 @@ def plot(values: Sequence[float], *, width: int = PLOT_WIDTH, height: int = PLOT
     return ["".join(BLOCKS[max(0, min(8, each - row * 8))] for each in eighths) for row in range(height - 1, -1, -1)]
 
 
+def axis(hours: float, *, width: int = PLOT_WIDTH) -> str:
+    """What stands below a plot: the beginning, the middle and the end."""
+    begin, middle, end = "0", age_text(hours * HOUR_MS / 2), age_text(hours * HOUR_MS)
+    left = f"{begin:<{max(1, (width - len(middle)) // 2)}}{middle}"
+    return f"{left}{end:>{max(1 + len(end), width - len(left))}}"
+
+
+def assumed(simulated: Simulated) -> Mapping[str, str]:
+    """What the figures rest on, options that were not given too."""
+    load, workers = simulated.load, simulated.workers
+    retention = age_text(load.retention_ms)
+    return {
+        "agents": f"{load.agents:,}, each {size_text(load.bytes_per_second)}/s, flushed every {load.linger_ms} ms"
+        + (f", and {load.early_per_second:g} files a second sealed early" if load.early_per_second else ""),
+        "partitions": f"{load.partitions:,}, of which {load.compacted_partitions:,} compacted; others kept {retention}",
+        "keys": f"{load.keys:,} in each compacted partition, written evenly, {size_text(load.record_bytes)} each",
+        "dirty ratio": f"{load.dirty_ratio_min:g} (min.cleanable.dirty.ratio)",
+        "workers": f"{workers.count:,} merges at once, each {size_text(workers.bytes_per_second)}/s "
+        f"and {workers.overhead_ms} ms more",
+        "planner": "its settings have their defaults",
+    }
+
+
 def _print(simulated: Simulated) -> None:
     out = console()
+    print_pairs(assumed(simulated), title=f"Assumed, for {age_text(simulated.hours * HOUR_MS)}")
+    out.print()
     for name, figure, text in FIGURES:
         values = [figure(each) for each in simulated.samples]
         out.print(f"{name}: at most {text(max(values))}, at the end {text(values[-1])}", markup=False)
         for line in plot(values):
             out.print(f"  {line}", markup=False)
+        out.print(f"  {axis(simulated.hours, width=min(PLOT_WIDTH, len(values)))}", markup=False)
     every = max(1, len(simulated.samples) // TABLE_ROWS)
     shown = simulated.samples[every - 1 :: every]
     rows = [[age_text(each.at_ms), *(text(figure(each)) for _, figure, text in FIGURES)] for each in shown]
     columns = ["after", *COLUMNS]
+    out.print()
     print_table(columns, rows, right=columns)
+    out.print()
     print_pairs(
         {
-            "jobs": ", ".join(f"{count:,} {kind}" for kind, count in simulated.jobs.items()),
+            "jobs": ", ".join(f"{count:,} {kind}" for kind, count in simulated.jobs.items()) or "none",
             "longest wait of a job": age_text(simulated.job_wait_ms_max),
             "workers busy": f"{simulated.workers_busy:.0%}",
             "one record for each key": size_text(simulated.compacted_bytes_least),
         }
     )
+    out.print("dedupe lag (lag): the age of the oldest record that no pass from its log start has seen", markup=False)

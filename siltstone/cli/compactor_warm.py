@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import click
+
+from siltstone.cli.output import plural
 
 
 @click.command()
@@ -20,9 +23,24 @@ def warm() -> None:
 
     from siltstone.clock import SystemClock
     from wire import kernels
+    from wire.kernels.code_cache import cache_directory
 
     importlib.import_module("compactor.execute")  # with it, all kernels that a merge uses
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
+    place = cache_directory()
+    before = _compiled(place)
     kernels.warm()
-    click.echo(f"kernels are ready, after {(clock.monotonic_ms() - began_ms) / 1000:.1f} s")
+    took = f"after {(clock.monotonic_ms() - began_ms) / 1000:.1f} s"
+    fresh = len(_compiled(place) - before)
+    if place is None:
+        click.echo(f"kernels are ready, {took}, for this process alone: no directory for them can be written")
+    elif fresh:
+        click.echo(f"kernels are ready, {took}: {plural(fresh, 'kernel')} compiled")
+    else:
+        click.echo(f"kernels are ready, {took}: up to date, nothing was compiled")
+
+
+def _compiled(place: Path | None) -> frozenset[str]:
+    """Names of the files in the directory that new ones are written to."""
+    return frozenset() if place is None else frozenset(each.name for each in place.glob("kernel-*.nbc"))

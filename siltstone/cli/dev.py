@@ -68,9 +68,10 @@ def dev(
     Examples:
       siltstone dev
       siltstone dev --data /tmp/silt --listen 127.0.0.1:0 --agents 3
-      siltstone dev --agents 4 --zones a,b      # clients with zone=a in their client.id are sent to the 1st and 3rd
-      siltstone dev --object-store 's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
-      siltstone dev --object-store memory://    # metadata too; forgets everything at the end
+      siltstone dev --agents 4 --zones a,b  # zone=a in a client.id: 1st and 3rd
+      siltstone dev --object-store \\
+          's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
+      siltstone dev --object-store memory://  # metadata too; forgets all at end
     """
     from siltstone.embedded.stack import run_stack
 

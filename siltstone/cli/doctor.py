@@ -47,7 +47,8 @@ def doctor(places: Places, as_json: bool) -> None:
     \b
     Examples:
       siltstone doctor --data ./siltstone-data
-      siltstone doctor --metadata postgresql://me@db/silt --object-store s3://records/prod
+      siltstone doctor --metadata postgresql://me@db/silt \\
+          --object-store s3://records/prod
       siltstone doctor --config agent.toml --json
     """
     with resolved(places) as urls:

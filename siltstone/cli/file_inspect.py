@@ -42,7 +42,8 @@ def inspect(key: str, batches: bool, places: Places, as_json: bool) -> None:
     \b
     Examples:
       siltstone file inspect KEY --data ./siltstone-data --batches
-      siltstone file inspect KEY --object-store 's3://records/prod?region=eu-central-1' --json
+      siltstone file inspect KEY --json \\
+          --object-store 's3://records/prod?region=eu-central-1'
     """
     report = asyncio.run(_read(key, resolved_store(places), batches=batches))
     if as_json:

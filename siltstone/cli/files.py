@@ -12,20 +12,36 @@ import click
 from metadata.compaction import LeveledExtent
 from metadata.packed_index import iter_index
 from metadata.service import FileInfo, FileState
-from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
+from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.usage import WrongUsageError
 from siltstone.clock import SystemClock
 from siltstone.fsck import all_files
-from siltstone.levels_report import share
+from siltstone.levels_report import payload_bytes_of, share
+
+KEY_WIDTH_MIN = 150
+"""Columns of a terminal from which on keys, which are never cut, have a column; below it, lines of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a file holds. From L1 up only live extents are counted: of a dead file nothing is left to count."""
+    """What a live file holds, from L1 up in live extents."""
 
-    partitions: int
-    records: int
-    live_bytes: int
+    partitions: int = 0
+    records: int = 0
+    live_bytes: int = 0
+    payload_bytes: int = 0
+    """Of which `live_bytes` live: without the file's own index where that is known."""
+
+
+def _read_level(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """ "1" or "L1"."""
+    if value is None:
+        return None
+    level = value.upper().removeprefix("L")
+    if level not in ("0", "1", "2"):
+        raise WrongUsageError(f"{value!r} is no level", remedy="there are 0, 1 and 2 (or L0, L1 and L2)")
+    return int(level)
 
 
 @click.group()
@@ -40,20 +56,21 @@ def files() -> None:
 
 @files.command("list")
 @click.option("--state", type=click.Choice(["live", "dead", "deleted", "aborted"]), help="Only files in this state.")
-@click.option("--level", type=click.IntRange(0, 2), help="Only files of this level.")
+@click.option("--level", metavar="[0|1|2]", callback=_read_level, help="Only files of this level.")
 @place_options
 @json_option
 def list_files(state: str | None, level: int | None, places: Places, as_json: bool) -> None:
     """List files: level, class, state, bytes, age, how many partitions and records live in each.
 
-    From L1 up partitions and records are those of live extents, and "live" is their share of the file; the rest is dead
-    and goes with the next merge.
+    From L1 up partitions and records are those of live extents, and "live" is their share of what the file was written
+    with; the rest is dead and goes with the next merge. Of files that are not live nothing is counted.
 
     \b
     Examples:
       siltstone files list --data ./siltstone-data
       siltstone files list --data ./siltstone-data --level 2 --state live
-      siltstone files list --metadata postgresql://siltstone@db/siltstone --state live --json
+      siltstone files list --state live --json \\
+          --metadata postgresql://siltstone@db/siltstone
     """
     with resolved(places) as urls:
         listed, contents = asyncio.run(_read(urls.metadata))
@@ -65,48 +82,69 @@ def list_files(state: str | None, level: int | None, places: Places, as_json: bo
     if not rows:
         click.echo("no files")
         return
-    columns = ["id", "level", "class", "state", "size", "live", "age", "partitions", "records", "key"]
-    cells = [
-        [
-            str(file.file_id),
-            f"L{file.level}",
-            file.file_class or "",
-            file.state.value,
-            size_text(file.size_bytes),
-            share(contents[file.file_id].live_bytes, file.size_bytes),
-            age_text(now_ms - file.created_ms),
-            str(contents[file.file_id].partitions),
-            str(contents[file.file_id].records),
-            file.key,
-        ]
-        for file in rows
+    columns = ["id", "level", "state", "size", "live", "age", "partitions", "records"]
+    cells = [_cells(file, contents[file.file_id], now_ms) for file in rows]
+    right = ["id", "size", "live", "age", "partitions", "records"]
+    keys = [file.key for file in rows]
+    if console().width >= KEY_WIDTH_MIN:
+        print_table([*columns, "key"], [[*row, key] for row, key in zip(cells, keys, strict=True)], right=right)
+    else:
+        print_table(columns, cells, right=right, below=keys)
+    click.echo(f"{plural(len(rows), 'file')}, {size_text(sum(file.size_bytes for file in rows))}")
+
+
+def _cells(file: FileInfo, contents: Contents, now_ms: int) -> list[str]:
+    counted = (
+        [share(contents.live_bytes, contents.payload_bytes), str(contents.partitions), str(contents.records)]
+        if file.state is FileState.LIVE
+        else ["-", "-", "-"]
+    )
+    return [
+        str(file.file_id),
+        f"L{file.level} {file.file_class or ''}".rstrip(),
+        file.state.value,
+        size_text(file.size_bytes),
+        counted[0],
+        age_text(now_ms - file.created_ms),
+        *counted[1:],
     ]
-    print_table(columns, cells, right=["id", "size", "live", "age", "partitions", "records"])
-    click.echo(f"{len(rows)} files, {size_text(sum(file.size_bytes for file in rows))}")
 
 
 async def _read(metadata_url: str) -> tuple[Sequence[FileInfo], Mapping[int, Contents]]:
     async with opened_metadata(metadata_url) as metadata:
         rows = await all_files(metadata)
         extents: dict[int, list[LeveledExtent]] = defaultdict(list)
+        payload_bytes: dict[int, int] = {}
         if any(file.level for file in rows):
             for extent in (await metadata.system_view()).extents:
                 extents[extent.file_id].append(extent)
-    return rows, {file.file_id: _contents(file, extents.get(file.file_id, [])) for file in rows}
+            payload_bytes = {
+                file.file_id: payload_bytes_of(file) for file in (await metadata.compaction_view()).files if file.level
+            }
+    return rows, {
+        file.file_id: _contents(file, extents.get(file.file_id, []), payload_bytes.get(file.file_id, 0))
+        for file in rows
+    }
 
 
-def _contents(file: FileInfo, extents: Sequence[LeveledExtent]) -> Contents:
+def _contents(file: FileInfo, extents: Sequence[LeveledExtent], payload_bytes: int) -> Contents:
+    if file.state is not FileState.LIVE:
+        return Contents()
     if file.level:
+        live_bytes = sum(extent.length for extent in extents)
         return Contents(
             partitions=len({extent.partition_id for extent in extents}),
             records=sum(extent.record_count for extent in extents),
-            live_bytes=sum(extent.length for extent in extents),
+            live_bytes=live_bytes,
+            payload_bytes=max(payload_bytes, live_bytes),
         )
     rows = list(iter_index(file.index))
+    row_bytes = sum(row.length for row in rows)
     return Contents(
         partitions=len({row.partition_id for row in rows}),
         records=sum(row.last_offset - row.base_offset + 1 for row in rows),
-        live_bytes=sum(row.length for row in rows) if file.state is FileState.LIVE else 0,
+        live_bytes=row_bytes,
+        payload_bytes=row_bytes,
     )
 
 

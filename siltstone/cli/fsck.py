@@ -66,7 +66,8 @@ def fsck(quick: bool, adopt: bool, places: Places, as_json: bool) -> None:
     \b
     Examples:
       siltstone fsck --data ./siltstone-data
-      siltstone fsck --metadata postgresql://siltstone@db/siltstone --object-store s3://records/prod --quick
+      siltstone fsck --quick --metadata postgresql://siltstone@db/siltstone \\
+          --object-store s3://records/prod
       siltstone fsck --config agent.toml --adopt
     """
     with resolved(places) as urls:

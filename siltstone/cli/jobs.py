@@ -9,16 +9,30 @@ from typing import Any
 import click
 
 from metadata.compaction import JobState, MergeJob
-from siltstone.cli.output import age_text, json_option, print_json, print_pairs, print_table, size_text
+from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.usage import WrongUsageError
+from siltstone.command_words import CommandWords
 from siltstone.errors import BadInputError
 
 BAR_CELLS = 16
+BAR_WIDTH_MIN = 110
+"""Columns of a terminal below which the list has no place for bars."""
 ERROR_CHARS_SHOWN = 60
 
 
 class UnknownJobError(BadInputError):
     """There is no job of this id (or it is over for so long that it was forgotten)."""
+
+
+def _job_id(text: str, words: CommandWords) -> int:
+    """Raises WrongUsageError."""
+    if not text.isdecimal() or not int(text):
+        raise WrongUsageError(
+            f"{text!r} is no job id, which is a number from 1 on",
+            remedy=f"`siltstone jobs list{words.places}` shows those there are",
+        )
+    return int(text)
 
 
 @click.group()
@@ -49,7 +63,8 @@ def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool
     \b
     Examples:
       siltstone jobs list --data ./siltstone-data
-      siltstone jobs list --state running --state ready --metadata postgresql://siltstone@db/siltstone --json
+      siltstone jobs list --state running --state ready --json \\
+          --metadata postgresql://siltstone@db/siltstone
     """
     with resolved(places) as urls:
         now_ms, found = asyncio.run(_read(urls.metadata, [JobState(state) for state in states], limit))
@@ -69,29 +84,32 @@ def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool
             size_text(job.input_bytes),
             age_text(now_ms - job.created_ms),
             _took(job, now_ms),
-            bar(fraction_of(job)),
+            bar(fraction_of(job)) if console().width >= BAR_WIDTH_MIN else percent(fraction_of(job)),
             _shortened(job.error),
         ]
         for job in found
     ]
-    print_table(columns, cells, right=["id", "files", "size", "age", "took"])
+    print_table(columns, cells, right=["id", "files", "size", "age", "took"], cut="error")
 
 
 @jobs.command("show")
-@click.argument("job_id", type=click.IntRange(1), metavar="ID")
+@click.argument("job_id", metavar="ID")
 @place_options
 @json_option
-def show_job(job_id: int, places: Places, as_json: bool) -> None:
+def show_job(job_id: str, places: Places, as_json: bool) -> None:
     """Show one merge: why it was planned, what it reads, how far it is, what came of it.
 
     \b
     Example:
       siltstone jobs show 17 --data ./siltstone-data
     """
+    number = _job_id(job_id, places.words)
     with resolved(places) as urls:
-        now_ms, job = asyncio.run(_read_one(urls.metadata, job_id))
+        now_ms, job = asyncio.run(_read_one(urls.metadata, number))
     if job is None:
-        raise UnknownJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` shows those there are")
+        raise UnknownJobError(
+            f"there is no job {number}", remedy=f"`siltstone jobs list{places.words.places}` shows those there are"
+        )
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return
@@ -122,13 +140,17 @@ def bar(fraction: float) -> str:
     return f"{'#' * filled}{'.' * (BAR_CELLS - filled)} {fraction * 100:3.0f}%"
 
 
+def percent(fraction: float) -> str:
+    return f"{fraction * 100:.0f} %"
+
+
 def _described(job: MergeJob, now_ms: int) -> dict[str, str]:
     pairs = {
         "job": str(job.job_id),
         "kind": job.kind,
         "state": job.state.value,
         "why": str(job.spec.get("reason", "")) or "-",
-        "inputs": f"{job.input_files} files, {size_text(job.input_bytes)}",
+        "inputs": f"{plural(job.input_files, 'file')}, {size_text(job.input_bytes)}",
         "to level": f"L{job.spec.get('level', '?')}",
         "partitions deduped": str(len(job.spec.get("partitions", ()))),
         "planned": f"{age_text(now_ms - job.created_ms)} ago",

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Sequence
 
 import click
-from rich.live import Live
 from rich.text import Text
 
-from siltstone.cli.output import console, json_option, print_json
+from siltstone.cli.live import draw_until_stopped, quiet_interrupts
+from siltstone.cli.output import json_option, print_json
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.clock import SystemClock
 from siltstone.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
 
 WATCH_MS = 1_000
@@ -36,10 +35,11 @@ def levels(watch: bool, runs: int, places: Places, as_json: bool) -> None:
     """
     if watch and as_json:
         raise click.UsageError("--watch draws a picture: give it without --json")
-    with resolved(places) as urls:
-        if watch:
+    if watch:
+        with quiet_interrupts(), resolved(places) as urls:
             asyncio.run(_watch(urls.metadata, runs))
-            return
+        return
+    with resolved(places) as urls:
         shown, now_ms = asyncio.run(_read(urls.metadata))
     if as_json:
         print_json({"now_ms": now_ms, "levels": levels_json(shown)})
@@ -54,10 +54,10 @@ async def _read(metadata_url: str) -> tuple[Sequence[LevelClass], int]:
 
 
 async def _watch(metadata_url: str, runs: int) -> None:
-    clock = SystemClock()
     async with opened_metadata(metadata_url) as metadata:
-        with Live(console=console(), auto_refresh=False, screen=False) as live:
-            while True:
-                view = await metadata.compaction_view()
-                live.update(Text(picture(levels_of(view), view.now_ms, runs_shown=runs)), refresh=True)
-                await clock.sleep_ms(WATCH_MS)
+
+        async def drawn() -> Text:
+            view = await metadata.compaction_view()
+            return Text(picture(levels_of(view), view.now_ms, runs_shown=runs))
+
+        await draw_until_stopped(drawn, every_ms=WATCH_MS)

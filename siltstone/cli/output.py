@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -16,6 +17,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PIPED_WIDTH = 200
 """Columns where output is no terminal: wide enough that an object key is not wrapped."""
+GAP = 2
+CUT_CELLS_MIN = 8
 
 
 def json_option(command: Command) -> Command:
@@ -33,25 +36,75 @@ def print_json(value: Any) -> None:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str | None = None
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    title: str | None = None,
+    cut: str = "",
+    below: Sequence[str] = (),
 ) -> None:
-    """A table with plain text cells; `right` names the columns that are set flush right."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, title=title, title_justify="left", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    """A table with plain text cells; `right` names the columns that are set flush right.
+
+    Where it is wider than the terminal, headings break between words; then the column `cut`, where one is named, gives
+    way and ends in "…", and where none is, cells are folded. `below` are lines, one below each row.
+    """
+    target = console()
+    widths = [max(map(cell_len, each)) for each in zip(columns, *rows, strict=True)]
+    headings = list(columns)
+    if _table_width(widths) > target.width:
+        headings = [heading.replace(" ", "\n") for heading in columns]
+        words = (max(map(cell_len, heading.split("\n"))) for heading in headings)
+        widths = [max(each) for each in zip(words, *([*map(cell_len, row)] for row in rows), strict=True)]
+    if cut:
+        at = columns.index(cut)
+        widths[at] = min(
+            widths[at], max(CUT_CELLS_MIN, target.width - _table_width([*widths[:at], *widths[at + 1 :]]) - GAP)
+        )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column, heading, width in zip(columns, headings, widths, strict=True):
+        table.add_column(
+            heading,
+            justify="right" if column in right else "left",
+            overflow="ellipsis" if cut else "fold",
+            no_wrap=bool(cut),
+            width=width if cut else None,
+        )
     for row in rows:
         table.add_row(*row)
-    console().print(table, markup=False)
+    print_title(title)
+    if not below:
+        target.print(table, markup=False)
+        return
+    with target.capture() as drawn:
+        target.print(table, markup=False, soft_wrap=True)
+    lines = drawn.get().splitlines()
+    heads = len(lines) - len(rows)
+    for number, line in enumerate(lines):
+        click.echo(line.rstrip())
+        if number >= heads:
+            click.echo(f"{'':{GAP}}{below[number - heads]}")
+
+
+def _table_width(widths: Sequence[int]) -> int:
+    return sum(widths) + GAP * (len(widths) - 1)
 
 
 def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
     """Names and values, one pair a line."""
-    table = Table(box=None, show_header=False, title=title, title_justify="left", pad_edge=False)
-    table.add_column(style="bold")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(name, value)
+    print_title(title)
     console().print(table, markup=False)
+
+
+def print_title(title: str | None) -> None:
+    """Above a table, as wide as the terminal and not as the table."""
+    if title:
+        console().print(title, style="italic", markup=False)
 
 
 def size_text(size_bytes: float) -> str:
@@ -74,3 +127,8 @@ def age_text(age_ms: float) -> str:
     if seconds < 86_400:
         return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
     return f"{seconds // 86_400}d{seconds % 86_400 // 3600:02d}h"
+
+
+def plural(count: int, what: str) -> str:
+    """2, "file" -> "2 files"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -20,6 +20,7 @@ from metadata.compaction import Metadata
 from metadata.urls import open_metadata
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.clock import SystemClock
+from siltstone.command_words import NO_WORDS, CommandWords, words_for
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import BadInputError
@@ -43,6 +44,8 @@ class Places:
     object_store_url: str
     settings: Settings
     """All that the command was given, by whatever way."""
+    words: CommandWords = NO_WORDS
+    """What hints repeat of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,14 @@ def place_options(command: Callable[..., T]) -> Callable[..., T]:
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=settings.object_store_url if data is None else "",
             settings=settings,
+            words=words_for(
+                data="" if data is None else str(data),
+                metadata_url=metadata_url or "",
+                object_store_url=object_store_url or "",
+                config="" if config is None else str(config),
+                assignments=assignments,
+                runs=data is not None and read_run_file(data) is not None,
+            ),
         )
         return command(*args, places=places, **kwargs)
 

@@ -1,38 +1,23 @@
-"""`siltstone topics`: over the Kafka protocol, so it works wherever an agent answers."""
+"""`siltstone topics`: over the Kafka protocol, so it works wherever an agent answers. Describing: `topics_describe`."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import click
 
 from metadata.topic_configs import TOPIC_CONFIGS
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, place_options, resolved
-from siltstone.cli.topics_compaction import bootstrap_of, explain_command, print_states, read_explained
-from siltstone.client import EARLIEST, LATEST, ConfigEntry, KafkaClient, connected
-from siltstone.compaction_report import is_compacted, states_json
+from siltstone.cli.agents import acts, agent_options, given_agents, name_hints
+from siltstone.cli.output import json_option, plural, print_json, print_table
+from siltstone.cli.topics_compaction import explain_command
+from siltstone.cli.topics_describe import describe_command
+from siltstone.client import KafkaClient, connected
 from wire.messages.metadata import MetadataResponseTopic
 
 T = TypeVar("T")
-Command = TypeVar("Command", bound=Callable[..., object])
-
-DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
-
-
-def bootstrap_option(command: Command) -> Command:
-    return click.option(
-        "--bootstrap",
-        envvar="SILTSTONE_BOOTSTRAP",
-        default=DEFAULT_BOOTSTRAP,
-        show_default=True,
-        show_envvar=True,
-        metavar="HOST:PORT[,...]",
-        help="Where agents answer.",
-    )(command)
 
 
 @click.group()
@@ -48,6 +33,7 @@ def topics() -> None:
     """
 
 
+topics.add_command(describe_command)
 topics.add_command(explain_command)
 
 
@@ -55,13 +41,13 @@ topics.add_command(explain_command)
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(min=1), help="How many; the agent's default if not given.")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic config; may be repeated.")
-@bootstrap_option
+@agent_options
 def create(name: str, partitions: int | None, configs: Sequence[str], bootstrap: str) -> None:
     """Create topic NAME.
 
     \b
     Example:
-      siltstone topics create orders --partitions 6 --config cleanup.policy=compact
+      siltstone topics create orders --config cleanup.policy=compact
     """
     overrides = parse_configs(configs)
 
@@ -71,11 +57,11 @@ def create(name: str, partitions: int | None, configs: Sequence[str], bootstrap:
 
     count = _run(bootstrap, work)
     _note_without_effect(overrides)
-    click.echo(f"created {name} with {count} partition{'' if count == 1 else 's'}")
+    click.echo(f"created {name} with {plural(count, 'partition')}")
 
 
 @topics.command("list")
-@bootstrap_option
+@agent_options
 @json_option
 def list_topics(bootstrap: str, as_json: bool) -> None:
     """List all topics.
@@ -103,79 +89,10 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 
 @topics.command()
 @click.argument("name")
-@bootstrap_option
-@place_options
-@json_option
-@click.pass_context
-def describe(context: click.Context, name: str, bootstrap: str, places: Places, as_json: bool) -> None:
-    """Show the partitions, offsets and configs of topic NAME.
-
-    Of a compacted topic also how far compaction is, where --data or --metadata says where that is known: dirty ratio,
-    what no pass has seen yet (the head), last pass, and which partitions are due.
-
-    \b
-    Examples:
-      siltstone topics describe orders
-      siltstone topics describe users --data ./siltstone-data
-    """
-    if places.data is None and not places.metadata_url:
-        topic, starts, ends, configs = _run(bootstrap, _reader(name))
-        explained = None
-    else:
-        with resolved(places) as urls:
-            topic, starts, ends, configs = _run(bootstrap_of(context, urls, bootstrap), _reader(name))
-            explained = asyncio.run(read_explained(urls.metadata, name, places.settings))
-    partitions = [
-        {
-            "partition": each.partition_index,
-            "agent": each.leader_id,
-            "log_start_offset": starts[each.partition_index],
-            "high_watermark": ends[each.partition_index],
-        }
-        for each in sorted(topic.partitions, key=lambda each: each.partition_index)
-    ]
-    compacted = is_compacted({each.name: each.value or "" for each in configs if each.name == "cleanup.policy"})
-    if as_json:
-        shown = [
-            {"name": each.name, "value": each.value, "source": each.source, "acts": _acts(each.name)}
-            for each in configs
-        ]
-        answer = {"name": name, "topic_id": str(topic.topic_id), "partitions": partitions, "configs": shown}
-        if compacted and explained is not None:
-            answer["compaction"] = states_json(explained.states)
-        print_json(answer)
-        return
-    print_pairs({"topic": name, "id": str(topic.topic_id), "partitions": str(len(partitions))})
-    columns = ["partition", "agent", "log start offset", "high watermark"]
-    print_table(columns, [[str(cell) for cell in row.values()] for row in partitions], right=columns)
-    if compacted and explained is not None:
-        print_states(explained.states, explained.evidence.now_ms)
-    elif compacted:
-        click.echo("how far compaction is: add --data DIR or --metadata URL")
-    rows = [[each.name, each.value or "", each.source, "acts" if _acts(each.name) else "no effect"] for each in configs]
-    print_table(["config", "value", "from", "here"], rows)
-
-
-_Described = tuple[MetadataResponseTopic, Mapping[int, int], Mapping[int, int], Sequence[ConfigEntry]]
-
-
-def _reader(name: str) -> Callable[[KafkaClient], Awaitable[_Described]]:
-    async def read(client: KafkaClient) -> _Described:
-        topic = await client.topic(name)
-        partitions = [partition.partition_index for partition in topic.partitions]
-        starts = await client.list_offsets(name, partitions, EARLIEST)
-        ends = await client.list_offsets(name, partitions, LATEST)
-        return topic, starts, ends, await client.topic_configs(name)
-
-    return read
-
-
-@topics.command()
-@click.argument("name")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a config; may be repeated.")
 @click.option("--delete-config", "deleted", multiple=True, metavar="NAME", help="Back to the default; may be repeated.")
 @click.option("--partitions", type=click.IntRange(min=1), help="Grow to this many.")
-@bootstrap_option
+@agent_options
 def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions: int | None, bootstrap: str) -> None:
     """Change configs or the number of partitions of topic NAME.
 
@@ -192,10 +109,11 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
         raise click.UsageError("nothing to change: give --config, --delete-config or --partitions")
 
     async def work(client: KafkaClient) -> None:
-        if changes:
-            await client.alter_configs(name, changes=changes)
-        if partitions is not None:
-            await client.create_partitions(name, partitions)
+        async with name_hints(client, name, given_agents()):
+            if changes:
+                await client.alter_configs(name, changes=changes)
+            if partitions is not None:
+                await client.create_partitions(name, partitions)
 
     _run(bootstrap, work)
     _note_without_effect(name for name, value in changes.items() if value is not None)
@@ -205,7 +123,7 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
 @topics.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@bootstrap_option
+@agent_options
 def delete(name: str, yes: bool, bootstrap: str) -> None:
     """Delete topic NAME and all its records.
 
@@ -217,20 +135,19 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
         if not sys.stdin.isatty():
             raise click.UsageError("nobody can be asked here: --yes is needed to delete a topic and all its records")
         click.confirm(f"delete topic {name!r} and all its records?", abort=True)
-    _run(bootstrap, lambda client: client.delete_topic(name))
+
+    async def work(client: KafkaClient) -> None:
+        async with name_hints(client, name, given_agents()):
+            await client.delete_topic(name)
+
+    _run(bootstrap, work)
     click.echo(f"deleted {name}")
-
-
-def _acts(config: str) -> bool:
-    """False for what is kept and shown for Kafka's tools alone. A newer agent's config is its own affair."""
-    known = TOPIC_CONFIGS.get(config)
-    return known is None or known.effective
 
 
 def _note_without_effect(configs: Iterable[str]) -> None:
     """Say on stderr which of the configs just set change nothing."""
     for config in configs:
-        if not _acts(config):
+        if not acts(config):
             click.echo(
                 f"note: {config} is kept, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True
             )

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import click
-from click.core import ParameterSource
 
+from compactor.dirtiness import config_int
 from compactor.options import plan_options
-from metadata.compaction import JobState
+from metadata.compaction import JobState, Metadata, PartitionView
+from metadata.packed_index import iter_index
 from metadata.service import Topic
 from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
-from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
+from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.compact_now import JOBS_READ, find_topic
 from siltstone.compaction_report import Evidence, PartitionState, Reason, explain, partition_states
-from siltstone.settings import Settings
 
 FAILED_SHOWN_MS = 3_600_000
 """Failed jobs older than this explain nothing any more."""
@@ -44,26 +43,28 @@ def explain_command(topic: str, places: Places, as_json: bool) -> None:
     \b
     Examples:
       siltstone topics explain users --data ./siltstone-data
-      siltstone topics explain users --metadata postgresql://siltstone@db/siltstone --json
+      siltstone topics explain users --json \\
+          --metadata postgresql://siltstone@db/siltstone
     """
     with resolved(places) as urls:
-        explained = asyncio.run(read_explained(urls.metadata, topic, places.settings))
+        explained = asyncio.run(read_explained(urls.metadata, topic, places))
     if as_json:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
     for reason in explained.reasons:
-        click.echo(f"- {reason.says[:1].upper()}{reason.says[1:]}")
+        is_of_partition = reason.partition is not None  # else it may begin with the topic's name, which keeps its case
+        click.echo(f"- {reason.says[:1].upper() if is_of_partition else reason.says[:1]}{reason.says[1:]}")
         if reason.remedy:
             click.echo(f"  remedy: {reason.remedy}")
 
 
-async def read_explained(metadata_url: str, name: str, settings: Settings) -> Explained:
-    """Everything that is known about the compaction of a topic, judged by the planner's numbers in `settings`.
+async def read_explained(metadata_url: str, name: str, places: Places) -> Explained:
+    """Everything that is known about the compaction of a topic, judged by the planner's numbers in the settings.
 
     Raises NoSuchTopicError.
     """
     async with opened_metadata(metadata_url) as metadata:
-        topic = await find_topic(metadata, name)
+        topic = await find_topic(metadata, name, words=places.words)
         view = await metadata.compaction_view()
         partitions = await metadata.partition_views(topic.topic_id)
         live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
@@ -73,21 +74,38 @@ async def read_explained(metadata_url: str, name: str, settings: Settings) -> Ex
             if job.finished_ms is not None and view.now_ms - job.finished_ms < FAILED_SHOWN_MS
         ]
         compactors = await metadata.live_compactors()
+        young = await _young_l0_from(metadata, partitions, view.now_ms)
     evidence = Evidence(
         now_ms=view.now_ms,
-        options=plan_options(settings),
+        options=plan_options(places.settings),
         view=view,
         jobs=[*live, *failed],
         compactors=compactors,
-        stall_files=settings.l0_stall_files,
+        stall_files=places.settings.l0_stall_files,
+        young_l0_from=young,
+        words=places.words,
     )
-    states = partition_states(partitions, now_ms=view.now_ms, options=evidence.options, view=view)
+    states = partition_states(partitions, now_ms=view.now_ms, options=evidence.options, view=view, young_l0_from=young)
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))
 
 
+async def _young_l0_from(metadata: Metadata, views: Sequence[PartitionView], now_ms: int) -> Mapping[int, int]:
+    """As in `Evidence`. Reads the index of L0 only where a topic has the lag."""
+    lags_ms = {view.partition_id: config_int(view, "min.compaction.lag.ms") for view in views}
+    if not any(lags_ms.values()):
+        return {}
+    young: dict[int, int] = {}
+    for file in (await metadata.snapshot()).files:
+        for row in iter_index(file.index):
+            lag_ms = lags_ms.get(row.partition_id, 0)
+            if lag_ms and row.max_timestamp_ms > now_ms - lag_ms:
+                young[row.partition_id] = min(row.base_offset, young.get(row.partition_id, row.base_offset))
+    return young
+
+
 def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
-    """A row for each partition, those that are due marked."""
-    columns = ["partition", "dirty ratio", "head offsets", "head", "cleaned through", "in L0", "last compacted", ""]
+    """A row for each partition; below the table which are due, and what the others wait for."""
+    columns = ["partition", "dirty ratio", "head offsets", "head", "cleaned through", "in L0", "last pass"]
     rows = [
         [
             str(each.view.partition),
@@ -96,23 +114,18 @@ def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
             size_text(each.head_bytes),
             str(each.view.cleaned_through_offset),
             f"{each.l0_offsets:,}",
-            last_compacted_text(each.view.last_cleaned_ms, now_ms),
-            f"<- due: {each.due}" if each.due else "",
+            last_pass_text(each.view.last_cleaned_ms, now_ms),
         ]
         for each in states
     ]
     print_table(columns, rows, right=columns[:6])
+    for each in states:
+        if each.due:
+            click.echo(f"partition {each.view.partition} is due: {each.due}")
+        elif each.waits:
+            click.echo(f"partition {each.view.partition}: {each.waits}")
 
 
-def last_compacted_text(last_cleaned_ms: int | None, now_ms: int) -> str:
-    """ "2026-01-27 10:30:00 UTC (12m05s ago)", or "never"."""
-    if last_cleaned_ms is None:
-        return "never"
-    at = datetime.fromtimestamp(last_cleaned_ms / 1000, UTC)
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC ({age_text(now_ms - last_cleaned_ms)} ago)"
-
-
-def bootstrap_of(context: click.Context, urls: Urls, bootstrap: str) -> str:
-    """What --bootstrap says, or, where it says nothing, the agents of the running `--data` directory."""
-    is_given = context.get_parameter_source("bootstrap") is not ParameterSource.DEFAULT
-    return bootstrap if is_given or not urls.bootstrap else urls.bootstrap
+def last_pass_text(last_cleaned_ms: int | None, now_ms: int) -> str:
+    """ "12m05s ago", or "never"."""
+    return "never" if last_cleaned_ms is None else f"{age_text(now_ms - last_cleaned_ms)} ago"

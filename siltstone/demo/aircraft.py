@@ -49,12 +49,16 @@ class LatestFlights:
     def __init__(self, partitions: int) -> None:
         self.by_tail_number: dict[bytes, Last] = {}
         self.records = 0
+        self.left_out = 0
+        """Flights without a key."""
         self._next_offset = [0] * partitions
 
     def noted(self, source: Iterator[Flight]) -> Iterator[Flight]:
         """The flights that have a key, each noted at the offset it will get."""
         for flight in source:
-            if flight.key is not None:
+            if flight.key is None:
+                self.left_out += 1
+            else:
                 offset = self._next_offset[flight.partition]
                 self._next_offset[flight.partition] = offset + 1
                 self.by_tail_number[flight.key] = Last(flight.partition, offset, flight.value)
@@ -123,7 +127,8 @@ def compact_flights(
     with progress("producing again, keyed by tail number, to a compacted topic", total) as advance:
         ledger = Ledger(partitions)
         produced = clients.produce(stack.bootstrap, TOPIC, latest.noted(source), ledger, advance, clock)
-        advance(total - produced.records)  # those without a tail number
+    if latest.left_out:
+        console.print(f"{latest.left_out:,} flights have no tail number and are left out", markup=False)
     compacted = asyncio.run(_compact(stack, console, clock, shown))
     comparison = LatestComparison(latest.by_tail_number)
     read_ms = asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, clock))
@@ -136,7 +141,7 @@ def print_result(result: Compacted) -> None:
         {
             "records": f"{before.records:,} flights -> {after.records:,}, one for each aircraft",
             "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
-            "merges": f"{len(result.compacted.jobs)} in {result.compacted.took_ms / 1000:.1f} s",
+            "jobs": f"{len(result.compacted.jobs)} in {result.compacted.took_ms / 1000:.1f} s",
             "read": f"{result.aircraft:,} records in {result.read_ms / 1000:.1f} s, each compared with a plain dict",
         },
         title="What compaction left",
@@ -165,11 +170,12 @@ async def _compact(
                 metadata, asked, clock=clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
             )
         view = await metadata.compaction_view()
-        _print_levels(console, "The levels after (run: the merge that wrote it)", picture(levels_of(view), view.now_ms))
+        _print_levels(console, "The levels after", picture(levels_of(view), view.now_ms))
     finally:
         await metadata.close()
     return compacted
 
 
 def _print_levels(console: Console, title: str, drawn: str) -> None:
-    console.print(f"\n{title}\n{drawn}\n", markup=False)
+    legend = "a bar for each run, which is what one merge wrote; shaded: dead; L0: one bar for all"
+    console.print(f"\n{title} ({legend})\n{drawn}\n", markup=False)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.compaction.histories import STEPS, run_seed
+from tests.compaction.histories import NO_HABITS, PARTIAL, STEPS, run_seed
 
 
 def main() -> int:
@@ -15,6 +15,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, help="run this one alone")
     options.add_argument("--seeds", default="0-99", help="FIRST-LAST (default %(default)s)")
     options.add_argument("--steps", type=int, default=STEPS)
+    options.add_argument("--partial", action="store_true", help="mostly merges of a few extents")
     options.add_argument("-v", "--verbose", action="store_true")
     chosen = options.parse_args()
     first, _, last = chosen.seeds.partition("-")
@@ -23,7 +24,7 @@ def main() -> int:
     failed: list[int] = []
     started_s = time.process_time()
     for seed in seeds:
-        outcome = run_seed(seed, steps=chosen.steps)
+        outcome = run_seed(seed, steps=chosen.steps, habits=PARTIAL if chosen.partial else NO_HABITS)
         counts.update(outcome.counts)
         if chosen.verbose:
             print(*outcome.says, sep="\n")

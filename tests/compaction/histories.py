@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.compaction import EXHAUSTED_RETRY_MS, JobState
+from metadata.compaction import JobState
+from metadata.job_rules import EXHAUSTED_RETRY_MS
 from metadata.service import Topic
 from tests.compaction.model import repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
@@ -14,13 +15,16 @@ from tests.compaction.world import World
 
 STEPS = 60
 JOB_LEASE_MS = 10_000
+IDLE_ROUNDS = 3
+"""Without anything to do: longer than any wait in the planner's options."""
 
 ACTIONS = (
-    ("write", 30),
+    ("write", 24),
+    ("level now", 14),
     ("late", 2),
     ("write late", 4),
     ("plan", 20),
-    ("arbitrary", 6),
+    ("arbitrary", 12),
     ("run", 22),
     ("run in trouble", 4),
     ("commit", 16),
@@ -36,6 +40,9 @@ ACTIONS = (
     ("read slowly", 10),
 )
 
+NO_HABITS: Mapping[str, float] = {}
+PARTIAL: Mapping[str, float] = {"plan": 0.3, "arbitrary": 3, "time": 1.5}
+"""Mostly merges of a few extents, in which old values lie outside of what a merge sees."""
 ALWAYS = frozenset({"write", "plan", "run", "commit", "time"})
 
 
@@ -50,18 +57,20 @@ class Outcome:
         return "\n".join([f"seed {self.seed}:", *self.says[-60:], *(f"  !! {each}" for each in self.violations[:8])])
 
 
-def run_seed(seed: int, *, steps: int = STEPS) -> Outcome:
+def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_HABITS) -> Outcome:
+    """`habits`: how many times as often as usual some actions come; without, the seed chooses."""
     world = World(seed)
-    asyncio.run(_history(world, steps))
+    asyncio.run(_history(world, steps, habits))
     return Outcome(seed, world.violations, world.says, world.counts)
 
 
-async def _history(world: World, steps: int) -> None:
+async def _history(world: World, steps: int, habits: Mapping[str, float]) -> None:
     await world.begin()
     names = [name for name, _ in ACTIONS]
     # Each history has its own habits: what is rare among all of them is common in some.
     weights = [
-        weight * world.random.choice([0.3, 1, 3] if name in ALWAYS else [0, 0.3, 1, 4]) for name, weight in ACTIONS
+        weight * habits.get(name, world.random.choice([0.3, 1, 3] if name in ALWAYS else [0, 0.3, 1, 4]))
+        for name, weight in ACTIONS
     ]
     for _ in range(steps):
         await _act(world, world.random.choices(names, weights)[0])
@@ -74,6 +83,8 @@ async def _act(world: World, action: str) -> None:
     match action:
         case "write":
             await world.write()
+        case "level now":
+            await world.level_now()
         case "late":
             await world.write_late()
         case "write late":
@@ -115,17 +126,20 @@ async def _act(world: World, action: str) -> None:
 
 async def _settle(world: World, rounds: int = 12) -> None:
     """Plan, run and commit everything that the planner wants, with time going on, until it wants nothing."""
+    idle = 0
     for _ in range(rounds):
         world.clock.advance_ms(1_100)
         await world.expire()
         await world.plan_round()
+        idle += 1
         for _ in range(40):
             before = len(world.held)
             await world.run_job()
             if len(world.held) == before:
                 break
             await world.commit_one()
-        if world.violations:
+            idle = 0
+        if world.violations or idle == IDLE_ROUNDS:
             return
 
 

@@ -54,8 +54,16 @@ class World(Protocol):
         """All running jobs are past their time limit."""
         ...
 
+    async def end_rests(self, *, later_ms: int = -1) -> None:
+        """All jobs that were given back for trouble rest until `later_ms` from now."""
+        ...
+
     async def age_dead_files(self, ms: int) -> None:
         """All dead files died `ms` earlier."""
+        ...
+
+    async def set_death(self, file_id: int, dead_ms: int) -> None:
+        """When a dead file died."""
         ...
 
     async def end_pins_and_duties(self) -> None:
@@ -107,10 +115,18 @@ class MemoryWorld:
             if job.row.deadline_ms is not None:
                 job.row = replace(job.row, deadline_ms=SystemClock().wall_ms() - 1)
 
+    async def end_rests(self, *, later_ms: int = -1) -> None:
+        for job in self._database.jobs.values():
+            job.row = replace(job.row, not_before_ms=SystemClock().wall_ms() + later_ms)
+
     async def age_dead_files(self, ms: int) -> None:
         for file in self._database.files.values():
             if file.info.dead_ms is not None:
                 file.info = replace(file.info, dead_ms=file.info.dead_ms - ms)
+
+    async def set_death(self, file_id: int, dead_ms: int) -> None:
+        file = self._database.files[file_id]
+        file.info = replace(file.info, dead_ms=dead_ms)
 
     async def end_pins_and_duties(self) -> None:
         past_ms = SystemClock().wall_ms() - 1
@@ -159,8 +175,14 @@ class PostgresWorld:
     async def pass_deadlines(self) -> None:
         await run_sql(self.url, "UPDATE merge_jobs SET deadline_ms = clock_ms() - 1 WHERE deadline_ms IS NOT NULL")
 
+    async def end_rests(self, *, later_ms: int = -1) -> None:
+        await run_sql(self.url, f"UPDATE merge_jobs SET not_before_ms = clock_ms() + {later_ms}")
+
     async def age_dead_files(self, ms: int) -> None:
         await run_sql(self.url, f"UPDATE files SET dead_ms = dead_ms - {ms} WHERE dead_ms IS NOT NULL")
+
+    async def set_death(self, file_id: int, dead_ms: int) -> None:
+        await run_sql(self.url, f"UPDATE files SET dead_ms = {dead_ms} WHERE file_id = {file_id}")
 
     async def end_pins_and_duties(self) -> None:
         await run_sql(

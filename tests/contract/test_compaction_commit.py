@@ -436,3 +436,19 @@ async def test_a_pass_over_a_partition_that_is_gone_is_committed_without_it(worl
 
     (other,) = await world.service.partition_views(topics["others"].topic_id)
     assert other.cleaned_through_offset == 20
+
+
+async def test_a_merge_may_write_thousands_of_files_and_clean_tens_of_thousands_of_partitions(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    file = await writer.commit(batch(one, 2_400))
+    claimed = await claim(world.service, job(l0_file_ids=[file.file_id]))
+    outputs = [output_file(output_extent(one, offset, offset)) for offset in range(2_400)]
+    passes = [CleanedPartition(partition_id=one + n, cleaned_through_offset=1, passes_needed=1) for n in range(33_000)]
+
+    committed = await world.service.commit_merge(commit_of(claimed, *outputs, cleaned=passes))
+
+    assert len(committed.file_ids) == 2_400
+    files = {file.file_id: file for file in await world.service.files(limit=10_000)}
+    assert [files[file_id].key for file_id in committed.file_ids] == [output.key for output in outputs]
+    assert await broken(world.service) == []

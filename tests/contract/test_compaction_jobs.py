@@ -7,16 +7,22 @@ import asyncio
 import pytest
 
 from metadata.compaction import (
-    EXHAUSTED_AGAIN_RETRY_MS,
-    EXHAUSTED_RETRY_MS,
     JOB_ATTEMPTS_MAX,
+    ClaimedJob,
     InputsBusyError,
     JobLostError,
     JobState,
 )
+from metadata.job_rules import (
+    EXHAUSTED_AGAIN_RETRY_MS,
+    EXHAUSTED_RETRY_MS,
+    GIVE_BACKS_MAX,
+    UNREADABLE_RETRY_MS,
+    UNWRITTEN_RETRY_MS,
+)
 from metadata.service import AgentAddress, WriterFencedError
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, spans
-from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_topic
 from tests.fixtures.fleet import until
 
 
@@ -252,6 +258,71 @@ async def test_a_job_that_is_given_back_is_ready_and_counts_no_attempt(world: Wo
     third = await world.service.claim_job(await world.service.register_compactor("other"))
     assert third is not None
     assert (third.job.epoch, third.job.attempts) == (3, 1)
+
+
+async def test_a_job_given_back_for_trouble_rests_for_longer_each_time_and_others_are_claimed(world: World) -> None:
+    _, files = await l0_files(world, 2)
+    lease = await world.service.register_compactor("host")
+    sick, well = [await world.service.create_job(job(l0_file_ids=[file])) for file in files]
+    rests: list[int] = []
+
+    for _ in range(GIVE_BACKS_MAX - 1):
+        claimed = await world.service.claim_job(lease)
+        assert claimed is not None and claimed.job.job_id == sick
+        assert (claimed.job.attempts, claimed.job.error) == (1, "")
+        await world.service.give_back_job(sick, claimed.job.epoch, trouble="no answer", file_ids=files[:1])
+        resting = await world.service.job(sick)
+        assert resting is not None
+        assert (resting.state, resting.attempts, resting.error) == (JobState.READY, 0, "no answer")
+        rests.append(resting.not_before_ms - await world.service.now_ms())
+        # given: it is the oldest, and there is another
+        other = await world.service.claim_job(lease)
+        assert other is not None and other.job.job_id == well
+        assert await world.service.claim_job(lease) is None
+        # a holder that stops has no trouble
+        await world.service.give_back_job(well, other.job.epoch)
+        await world.end_rests()
+
+    wanted = [1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]
+    assert [most - 900 < rest <= most for rest, most in zip(rests, wanted, strict=True)] == [True] * len(wanted), rests
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_job_given_back_for_trouble_over_and_over_is_failed_and_planned_around(
+    world: World, is_known: bool
+) -> None:
+    _, files = await l0_files(world, 2)
+    lease = await world.service.register_compactor("host")
+    job_id = await world.service.create_job(job(l0_file_ids=files))
+
+    for _ in range(GIVE_BACKS_MAX):
+        await world.end_rests()
+        claimed = await world.service.claim_job(lease)
+        assert claimed is not None
+        blamed = files[1:] if is_known else []
+        await world.service.give_back_job(job_id, claimed.job.epoch, trouble="no answer", file_ids=blamed)
+
+    failed = await world.service.job(job_id)
+    assert failed is not None
+    assert (failed.state, failed.error) == (JobState.FAILED, "no answer")
+    view = await world.service.compaction_view()
+    assert view.busy_files == frozenset()
+    rests = [max(file.trouble_until_ms - view.now_ms, 0) for file in view.files]
+    wanted = [0, UNREADABLE_RETRY_MS] if is_known else [UNWRITTEN_RETRY_MS] * 2
+    assert [most - 5_000 < rest <= most for rest, most in zip(rests, wanted, strict=True)] == [True, True], rests
+
+
+async def test_a_rest_from_before_the_clock_went_back_is_over(world: World) -> None:
+    _, files = await l0_files(world, 1)
+    lease = await world.service.register_compactor("host")
+    claimed: ClaimedJob | None = await claim(world.service, job(l0_file_ids=files), lease=lease)
+    assert claimed is not None
+    await world.service.give_back_job(claimed.job.job_id, claimed.job.epoch, trouble="no answer")
+    assert await world.service.claim_job(lease) is None
+
+    await world.end_rests(later_ms=DAY_MS)
+
+    assert await world.service.claim_job(lease) is not None
 
 
 async def test_a_job_whose_holders_all_vanish_is_failed_and_its_inputs_are_left_alone_for_a_while(world: World) -> None:

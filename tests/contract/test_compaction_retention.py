@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from compactor.retention import Retention
+from metadata import postgres_retention
 from metadata.compaction import Expired, InvalidOffsetError
 from metadata.service import Change, ChangeKind, Cursor, FileState, UnknownTopicError
+from siltstone.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic, sent
+from tests.fixtures.fleet import until
 
 HOUR_MS = 3_600_000
 
@@ -137,6 +141,40 @@ async def test_one_round_over_many_partitions_is_one_change(world: World) -> Non
         {str(id_): 10 for id_ in topic.partition_ids}
     ]
     assert {file.file_id: file.state for file in await world.service.files()}[merged.file_ids[0]] is FileState.DEAD
+
+
+async def test_retention_goes_on_until_nothing_is_left_that_expires_however_many_partitions(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_retention, "PARTITIONS_MAX", 2)
+    writer = await Writer.register(world.service)
+    topic = await world.service.create_topic("orders", partitions=7, configs={"retention.ms": "0"})
+    file = await writer.commit(*(batch(id_, 10) for id_ in topic.partition_ids))
+    await merge(world.service, l0=[file.file_id])
+
+    applied = await Retention(metadata=world.service, metrics=Metrics()).apply()
+
+    assert (applied.extents, applied.partitions) == (7, 7)
+    assert [await log_start(world, id_) for id_ in topic.partition_ids] == [10] * 7
+    assert await world.service.expire() == Expired(extents=0, bytes=0, partitions=0)
+
+
+async def test_retention_takes_the_oldest_first_when_one_call_is_not_enough(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await world.service.create_topic("orders", partitions=3, configs={"retention.ms": "1000"})
+    now_ms = await world.service.now_ms()
+    for id_, age_ms in zip(topic.partition_ids, (HOUR_MS, 3 * HOUR_MS, 2 * HOUR_MS), strict=True):
+        file = await writer.commit(batch(id_, 10))
+        await merge(world.service, l0=[file.file_id], max_timestamp_ms=now_ms - age_ms)
+
+    async def log_starts() -> list[int]:
+        return [await log_start(world, id_) for id_ in topic.partition_ids]
+
+    retention = Retention(metadata=world.service, metrics=Metrics(), round_extents=1, rounds_max=2)
+    assert (await retention.apply()).extents == 2
+    assert await log_starts() == [0, 10, 10]
+    assert (await retention.apply()).extents == 1
+    assert await log_starts() == [10, 10, 10]
 
 
 # ---- DeleteRecords ---------------------------------------------------------------------------------------------------
@@ -278,6 +316,23 @@ async def test_a_pin_protects_what_lived_at_its_creation(world: World) -> None:
     await world.end_pins_and_duties()
     assert not await world.service.beat_pin(again, ttl_ms=60_000)
     assert await world.service.pins() == []
+
+
+async def test_what_dies_in_the_very_millisecond_of_a_pin_is_protected(world: World) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+    before, at_once, after = [(await writer.commit(batch(one, 10))).file_id for _ in range(3)]
+    await merge(world.service, l0=[before, at_once, after])
+    await world.service.pin("reader", ttl_ms=60_000)
+    ((_, _, created_ms, _),) = await world.service.pins()
+    for file_id, dead_ms in ((before, created_ms - 1), (at_once, created_ms), (after, created_ms + 1)):
+        await world.set_death(file_id, dead_ms)
+
+    async def is_past() -> bool:
+        return await world.service.now_ms() > created_ms
+
+    await until(is_past)
+    assert [file.file_id for file in await world.service.dead_files(grace_ms=0)] == [before]
 
 
 async def test_keys_that_should_be_there_are_known(world: World) -> None:

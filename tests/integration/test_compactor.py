@@ -4,117 +4,20 @@ well, and what becomes of a merge when something is not."""
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compactor.execute import MergeEngine, Progress
-from compactor.worker import Engine
-from metadata.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted, MergeJob, Metadata
-from metadata.service import FileState, MetadataUnavailableError, WentBackError, WriterLease
-from metadata.urls import open_metadata
-from siltstone.client import KafkaClient
-from siltstone.clock import SystemClock
-from siltstone.fsck import check_system
-from siltstone.ids import SystemIds
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
-from storage.local import LocalStore
-from storage.memory import MemoryStore
-from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
-from tests.fixtures.compactors import RunningCompactor, StartCompactor
+from compactor.spec import MergeKind
+from metadata.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
+from metadata.service import FileState, MetadataUnavailableError, WentBackError
+from storage.faulty import Fault, FaultRule
+from tests.fixtures.agents import read_all
+from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, Wrapped
+from tests.fixtures.compacted_systems import start_beside as start
+from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
-from wire.records import NewRecord, build_batch
-
-LEVEL_ONLY = {"compaction_l1_runs_min": 1000, "forced_dirty_wait_ms": 3_600_000, "forced_dirty_bytes_min": 1 << 40}
-
-
-class System:
-    """Stores with faults to be made, an agent, a client."""
-
-    def __init__(self, metadata: Metadata, plan: FaultPlan, agent: RunningAgent, client: KafkaClient) -> None:
-        self.metadata, self.faults, self.agent, self.client = metadata, plan, agent, client
-        self.store = agent.store
-        self.sent = itertools.count()
-
-    async def write(self, topic: str, batches: int, *, keys: int = 5) -> None:
-        """Batches of 10 records, each a file of its own."""
-        for _ in range(batches):
-            number = next(self.sent)
-            records = [
-                NewRecord(int(time.time() * 1000), b"k%d" % (at % keys), b"%d:%d" % (number, at)) for at in range(10)
-            ]
-            await self.client.produce(topic, 0, build_batch(records))
-
-    async def values(self, topic: str) -> list[bytes]:
-        return [bytes(record.value or b"") for _, record in await read_all(self.client, topic)]
-
-    async def job(self, state: JobState, kind: str = "") -> MergeJob | None:
-        found = [job for job in await self.metadata.jobs(states=[state]) if kind in ("", job.kind)]
-        return found[0] if found else None
-
-    async def levels(self) -> set[int]:
-        """Of live files."""
-        return {file.level for file in await self.metadata.files(limit=10_000) if file.state is FileState.LIVE}
-
-    async def fsck(self) -> Sequence[str]:
-        findings = await check_system(self.metadata, self.store, quick=False, progress=lambda *_: None)
-        return [f"{each.id}: {violation.message}" for each in findings for violation in each.violations]
-
-
-@pytest.fixture
-async def system(agent_metadata_url: str, start_agent: StartAgent, dial: Dial, tmp_path: Path) -> AsyncIterator[System]:
-    metadata = open_metadata(agent_metadata_url)
-    await metadata.open()
-    plan = FaultPlan()
-    inner = MemoryStore() if agent_metadata_url == "memory://" else LocalStore(tmp_path / "objects")
-    store = Faulty(inner, plan, SystemIds(), SystemClock())
-    agent = await start_agent(store=store, metadata=metadata, gc_grace_ms=2_000)
-    client = await dial.kafka(agent.address)
-    yield System(metadata, plan, agent, client)
-    await agent.agent.stop()
-    await metadata.close()
-
-
-class Gate:
-    """An engine that waits before it begins, and tells that it does."""
-
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self.waiting = asyncio.Event()
-        self.open = asyncio.Event()
-
-    def engine(self, lease: WriterLease) -> Engine:
-        inner = MergeEngine(store=self._system.store, clock=SystemClock(), ids=SystemIds(), lease=lease, keys_max=1000)
-
-        class Gated:
-            async def run(
-                gated, claimed: ClaimedJob, *, progress: Callable[[Progress], None], keep_going: Callable[[], None]
-            ) -> CommitMerge:
-                self.waiting.set()
-                while not self.open.is_set():
-                    keep_going()
-                    await asyncio.sleep(0.01)
-                return await inner.run(claimed, progress=progress, keep_going=keep_going)
-
-        return Gated()
-
-
-class Wrapped:
-    """A metadata store of which some calls are others."""
-
-    def __init__(self, inner: Metadata, **calls: Callable[..., Any]) -> None:
-        self._inner, self._calls = inner, calls
-
-    def __getattr__(self, name: str) -> Any:
-        return self._calls.get(name) or getattr(self._inner, name)
-
-
-async def start(system: System, start_compactor: StartCompactor, **settings: Any) -> RunningCompactor:
-    return await start_compactor(store=system.store, metadata=settings.pop("metadata", system.metadata), **settings)
 
 
 async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_readers_see_all(
@@ -271,17 +174,7 @@ async def test_leveling_does_not_wait_behind_a_long_merge(system: System, start_
     await system.client.create_topic("t", partitions=1)
     gate = Gate(system)
 
-    def only_merges_wait(lease: WriterLease) -> Engine:
-        gated = gate.engine(lease)
-        free = MergeEngine(store=system.store, clock=SystemClock(), ids=SystemIds(), lease=lease, keys_max=1000)
-
-        class Either:
-            async def run(self, claimed: ClaimedJob, **options: Any) -> CommitMerge:
-                return await (free if claimed.job.kind == "level" else gated).run(claimed, **options)
-
-        return Either()
-
-    compactor = await start(system, start_compactor, engine=only_merges_wait)
+    compactor = await start(system, start_compactor, engine=gate.only(MergeKind.MERGE))
     while not gate.waiting.is_set():
         await system.write("t", 3)
     done = compactor.metric("merges_total", kind="level", outcome="done")

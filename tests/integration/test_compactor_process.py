@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from siltstone.cli import main
+from siltstone.client import connected
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.dev import COMMAND
 from tests.fixtures.faults import Processes, create_topic
-from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, wait_until
+from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, read_log, wait_until
 from tests.fixtures.s3 import BucketUrl
+from wire.records import NewRecord, build_batch
 
 GRACE = {"gc_grace_ms": 2_000}
 
@@ -91,6 +95,42 @@ def test_two_compactors_side_by_side_share_the_work_and_one_plans(
     assert planner.stop() == 0
     wait_until(lambda: other.metric("compactor_duty", duty="plan") == 1, 20)
     check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+
+
+async def written(bootstrap: str, batches: int) -> list[bytes]:
+    """Batches of about 100 KB, each a file of its own. Returns the values."""
+    values = [b"%05d" % number + b"." * 100_000 for number in range(batches)]
+    async with connected(bootstrap) as client:
+        for value in values:
+            await client.produce("t", 0, build_batch([NewRecord(int(time.time() * 1000), None, value)]))
+    return values
+
+
+def test_a_store_without_room_swaps_nothing_and_leaves_nothing_and_when_there_is_room_all_goes_on(
+    processes: Processes, compactors: CompactorProcesses
+) -> None:
+    processes.start(1, **GRACE)
+    create_topic(processes.bootstrap, "t", partitions=1)
+    [compactor] = compactors.start(1)
+    # given: the merge of any two files finds no room for its output
+    compactor.limit_files(150_000)
+    values = asyncio.run(written(processes.bootstrap, 6))
+    wait_until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2, 60)
+    # then: the job is given back and tried again, and no part of an output lies about
+    assert live_levels(processes) == {0}
+    assert processes.postgres.value("SELECT count(*) FROM merge_jobs WHERE state IN ('done', 'failed')") == 0
+    assert "round failed" in compactor.log and "no space in the object directory" in compactor.log
+    keys = {row["key"] for row in processes.postgres.query("SELECT key FROM files")}
+    lying = (path for path in processes.store_folder.rglob("*") if path.is_file())
+    assert {str(path.relative_to(processes.store_folder)) for path in lying if path.suffix == ".silt"} == keys
+    compactor.limit_files(-1)
+    until_leveled(processes, 1)
+    compactors.until_all_is_leveled()
+    compactors.until_nothing_is_leaked()
+    found = read_log(processes.bootstrap, topic="t", partitions=1)
+    assert [found[0, offset] for offset in range(6)] == values
+    check_fsck(metadata_url=processes.postgres.url, store_url=processes.store_url)
+    assert compactor.metric("merges_total", outcome="failed") == 0
 
 
 def test_jobs_are_listed_and_shown_for_people(processes: Processes, compactors: CompactorProcesses) -> None:

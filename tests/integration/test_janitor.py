@@ -479,3 +479,5 @@ async def test_what_a_server_says_that_took_over_amid_a_sweep_is_not_acted_upon(
     with pytest.raises(JanitorHaltedError):
         await (janitor.sweep() if answered == "dead_files" else janitor.sweep_orphans())
     assert not await world.gone(dead) and not await world.gone(orphan)
+    if answered != "abort_file":
+        assert await world.state(orphan) is None, "a key was aborted by what the other server knew"

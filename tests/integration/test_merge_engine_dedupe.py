@@ -12,6 +12,7 @@ import pytest
 from compactor.execute import MergeEngine
 from compactor.spec import MIB, MergeKind
 from metadata.compaction import ClaimedJob, CommitMerge, FileClass
+from metadata.retention_rules import TIMESTAMP_MS_MAX
 from storage.objects import ObjectStore, SupportsOpen
 from storage.urls import open_store
 from tests.fixtures.merge_inputs import (
@@ -79,6 +80,17 @@ async def test_the_delete_horizon_counts_from_the_claim_because_old_values_vanis
     log = (await world.log_of(commit))[1]
     stamped_ms = [header.base_timestamp_ms for _, header in iter_headers(log)]
     assert stamped_ms == [NOW_MS + 86_400_000 + waited_ms]
+
+
+async def test_a_horizon_beyond_all_time_is_stamped_as_the_end_of_time() -> None:
+    world = await a_compacted_log(values(("a", b"1")), values(("a", None)))
+    # given a spec of a planner that knew no bound, and a job that waited
+    for horizon_ms in (TIMESTAMP_MS_MAX, 2**63 - 1, 2**63 + 86_400_000):
+        planned = dedupe_job(world, delete_horizon_ms=horizon_ms)
+        commit = await world.engine().run(replace(planned, now_ms=planned.now_ms + 3_600_000))
+        log = (await world.log_of(commit))[1]
+        assert [header.base_timestamp_ms for _, header in iter_headers(log)] == [TIMESTAMP_MS_MAX]
+        assert records_in(log) == [(1, b"a", None)]
 
 
 async def test_has_tombstones_is_exact_after_a_dedupe() -> None:

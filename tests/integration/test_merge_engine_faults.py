@@ -15,12 +15,12 @@ from metadata.compaction import CommitMerge, JobLostError
 from siltstone.clock import ManualClock
 from siltstone.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
-from storage.file_format import EXTENT_FLAGGED, MAGIC, TRAILER_BYTES, read_file
+from storage.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file
 from storage.file_properties import decode_properties
 from storage.memory import MemoryStore
 from storage.objects import PutInDoubtError, StoreFullError, StoreUnavailableError
 from storage.retrying import Retrying
-from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, keyed, records_in
+from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, keyed, newer_trailer, records_in
 from tests.fixtures.record_batches import NOW_MS, with_payload
 from wire.crc import crc32c
 from wire.records import build_batch
@@ -45,6 +45,12 @@ async def damage(world: MergeWorld, key: str, position: int) -> None:
     body = bytearray(await world.inner.get(key))
     body[position] ^= 0x40
     await world.replace_object(key, body)
+
+
+async def make_newer(world: MergeWorld, key: str) -> None:
+    """Its trailer names the next format version."""
+    body = await world.inner.get(key)
+    await world.replace_object(key, body[:-TRAILER_BYTES] + newer_trailer(body[-TRAILER_BYTES:]))
 
 
 def flagged(commit: CommitMerge) -> dict[tuple[int, int], str]:
@@ -210,6 +216,25 @@ async def test_dedupe_goes_round_an_extent_whose_records_cannot_be_read(kept_byt
     assert [each.cleaned_through_offset for each in commit.cleaned] == [8, 2]
 
 
+@pytest.mark.parametrize("value_bytes", [10, 5 * MIB])
+async def test_a_scan_finds_every_extent_that_is_corrupt_before_it_begins_anew(value_bytes: int) -> None:
+    # given six extents, in one window or in one and more each, of which three have a flipped bit in a value
+    world = MergeWorld()
+    world.add_partition(1, cleanup_policy="compact")
+    for number in range(6):
+        await world.add_leveled({1: [values((f"{number}-{n}", b"v" * value_bytes)) for n in range(2)]})
+    for number in (0, 2, 5):
+        extent = world.extents[number]
+        await damage(world, extent.key, extent.position + 75)
+    # when they are deduped
+    commit = await deduped(world, 1, kept_bytes_max=0)
+    # then all were found in the first scan: with the second and the rewrite the others are read three times
+    assert list(flagged(commit)) == [(1, 0), (1, 4), (1, 10)]
+    assert all("CRC-32C" in reason for reason in flagged(commit).values())
+    assert commit.summary["passes"] == 2
+    assert commit.summary["gets"] <= 3 * sum(-(-extent.length // (8 * MIB)) for extent in world.extents)
+
+
 async def test_an_extent_that_turns_corrupt_between_scan_and_rewrite_supersedes_nothing() -> None:
     # given a key in two extents, and a store that gives other bytes of the second from its second read on
     world = MergeWorld()
@@ -289,13 +314,24 @@ async def test_an_l0_file_of_a_newer_format_is_refused_with_what_to_do() -> None
     world = MergeWorld()
     world.add_partition(1)
     file = await world.add_l0([Sent(1, a_batch(2))])
-    body = await world.inner.get(file.key)
-    start = bytearray(body[-TRAILER_BYTES:-12])
-    start[21] = 2
-    newer = body[:-TRAILER_BYTES] + start + struct.pack(">I8s", crc32c(bytes(start)), MAGIC)
-    await world.replace_object(file.key, newer)
-    with pytest.raises(MergeInputError, match=r"format version 2 .*release that wrote it"):
+    await make_newer(world, file.key)
+    with pytest.raises(MergeInputError, match=r"partition 1, offset 0: format version 2 .*release that wrote it"):
         await leveled(world)
+
+
+@pytest.mark.parametrize("value_bytes", [10, 5 * MIB], ids=["one window", "several"])
+async def test_a_leveled_file_of_a_newer_format_is_not_taken_for_corrupt(value_bytes: int) -> None:
+    # given a file whose batches cannot be read, for a later release wrote it
+    world = MergeWorld()
+    world.add_partition(1)
+    await world.add_leveled({1: [a_batch(2, value_bytes=value_bytes)]})
+    await world.add_leveled({1: [a_batch(2, value_bytes=value_bytes)]})
+    newer = world.extents[1]
+    await make_newer(world, newer.key)
+    await damage(world, newer.key, newer.position + 16)
+    with pytest.raises(MergeInputError, match=r"partition 1, offset 2: format version 2 .*release") as caught:
+        await merged(world)
+    assert caught.value.file_ids == (newer.file_id,) and newer.key in str(caught.value)
 
 
 async def test_a_damaged_trailer_of_an_l0_file_does_not_stop_its_batches() -> None:

@@ -179,6 +179,31 @@ async def test_an_object_that_is_lost_is_said_to_be_and_others_read(agent: Runni
     assert code_of(refused.value) is ErrorCode.KAFKA_STORAGE_ERROR
 
 
+async def test_a_lost_object_of_l0_is_said_to_be_lost_as_often_as_it_is_asked_for(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    first = await start_agent()
+    writer = await dial.kafka(first.address)
+    await writer.create_topic("t", partitions=1)
+    for number in range(3):
+        await writer.produce("t", 0, batch(b"%d" % number))
+    # given: an agent that has none of it in memory, and a live L0 object that is gone
+    second = await start_agent(store=first.store, metadata=first.metadata)
+    client = await dial.kafka(second.address)
+    merger = await merger_of(first)
+    lost_id = (await merger.live_l0())[0]
+    [lost] = [file for file in await first.metadata.files() if file.file_id == lost_id]
+    await first.store.delete_many([lost.key])
+    for _ in range(2):
+        assert await fetch(client, 0) == (ErrorCode.KAFKA_STORAGE_ERROR, [])
+        # then its extent stays: nothing has taken its place
+        log = second.agent._index.partition(1)
+        assert log is not None
+        extent = log.extent_at(0)
+        assert extent is not None and extent.file_id == lost_id
+    assert await fetch(client, 1) == (0, [1, 2])
+
+
 # ---- Postgres away
 
 

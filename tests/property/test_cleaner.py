@@ -27,6 +27,7 @@ def test_the_kernels_give_the_bytes_of_the_oracle(seed: int) -> None:
     r = random.Random(seed)
     with (
         patch.object(clean_payloads, "CHUNK_BYTES", r.choice((100, 3000, 1 << 20))),
+        patch.object(clean_payloads, "PLAIN_CHUNK_BYTES", r.choice((100, 3000, 1 << 20))),
         patch.object(clean_payloads, "CHUNK_RECORDS", r.choice((1, 40, 1 << 20))),
         patch.object(partition_cleaner, "_ENTERED_AT_ONCE", r.choice((1, 16, 4096))),
     ):

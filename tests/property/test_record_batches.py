@@ -16,7 +16,7 @@ from siltstone.errors import SiltstoneError
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
 from wire.batch import BATCH_HEADER_BYTES, crc_matches, iter_headers, read_header, stamp_log_append_time, stamp_offset
 from wire.codecs import Codec
-from wire.records import NewRecord, build_batch, iter_records, null_key_indexes, read_payload, timestamps, walk
+from wire.records import NewRecord, build_batch, iter_records, read_payload, record_facts, walk
 
 with warnings.catch_warnings():  # kafka-python reads its schemas with a function that Python 3.11 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -153,8 +153,10 @@ def test_the_narrow_walks_say_what_the_full_walk_says(records: list[NewRecord], 
     walked = list(iter_records(payload, count))
 
     for body in (payload, bytes(payload), bytearray(payload)):
-        assert null_key_indexes(body, count) == [index for index, one in enumerate(walked) if one.key is None]
-        assert timestamps(body, count) == [one.timestamp_delta_ms for one in walked]
+        facts = record_facts(body, count)
+        assert facts.keyless == [index for index, one in enumerate(walked) if one.key is None]
+        assert facts.timestamp_deltas_ms == [one.timestamp_delta_ms for one in walked]
+        assert facts.displaced is None
 
 
 @settings(max_examples=100, deadline=None)
@@ -207,9 +209,8 @@ def test_any_bytes_are_records_to_the_end_or_an_error_of_ours(payload: bytes, co
     try:
         walked = list(iter_records(payload, count))
     except SiltstoneError:
-        for narrow in (null_key_indexes, timestamps):
-            with pytest.raises(SiltstoneError):
-                narrow(payload, count)
+        with pytest.raises(SiltstoneError):
+            record_facts(payload, count)
     else:
         assert len(walked) == count
-        assert len(timestamps(payload, count)) == count
+        assert len(record_facts(payload, count).timestamp_deltas_ms) == count

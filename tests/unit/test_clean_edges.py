@@ -276,7 +276,8 @@ def test_chunks_hold_what_fits_in_order_and_one_batch_at_least(codec: Codec) -> 
         (1, 1 << 20, [(n, n + 1) for n in range(8)]),
     ):
         with (
-            patch.object(clean_payloads, "CHUNK_BYTES", chunk_bytes + 61 * 2 * (codec is Codec.NONE)),
+            patch.object(clean_payloads, "CHUNK_BYTES", chunk_bytes),
+            patch.object(clean_payloads, "PLAIN_CHUNK_BYTES", chunk_bytes + 61 * 2),
             patch.object(clean_payloads, "CHUNK_RECORDS", chunk_records),
         ):
             payloads = Payloads(kept_bytes_max=0, decompressed_bytes_max=1 << 20)

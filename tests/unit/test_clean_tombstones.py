@@ -9,6 +9,7 @@ import pytest
 
 from compactor.clean_oracle import compact
 from compactor.cleaning import CleanBounds
+from siltstone.errors import BadInputError
 from tests.fixtures.cleaning import CLEANERS, DELETE_RETENTION_MS, Cleaned, Log, by_kernels, stored
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import read_header
@@ -42,6 +43,24 @@ def stamped(clean: Clean, log: Log) -> list[bytes]:
     cleaned = clean(log.batches, log.bounds())
     assert horizons(cleaned) == {2: LATER_MS, 4: LATER_MS}
     return cleaned.batches
+
+
+@pytest.mark.parametrize("name", ["now_ms", "delete_horizon_ms"])
+@pytest.mark.parametrize("value_ms", [2**63, -(2**63) - 1, 2**64])
+def test_a_time_that_no_batch_can_hold_is_refused(name: str, value_ms: int) -> None:
+    bounds = values_and_deletes().bounds()
+    with pytest.raises(BadInputError, match=name):
+        replace(bounds, **{name: value_ms})
+
+
+def test_the_longest_delete_retention_keeps_a_tombstone_for_good(clean: Clean) -> None:
+    log = values_and_deletes()
+    for horizon_ms in (2**62, 2**63 - 1):
+        cleaned = clean(log.batches, replace(log.bounds(), delete_horizon_ms=horizon_ms))
+        assert horizons(cleaned) == {2: horizon_ms, 4: horizon_ms}
+        again = clean(cleaned.batches, log.bounds(now_ms=2**61))
+        assert again.offsets == cleaned.offsets == [2, 3, 4, 5]
+        assert [each.timestamp_ms for each in again.records] == [each.timestamp_ms for each in cleaned.records]
 
 
 BOUNDS = ["first_uncleanable_offset", "whole_through_offset"]

@@ -75,8 +75,8 @@ def test_the_largest_runs_are_shown_and_the_rest_is_counted() -> None:
 
 
 def test_nothing_that_is_there_is_drawn_as_nothing() -> None:
-    assert bar(1, 1, 10**9) == "█" and bar(1, 0, 10**9) == "░" and bar(0, 0, 1) == ""
-    assert bar(10, 1, 10, cells=4) == "█░░░"
+    assert bar(1, 1.0, 10**9) == "█" and bar(1, 0.0, 10**9) == "░" and bar(0, 0.0, 1) == ""
+    assert bar(10, 0.1, 10, cells=4) == "█░░░"
     assert share(0, 0) == "-" and share(1, 3) == "33 %"
     assert picture([], NOW_MS) == "no live files"
 

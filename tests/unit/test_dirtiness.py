@@ -144,6 +144,8 @@ HALF: dict[str, Any] = {"cleaned_through_offset": 150, "last_cleaned_ms": NOW_MS
         (HALF, ""),
         (HALF | {"configs": configured(min_cleanable_dirty_ratio="0.49")}, "dirty ratio 0.50 over 0.49, 150 MiB dirty"),
         ({"last_forced_ms": NOW_MS - OPTIONS.forced_interval_ms + 1}, ""),
+        ({"last_forced_ms": NOW_MS}, ""),
+        ({"last_forced_ms": NOW_MS + 1}, "dirty ratio 1.00 over 0.50, 300 MiB dirty"),  # the clock went back
         ({"last_forced_ms": NOW_MS - OPTIONS.forced_interval_ms}, "dirty ratio 1.00 over 0.50, 300 MiB dirty"),
         (HALF | {"passes_needed": 2}, "its keys overflowed the dedupe buffer, 2 passes are needed"),
         (HALF | {"passes_needed": 2, "last_forced_ms": NOW_MS - 1}, ""),
@@ -154,6 +156,7 @@ HALF: dict[str, Any] = {"cleaned_through_offset": 150, "last_cleaned_ms": NOW_MS
         (HALF | {"requested_through_offset": 300}, "compaction was asked for"),
         (HALF | {"requested_through_offset": 300, "last_forced_ms": NOW_MS - 1_000}, "compaction was asked for"),
         (HALF | {"requested_through_offset": 300, "last_forced_ms": NOW_MS - 999}, ""),
+        (HALF | {"requested_through_offset": 300, "last_forced_ms": NOW_MS + 1}, "compaction was asked for"),
         (HALF | {"requested_through_offset": 300, "last_stable_offset": 150}, ""),
         (HALF | {"requested_through_offset": 400, "high_watermark": 400}, ""),  # from 300 on there is L0
         (CLEAN | {"requested_through_offset": 300}, "compaction was asked for"),
@@ -170,6 +173,7 @@ def test_few_dirty_bytes_wait_for_an_hour_since_the_last_pass_or_since_they_were
     for last_cleaned_ms, expected in [
         (NOW_MS - HOUR_MS, "dirty ratio 1.00 over 0.50 for 3600 s"),
         (NOW_MS - HOUR_MS + 1, ""),
+        (NOW_MS + 1, "dirty ratio 1.00 over 0.50 for 3600 s"),
         (None, "dirty ratio 1.00 over 0.50 for 3600 s"),
     ]:
         partition = three(last_cleaned_ms=last_cleaned_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,8 +11,15 @@ import pytest
 from tests.fixtures.record_batches import NOW_MS, one_batch, with_header
 from wire.batch import stamp_offset
 from wire.codecs import Codec
-from wire.crc import Body
-from wire.kernels.batches import BatchTable, CorruptBatchAtError, read_batches, read_batches_python
+from wire.crc import Body, crc32c
+from wire.kernels.batches import (
+    BatchTable,
+    CorruptBatchAtError,
+    check_crcs,
+    read_batches,
+    read_batches_python,
+    runs_crc32c,
+)
 
 READERS: dict[str, Callable[..., BatchTable]] = {"kernel": read_batches, "python": read_batches_python}
 
@@ -121,3 +129,45 @@ def test_an_empty_batch_keeps_the_offsets_it_stood_for(read: Callable[..., Batch
 
 def test_the_last_offset_there_is_can_be_read(read: Callable[..., BatchTable]) -> None:
     assert read(with_header(one_batch(3), base_offset=2**63 - 3)).last_offsets.tolist() == [2**63 - 1]
+
+
+def test_sums_of_runs_are_those_of_all_their_bytes() -> None:
+    # given batches short and long, in runs of none, one and several
+    batches = [at(100 * n, one_batch(records)) for n, records in enumerate((1, 40, 3, 50, 1, 30))]
+    assert min(map(len, batches)) < 1024 < max(map(len, batches))
+    data = b"".join(batches)
+    table, firsts = read_batches(data), np.array([0, 1, 1, 4, 6])
+    edges = [*table.positions.tolist(), len(data)]
+    wanted = [crc32c(data[edges[a] : edges[b]]) for a, b in pairwise(firsts.tolist())]
+    # then they are sums of the bytes, and go on from a sum before the first
+    assert runs_crc32c(data, table, firsts).tolist() == wanted
+    before = crc32c(b"before")
+    assert runs_crc32c(data, table, np.array([0, 6]), first_value=before).tolist() == [crc32c(data, before)]
+
+
+@pytest.mark.parametrize("records", [1, 50])
+def test_no_byte_can_change_that_neither_the_sum_of_a_run_nor_a_batchs_own_tells_of(records: int) -> None:
+    batch = at(7, one_batch(records))
+    table, whole = read_batches(batch), np.array([0, 1])
+    right = runs_crc32c(batch, table, whole).tolist()
+    for place in range(len(batch)):
+        turned = bytearray(batch)
+        turned[place] ^= 0x10
+        try:
+            check_crcs(turned, table)
+        except CorruptBatchAtError as error:
+            assert error.position == 0
+        else:
+            assert runs_crc32c(turned, table, whole).tolist() != right, place
+
+
+def test_the_first_batch_whose_checksum_is_wrong_is_named() -> None:
+    data = bytearray(b"".join(three()))
+    table = read_batches(data)
+    check_crcs(data, table)
+    data[-1] ^= 1
+    with pytest.raises(CorruptBatchAtError, match=f"position {table.positions[2]}: base offset .*CRC-32C"):
+        check_crcs(data, table)
+    data[int(table.positions[1]) + 70] ^= 1
+    with pytest.raises(CorruptBatchAtError, match=f"position {table.positions[1]}: base offset .*CRC-32C"):
+        check_crcs(data, table)

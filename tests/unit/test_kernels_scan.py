@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 from siltstone.errors import BugError
 from tests.fixtures.record_batches import NOW_MS, some_records
 from wire.batch import BATCH_HEADER_BYTES
-from wire.kernels.scan import CorruptPayloadError, KeyColumns, scan_records, scan_records_python
+from wire.kernels.scan import (
+    CorruptPayloadError,
+    KeyColumns,
+    PayloadChecksumError,
+    scan_records,
+    scan_records_python,
+)
 from wire.records import NewRecord, build_batch, iter_records
 
 SCANS: dict[str, Callable[..., KeyColumns]] = {"kernel": scan_records, "python": scan_records_python}
@@ -106,3 +112,29 @@ def test_columns_may_be_parts_of_others_and_unwritable(scan: Callable[..., KeyCo
     for column in (starts, ends, counts):
         column.flags.writeable = False
     assert len(scan(arena, starts[::2], ends[::2], counts[1:3]).key_lengths) == 6
+
+
+def test_a_batch_whose_checksum_is_wrong_is_named_before_its_records_are_looked_at() -> None:
+    # given three batches behind each other
+    batches = [build_batch(some_records(count)) for count in (3, 5, 2)]
+    ends = np.cumsum([len(batch) for batch in batches])
+    starts = ends - [len(batch) - BATCH_HEADER_BYTES for batch in batches]
+    places = (starts, ends, np.array([3, 5, 2]))
+    sound = np.frombuffer(b"".join(batches), dtype=np.uint8)
+    assert scan_records(sound, *places, check_crc=True).key_lengths.tolist() == (
+        scan_records(sound, *places).key_lengths.tolist()
+    )
+    # when any byte that the second one's checksum covers, or the checksum itself, is another
+    for place in range(int(starts[1]) - BATCH_HEADER_BYTES + 17, int(ends[1])):
+        turned = sound.copy()
+        turned[place] ^= 0xFF
+        # then it is that one which is refused, whatever is wrong with its records
+        with pytest.raises(PayloadChecksumError) as caught:
+            scan_records(turned, *places, check_crc=True)
+        assert caught.value.payload_index == 1
+
+
+def test_a_payload_without_a_header_before_it_has_no_checksum_to_look_at() -> None:
+    body = np.frombuffer(bytes(BATCH_HEADER_BYTES), dtype=np.uint8)
+    with pytest.raises(BugError, match="header"):
+        scan_records(body, np.array([60]), np.array([60]), np.array([0]), check_crc=True)

@@ -8,6 +8,8 @@ from compactor.plan import explain_plan, new_job, plan_merges
 from compactor.plan_l0 import job_ends
 from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.compaction import FileClass
+from metadata.job_rules import REST_MS_MAX
+from metadata.retention_rules import TIMESTAMP_MS_MAX
 from tests.fixtures.plan_views import a_file, a_partition, a_view, an_extent, view_of
 
 HOUR_MS = 3_600_000
@@ -62,6 +64,68 @@ def test_a_config_that_cannot_be_read_stops_nobody_else() -> None:
     assert [list(spec.partitions) for spec in plan.specs] == [[2]]
     [note] = plan.notes_of(1, frozenset({1}))
     assert "min.compaction.lag.ms" in note.text
+
+
+def test_no_delete_retention_is_so_long_that_its_horizon_lies_in_the_past() -> None:
+    extent = an_extent(5, 0, 99, 1, length=100 * MIB)
+    for retention_ms in (2**62, 2**63 - 1):
+        keyed = a_partition(1, [extent], configs={"delete.retention.ms": str(retention_ms)})
+        [spec] = plan_merges(a_view([a_file(1, 2, FileClass.COMPACTED)], [keyed], now_ms=HOUR_MS), PlanOptions())
+        assert spec.partitions[1].delete_horizon_ms == TIMESTAMP_MS_MAX
+
+
+def test_other_times_may_be_as_long_as_a_config_can_say() -> None:
+    # given lags and retention of 292 million years, and records from the ends of time
+    longest = str(2**63 - 1)
+    times = ("max.compaction.lag.ms", "retention.ms", "segment.ms", "delete.retention.ms")
+    configs = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0"} | dict.fromkeys(times, longest)
+    for least_ms, most_ms in ((-(2**63), 2**63 - 1), (-(2**63), -(2**63)), (2**63 - 1, 2**63 - 1)):
+        extent = an_extent(5, 0, 99, 1, length=100 * MIB, min_timestamp_ms=least_ms, max_timestamp_ms=most_ms)
+        log = a_partition(1, [extent], configs=configs)
+        view = a_view([a_file(1, 2, FileClass.COMPACTED)], [log], now_ms=HOUR_MS)
+        [spec] = plan_merges(view, PlanOptions())
+        assert (spec.kind, spec.partitions[1].first_uncleanable_offset) == (MergeKind.FORCED, 100)
+        held = a_partition(1, [extent], configs=configs | {"min.compaction.lag.ms": longest})
+        planned = plan_merges(replace(view, partitions=[held]), PlanOptions())
+        assert bool(planned) is (most_ms == -(2**63)), "younger than the lag allows"
+
+
+def test_what_expires_soon_is_left_alone_but_for_the_compacted_class() -> None:
+    # given topics with both policies whose retention is shorter than the margin: all of it always expires soon
+    options = PlanOptions(l1_runs_min=2)
+    for file_class, planned in ((FileClass.PLAIN, []), (FileClass.COMPACTED, [MergeKind.MERGE])):
+        files = [a_file(number, 1, file_class, expires_ms=HOUR_MS + 60_000) for number in (1, 2)]
+        view = a_view(files, now_ms=HOUR_MS)
+        assert [spec.kind for spec in plan_merges(view, options)] == planned
+    dirty = a_partition(1, [an_extent(5, 0, 99, 1, length=100 * MIB)])
+    expiring = a_file(1, 2, FileClass.COMPACTED, expires_ms=HOUR_MS + 60_000)
+    [spec] = plan_merges(a_view([expiring], [dirty], now_ms=HOUR_MS), options)
+    assert (spec.kind, spec.extent_ids) == (MergeKind.FORCED, (5,))
+
+
+def test_what_happened_in_the_future_happened_before_the_clock_went_back() -> None:
+    later_ms = 30 * HOUR_MS
+    # given runs for a daily merge
+    runs = [a_file(number, 2, FileClass.COMPACTED, created_ms=0) for number in (1, 2)]
+    view = a_view(runs, now_ms=HOUR_MS)
+    assert plan_merges(replace(view, last_daily_ms=0), PlanOptions()) == []
+    [daily] = plan_merges(replace(view, last_daily_ms=later_ms), PlanOptions())
+    assert daily.kind is MergeKind.DAILY
+    [daily] = plan_merges(replace(view, files=[replace(each, created_ms=later_ms) for each in runs]), PlanOptions())
+    assert daily.kind is MergeKind.DAILY
+    # and an L0 file: its trouble and its age
+    waits_ms = PlanOptions().l0_wait_ms_max
+    for created_ms, trouble_until_ms, is_planned in (
+        (HOUR_MS - waits_ms, 0, True),
+        (HOUR_MS - waits_ms, HOUR_MS + 1, False),
+        (HOUR_MS - waits_ms, HOUR_MS + REST_MS_MAX, False),
+        (HOUR_MS - waits_ms, HOUR_MS + REST_MS_MAX + 1, True),
+        (HOUR_MS, 0, False),
+        (later_ms, 0, True),
+    ):
+        file = a_file(1, 0, None, created_ms=created_ms, trouble_until_ms=trouble_until_ms)
+        planned = plan_merges(a_view([file], now_ms=HOUR_MS), PlanOptions())
+        assert bool(planned) is is_planned, (created_ms, trouble_until_ms)
 
 
 def test_notes_are_found_by_partition_and_by_file() -> None:

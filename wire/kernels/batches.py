@@ -29,12 +29,15 @@ from wire.batch import (
 )
 from wire.codecs import Codec
 from wire.crc import Body
-from wire.kernels.checksum import crc32c_at
+from wire.kernels.checksum import POWER_TABLES, crc32c_at, joined_crc32c_of
 from wire.kernels.compiled import address_of, compiled, register_warm
 from wire.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 
 OFFSET_MAX = 2**63 - 1
+_JOINED_BYTES_MIN = 1024
+"""A batch of less is quicker summed than joined."""
 _CODEC_MAX = int(max(Codec))
+_CRC_IS_WRONG = "the CRC-32C does not match the bytes"
 _LENGTH_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT = 8, 21, 23
 _BASE_TIMESTAMP_AT, _MAX_TIMESTAMP_AT, _PRODUCER_ID_AT, _COUNT_AT = 27, 35, 43, 57
 
@@ -82,6 +85,41 @@ def read_batches(data: Body, *, check_crc: bool = True, allow_cut: bool = False)
         _read_batch(data, broken, check_crc=check_crc, allow_cut=False)
         raise BugError(f"the batch at position {broken} was refused by the kernel alone")
     return BatchTable._make(table)
+
+
+def check_crcs(data: Body, table: BatchTable) -> None:
+    """What `read_batches` leaves out when it is told not to check CRCs. Raises CorruptBatchAtError."""
+    broken = _first_broken_crc(address_of(np.frombuffer(data, dtype=np.uint8)), table.positions, table.sizes)
+    if broken >= 0:
+        raise broken_crc(table, broken)
+
+
+def broken_crc(table: BatchTable, batch: int) -> CorruptBatchAtError:
+    """Of a row of the table."""
+    return CorruptBatchAtError(
+        int(table.positions[batch]), f"base offset {int(table.base_offsets[batch])}: {_CRC_IS_WRONG}"
+    )
+
+
+def runs_crc32c(data: Body, table: BatchTable, firsts: NDArray[np.int64], *, first_value: int = 0) -> NDArray[np.int64]:
+    """The CRC-32C of runs of batches, run i being rows `firsts[i]` to `firsts[i + 1]`, as if all bytes were summed.
+
+    Only true of batches whose own CRC-32C is: long ones are not looked at behind the first 21 bytes of their header,
+    the rest of the sum is the one they carry. So whoever compares the result with anything has every batch's CRC
+    checked as well; both together say exactly what a sum of all the bytes says. `first_value` goes before the first
+    run. The rows of `table` need not begin at the first byte of `data`.
+    """
+    runs = np.zeros(max(len(firsts) - 1, 0), dtype=np.int64)
+    runs[:1] = first_value
+    _runs_crc32c(
+        address_of(np.frombuffer(data, dtype=np.uint8)),
+        np.require(table.positions, np.int64, ("C", "W")),
+        np.require(table.sizes, np.int64, ("C", "W")),
+        np.require(firsts, np.int64, ("C", "W")),
+        POWER_TABLES,
+        runs,
+    )
+    return runs
 
 
 def _is_cut(data: Body, position: int) -> bool:
@@ -137,9 +175,42 @@ def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
     return table.shape[1]
 
 
+@compiled
+def _first_broken_crc(address: int, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
+    """-1 when all are right."""
+    for row in range(len(positions)):
+        at = address + positions[row]
+        if crc32c_at(at + CRC_COVERS_FROM, sizes[row] - CRC_COVERS_FROM, 0) != load_u32(at + CRC_POSITION):
+            return row
+    return -1
+
+
+@compiled
+def _runs_crc32c(
+    address: int,
+    positions: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    tables: NDArray[np.uint32],
+    runs: NDArray[np.int64],
+) -> None:
+    for run in range(len(runs)):
+        crc = runs[run]
+        for row in range(firsts[run], firsts[run + 1]):
+            at = address + positions[row]
+            if sizes[row] < _JOINED_BYTES_MIN:
+                crc = crc32c_at(at, sizes[row], crc)
+            else:
+                crc = crc32c_at(at, CRC_COVERS_FROM, crc)
+                crc = joined_crc32c_of(tables, crc, load_u32(at + CRC_POSITION), sizes[row] - CRC_COVERS_FROM)
+        runs[run] = crc
+
+
 @register_warm
 def _warm() -> None:
-    read_batches(b"")
+    table = read_batches(b"")
+    check_crcs(b"", table)
+    runs_crc32c(b"", table, np.zeros(1, dtype=np.int64))
 
 
 # The same in Python, which says what is wrong
@@ -186,7 +257,7 @@ def _read_batch(data: Body, position: int, *, check_crc: bool, allow_cut: bool) 
         broken = f"it says {header.size_bytes} bytes, {left} are left"
     broken = broken or _broken_counts(header)
     if broken is None and check_crc and not crc_matches(data, position, header):
-        broken = "the CRC-32C does not match the bytes"
+        broken = _CRC_IS_WRONG
     if broken is not None:
         raise CorruptBatchAtError(position, f"base offset {header.base_offset}: {broken}")
     return header

@@ -1,7 +1,8 @@
 """CRC-32C inside kernels, by the processor's instruction where there is one.
 
 SSE 4.2 sums eight bytes an instruction, and takes one a cycle but gives it three cycles later: three stretches side by
-side keep it busy, and a table that says what so many zero bytes make of a sum joins them (see `wire/crc.py`). Elsewhere
+side keep it busy, and a table that says what so many zero bytes make of a sum joins them (see `wire/crc.py`). Bytes
+that come from memory are asked for one round ahead. Elsewhere
 eight bytes are looked up at a time in eight tables.
 """
 
@@ -14,12 +15,17 @@ from numpy.typing import NDArray
 
 from wire.crc import crc32c
 from wire.kernels.compiled import address_of, compiled, cpu_features, intrinsic, register_warm
-from wire.kernels.memory import ir, load_u8, load_u64_le, to_int, types
+from wire.kernels.memory import ir, load_u8, load_u64_le, prefetch_read, to_int, types
+
+POWERS = 31
+"""Of two: stretches of below 2^31 bytes can be joined, and no batch is longer."""
 
 HAS_INSTRUCTION = "sse4.2" in cpu_features()
 _ALL = 0xFFFFFFFF
-_LONG, _SHORT = 1024, 128
+_LONG, _MIDDLE, _SHORT = 4096, 512, 128
 """Bytes of one of three stretches. A join costs eight look-ups: what is shorter than 3 * 128 is summed in one."""
+_LINE = 64
+"""Of the cache. Stretches are a multiple of it."""
 
 
 def _shift_tables(bytes_count: int) -> NDArray[np.uint32]:
@@ -30,12 +36,27 @@ def _shift_tables(bytes_count: int) -> NDArray[np.uint32]:
 
 
 _AFTER_LONG = _shift_tables(_LONG)
+_AFTER_MIDDLE = _shift_tables(_MIDDLE)
 _AFTER_SHORT = _shift_tables(_SHORT)
 _SLICES: NDArray[np.uint32] = np.array(
     [[crc32c(bytes((value, *bytes(behind))), _ALL) ^ _ALL for value in range(256)] for behind in range(8)],
     dtype=np.uint32,
 )
 """[8, 256]: what a byte with 0 to 7 zero bytes behind it makes of a sum of nothing."""
+
+
+def _power_tables() -> NDArray[np.uint32]:
+    """[31, 4, 256]: `_shift_tables` of 2^n bytes, each made of the one before it."""
+    tables = np.empty((POWERS, 4, 256), dtype=np.uint32)
+    tables[0] = _shift_tables(1)
+    for power in range(1, POWERS):
+        half = tables[power - 1]
+        tables[power] = half[0][half & 255] ^ half[1][half >> 8 & 255] ^ half[2][half >> 16 & 255] ^ half[3][half >> 24]
+    return tables
+
+
+POWER_TABLES = _power_tables()
+"""An argument of `joined_crc32c_of`: as a constant it would be in the code of each kernel."""
 
 
 def _steps(crc: np.uint64, word: np.uint64) -> np.uint64: ...  # pyright: ignore[reportReturnType] -- a signature
@@ -79,10 +100,14 @@ def _shifted(tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
 def _by_threes(position: int, stretch: int, tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
     """The sum after 3 * `stretch` bytes."""
     second, third = np.uint64(0), np.uint64(0)
-    for at in range(position, position + stretch, 8):
-        crc = _step(crc, load_u64_le(at))
-        second = _step(second, load_u64_le(at + stretch))
-        third = _step(third, load_u64_le(at + 2 * stretch))
+    for line in range(position, position + stretch, _LINE):
+        # Three places at once, each for a short while, are not what the processor foresees.
+        for ahead in range(line + 3 * stretch, line + 6 * stretch, stretch):
+            prefetch_read(ahead)
+        for at in range(line, line + _LINE, 8):
+            crc = _step(crc, load_u64_le(at))
+            second = _step(second, load_u64_le(at + stretch))
+            third = _step(third, load_u64_le(at + 2 * stretch))
     return _shifted(tables, _shifted(tables, crc) ^ second) ^ third
 
 
@@ -93,6 +118,9 @@ def _by_instruction(address: int, bytes_count: int, value: int) -> int:
     while end - position >= 3 * _LONG:
         crc = _by_threes(position, _LONG, _AFTER_LONG, crc)
         position += 3 * _LONG
+    while end - position >= 3 * _MIDDLE:
+        crc = _by_threes(position, _MIDDLE, _AFTER_MIDDLE, crc)
+        position += 3 * _MIDDLE
     while end - position >= 3 * _SHORT:
         crc = _by_threes(position, _SHORT, _AFTER_SHORT, crc)
         position += 3 * _SHORT
@@ -131,6 +159,19 @@ def crc32c_by_tables(address: int, bytes_count: int, value: int) -> int:
 
 crc32c_at = _by_instruction if HAS_INSTRUCTION else crc32c_by_tables
 """(address, bytes, CRC of what came before) -> CRC-32C, 0 to 2^32-1, for kernels; the caller has checked the bounds."""
+
+
+@compiled
+def joined_crc32c_of(tables: NDArray[np.uint32], first: int, second: int, second_bytes: int) -> int:
+    """`wire.crc.joined_crc32c` for kernels, over `POWER_TABLES`."""
+    crc = np.uint64(first)
+    power = 0
+    while second_bytes:
+        if second_bytes & 1:
+            crc = _shifted(tables[power], crc)
+        second_bytes >>= 1
+        power += 1
+    return to_int(crc) ^ second
 
 
 @register_warm

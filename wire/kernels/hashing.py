@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from siltstone.errors import BugError
 from wire.kernels.compiled import address_of, compiled, inlined, register_warm
-from wire.kernels.memory import load_u8, load_u64, store_u64_le, to_int
+from wire.kernels.memory import load_u8, load_u64, prefetch_read, store_u64_le, to_int
 from wire.kernels.sha512 import (
     BLOCK_BYTES,
     BLOCK_WORDS,
@@ -31,6 +31,8 @@ ONE_BLOCK_BYTES_MAX = 111
 _LENGTH_WORD = BLOCK_WORDS - 1
 _STEP = 8 * LANES
 """Bytes from one word of a message to its next: those of the other lanes are between."""
+_ROWS_AHEAD = 4 * LANES
+"""Keys between large values are each a wait for memory, unless they are asked for while others are hashed."""
 _ALL, _TOP_BIT = 2**64 - 1, 1 << 63
 
 
@@ -158,7 +160,9 @@ def _hash_in_lanes(
     """`lanes`, at `words`, has the words of all, zero, and behind them their digests; `rows` whose key is in a lane."""
     used, filled = np.zeros(LANES, dtype=np.int64), 0
     digests = words + _STEP * BLOCK_WORDS
+    last = len(lengths) - 1
     for row in range(len(lengths)):
+        prefetch_read(arena + positions[min(row + _ROWS_AHEAD, last)])
         length = to_int(lengths[row])
         if length < 0:
             hashes[row, :] = np.uint64(0)

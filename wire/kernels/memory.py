@@ -106,19 +106,25 @@ store_u32_le = intrinsic(_writes)(_store(32, types.int64, big_endian=False))
 store_u64_le = intrinsic(_writes_u64)(_store(64, types.uint64, big_endian=False))
 
 
-@intrinsic(_touches)
-def prefetch(typing_context: Any, address: Any) -> Any:
-    """Asks for the cache line of an address that will be written soon; harmless whatever the address."""
+def _prefetch(*, for_writing: bool) -> Emit:
+    def emit(typing_context: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            byte, number = ir.IntType(8), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
+            call = builder.module.declare_intrinsic("llvm.prefetch", [byte.as_pointer()], kind)
+            written, keep_near, data = number(int(for_writing)), number(3), number(1)
+            builder.call(call, [pointer_to(builder, arguments[0], byte), written, keep_near, data])
+            return context.get_dummy_value()
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, number = ir.IntType(8), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
-        call = builder.module.declare_intrinsic("llvm.prefetch", [byte.as_pointer()], kind)
-        for_writing, keep_near, data = number(1), number(3), number(1)
-        builder.call(call, [pointer_to(builder, arguments[0], byte), for_writing, keep_near, data])
-        return context.get_dummy_value()
+        return types.void(types.int64), codegen
 
-    return types.void(types.int64), codegen
+    return emit
+
+
+prefetch = intrinsic(_touches)(_prefetch(for_writing=True))
+"""Asks for the cache line of an address that will be written soon; harmless whatever the address."""
+prefetch_read = intrinsic(_touches)(_prefetch(for_writing=False))
+"""The same of one that will be read soon."""
 
 
 @intrinsic(_copies)

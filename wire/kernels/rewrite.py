@@ -26,8 +26,8 @@ from wire.batch import (
 from wire.codecs import Codec, compress
 from wire.kernels.batches import BatchTable
 from wire.kernels.checksum import crc32c_at
-from wire.kernels.compiled import address_of, compiled, register_warm
-from wire.kernels.memory import copy_bytes, load_u8, store_i16, store_i32, store_i64, store_u8
+from wire.kernels.compiled import address_of, compiled, inlined, register_warm
+from wire.kernels.memory import copy_bytes, load_u8, prefetch_read, store_i16, store_i32, store_i64, store_u8
 from wire.kernels.scan import KeyColumns
 
 REMOVED = 0
@@ -44,6 +44,7 @@ _ATTRIBUTES_POSITION = 21
 _BASE_TIMESTAMP_POSITION = 27
 _MAX_TIMESTAMP_POSITION = 35
 _RECORDS_COUNT_POSITION = 57
+_ROWS_AHEAD, _BYTES_AHEAD = 64, 1024
 _BATCH_LENGTH_POSITION = 8
 
 
@@ -212,10 +213,24 @@ def _write_survivors(
             first = row
             while row < end and keep[row]:
                 row += 1
+            _ask_for_next(arena_at, columns, keep, row)
             start = int(columns.record_positions[first])
             run_bytes = int(columns.record_ends[row - 1]) - start
             copy_bytes(target, arena_at + start, run_bytes)
             target += run_bytes
+
+
+@inlined
+def _ask_for_next(arena_at: int, columns: KeyColumns, keep: NDArray[np.uint8], row: int) -> None:
+    """What will be copied next, while a run is copied: few are left of many, so they are not where the processor
+    would look for them."""
+    end = min(row + _ROWS_AHEAD, len(keep))
+    while row < end and not keep[row]:
+        row += 1
+    if row < end:
+        start = arena_at + columns.record_positions[row]
+        for line in range(start, min(start + _BYTES_AHEAD, arena_at + columns.record_ends[row]), 64):
+            prefetch_read(line)
 
 
 @compiled

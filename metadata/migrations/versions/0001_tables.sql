@@ -173,6 +173,8 @@ CREATE TABLE merge_jobs (
     deadline_ms bigint,
     finished_ms bigint,
     lease_until_ms bigint,
+    not_before_ms bigint NOT NULL DEFAULT 0,  -- given back for trouble: nobody claims it before
+    give_backs integer NOT NULL DEFAULT 0,  -- for trouble
     limit_ms bigint NOT NULL,
     input_files integer NOT NULL,
     input_bytes bigint NOT NULL,

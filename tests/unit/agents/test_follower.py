@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterator
 from uuid import UUID
 
+import pytest
+
+from agents import log_index
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.follower import Follower
@@ -275,6 +279,36 @@ async def test_an_own_answer_that_crosses_the_merge_of_its_file_does_not_bring_i
     agent.follower.saw_own(lease, seq, key, 70, committed)
     await agent.follower.catch_up()
     assert (held(agent), agent.end) == ([1], 2)
+    await agent.follower.stop()
+
+
+async def test_an_own_answer_that_comes_while_the_files_of_a_merge_are_dropped_does_not_bring_its_file_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log_index, "DROP_SLICE", 1)  # others run after every file
+    agent = await following()
+    for _ in range(3):
+        await agent.commit()
+    await agent.follower.catch_up()
+    key, committed = await agent.commit(seen=False)
+    lease, seq = agent.lease, agent.seq
+    await merge(agent, 1, 2, 3, committed.file_id)
+    drop_files, slices = agent.index.drop_files, 0
+
+    def drop(file_ids: Collection[int]) -> Iterator[None]:
+        nonlocal slices
+        for _ in drop_files(file_ids):
+            if not slices:  # the answer to the commit comes after the merge was heard of
+                agent.follower.saw_own(lease, seq, key, 70, committed)
+            slices += 1
+            yield
+
+    agent.index.drop_files = drop  # type: ignore[method-assign]
+    await agent.follower.catch_up()
+    assert slices
+    assert (held(agent), agent.end, agent.index.files) == ([], 4, 0)
+    await agent.follower.catch_up()
+    assert (held(agent), agent.end, agent.index.files) == ([], 4, 0)
     await agent.follower.stop()
 
 

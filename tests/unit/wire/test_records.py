@@ -15,9 +15,8 @@ from wire.records import (
     Record,
     build_batch,
     iter_records,
-    null_key_indexes,
     read_payload,
-    timestamps,
+    record_facts,
     walk,
 )
 
@@ -49,15 +48,15 @@ def test_a_walk_yields_every_field() -> None:
         Record(0, 0, None, None, ()),
         Record(1, -70, b"k", b"vv", (("h", b"x"), ("é", None))),
     ]
-    assert null_key_indexes(payload, 2) == [0]
-    assert timestamps(payload, 2) == [0, -70]
+    assert record_facts(payload, 2) == ([0, -70], [0], None)
+    assert record_facts(payload[len(SMALLEST) :] + SMALLEST, 2) == ([-70, 0], [1], (0, 1))
 
 
 def test_an_empty_key_is_not_a_null_key() -> None:
     payload = record(b"\x00\x00\x00\x00\x00")
 
     assert list(iter_records(payload, 1)) == [Record(0, 0, b"", b"", ())]
-    assert null_key_indexes(payload, 1) == []
+    assert record_facts(payload, 1).keyless == []
 
 
 def test_keys_and_values_are_views_into_the_payload_and_not_copies() -> None:
@@ -116,12 +115,12 @@ def test_a_malformed_record_is_named_by_its_index(name: str) -> None:
     bad, message = MALFORMED[name]
     payload, count = SMALLEST * 2 + bad, 3
 
-    for read in (lambda: list(iter_records(payload, count)), lambda: null_key_indexes(payload, count)):
+    for read in (lambda: list(iter_records(payload, count)), lambda: record_facts(payload, count)):
         with pytest.raises(CorruptRecordError, match=message) as raised:
             read()
         assert raised.value.record_index == 2
     with pytest.raises(CorruptRecordError):
-        timestamps(memoryview(payload), count)
+        record_facts(memoryview(payload), count)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Where a command finds agents: --bootstrap, or those of the `siltstone dev` that runs on --data.
+
+What stands on the command line counts first, then a `--data` directory, then SILTSTONE_BOOTSTRAP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from metadata.topic_configs import TOPIC_CONFIGS
+from siltstone.client import KafkaClient, KafkaError
+from siltstone.command_words import CommandWords, option
+from siltstone.compact_now import did_you_mean
+from siltstone.embedded.run_file import read_run_file
+from siltstone.errors import UnavailableError
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., object])
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+class NoAgentError(UnavailableError):
+    """`siltstone dev` does not run on the directory that was named."""
+
+
+def bootstrap_option(command: Command) -> Command:
+    return click.option(
+        "--bootstrap",
+        envvar="SILTSTONE_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        metavar="HOST:PORT[,...]",
+        help="Where agents answer.",
+    )(command)
+
+
+def agent_options(command: Callable[..., T]) -> Callable[..., T]:
+    """`--bootstrap` and `--data`, handed to the command as `bootstrap`."""
+
+    @bootstrap_option
+    @click.option(
+        "--data",
+        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        metavar="DIR",
+        help="The agents of the `siltstone dev` that runs there.",
+    )
+    @wraps(command)
+    def with_agents(*args: Any, bootstrap: str, data: Path | None, **kwargs: Any) -> T:
+        return command(*args, bootstrap=bootstrap_of(data, bootstrap), **kwargs)
+
+    return with_agents
+
+
+def bootstrap_of(data: Path | None, bootstrap: str) -> str:
+    """The addresses to use. Raises NoAgentError, RunFileError."""
+    found = running_bootstrap(data, bootstrap)
+    if found is None:
+        raise NoAgentError(
+            f"no agent runs on {data}, and this command asks one",
+            remedy=f"start it with `siltstone dev --data {data}`, or name other agents with --bootstrap HOST:PORT",
+        )
+    return found
+
+
+def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
+    """As `bootstrap_of`; None when nothing runs on `data`."""
+    if data is None or is_typed("bootstrap"):
+        return bootstrap
+    running = read_run_file(data)
+    return None if running is None else running.bootstrap
+
+
+def given_agents() -> CommandWords:
+    """What hints repeat of the `--data` or `--bootstrap` on the command line."""
+    given = click.get_current_context().params
+    typed = {name for name in ("data", "bootstrap") if is_typed(name)}
+    return CommandWords(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
+
+
+def is_typed(parameter: str) -> bool:
+    return click.get_current_context().get_parameter_source(parameter) is ParameterSource.COMMANDLINE
+
+
+@asynccontextmanager
+async def name_hints(client: KafkaClient, name: str, words: CommandWords) -> AsyncGenerator[None]:
+    """Where the block finds that there is no topic of this name, the remedy is the nearest name there is."""
+    try:
+        yield
+    except KafkaError as error:
+        if error.name == "UNKNOWN_TOPIC_OR_PARTITION":
+            there = [topic.name for topic in (await client.metadata()).topics if topic.name]
+            error.remedy = did_you_mean(name, there, words)
+        raise
+
+
+def acts(config: str) -> bool:
+    """False for what is kept and shown for Kafka's tools alone. A newer agent's config is its own affair."""
+    known = TOPIC_CONFIGS.get(config)
+    return known is None or known.effective

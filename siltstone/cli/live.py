@@ -1,0 +1,46 @@
+"""A picture that is drawn again and again until Ctrl-C or SIGTERM: both end it in silence, the cursor back in place."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import RenderableType
+from rich.live import Live
+
+from siltstone.cli.output import console
+from siltstone.clock import SystemClock
+from siltstone.stopping import stop_signals, unless
+
+
+async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, every_ms: int) -> None:
+    """`read` gives the next picture. Raises what `read` raises."""
+    stopping = asyncio.Event()
+    clock = SystemClock()
+
+    async def draw(live: Live) -> None:
+        while True:
+            live.update(await read(), refresh=True)
+            await clock.sleep_ms(every_ms)
+
+    with stop_signals(stopping), Live(console=console(), auto_refresh=False, screen=False) as live:
+        await unless(stopping, draw(live))
+
+
+@contextmanager
+def quiet_interrupts() -> Generator[None]:
+    """Around all of a command that is ended by a signal: before and after the drawing too that is no error."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,167 @@
+"""`siltstone topics describe`: what an agent says of a topic and, of a compacted one, how far compaction is.
+
+With `--data` of a `siltstone dev` that is stopped there is no agent to ask: then the metadata answers alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import click
+
+from metadata.topic_configs import resolve
+from siltstone.cli.agents import acts, bootstrap_option, name_hints, running_bootstrap
+from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
+from siltstone.cli.places import Places, place_options, resolved
+from siltstone.cli.topics_compaction import Explained, print_states, read_explained
+from siltstone.client import EARLIEST, LATEST, ConfigEntry, connected
+from siltstone.command_words import CommandWords, option
+from siltstone.compaction_report import is_compacted, states_json
+
+SET_ON_TOPIC = "topic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRow:
+    partition: int
+    agent: int | None
+    """The one that clients are sent to; None when no agent was asked."""
+    log_start_offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    topic_id: str
+    partitions: Sequence[PartitionRow]
+    configs: Sequence[ConfigEntry]
+
+    @property
+    def is_compacted(self) -> bool:
+        return is_compacted({each.name: each.value or "" for each in self.configs if each.name == "cleanup.policy"})
+
+
+@click.command("describe")
+@click.argument("name")
+@click.option("--all", "all_configs", is_flag=True, help="Also configs that have no effect and are not set.")
+@bootstrap_option
+@place_options
+@json_option
+def describe_command(name: str, all_configs: bool, bootstrap: str, places: Places, as_json: bool) -> None:
+    """Show the partitions, offsets and configs of topic NAME.
+
+    Of a compacted topic also how far compaction is, where --data or --metadata says where that is known: dirty ratio,
+    what no pass has seen yet (the head), last pass, and which partitions are due.
+
+    \b
+    Examples:
+      siltstone topics describe orders
+      siltstone topics describe users --data ./siltstone-data
+    """
+    address = running_bootstrap(places.data, bootstrap)
+    explained: Explained | None = None
+    if places.data is not None or places.metadata_url:
+        with resolved(places) as urls:
+            described = None if address is None else asyncio.run(_ask(address, name, places.words))
+            explained = asyncio.run(read_explained(urls.metadata, name, places))
+    else:
+        described = asyncio.run(_ask(bootstrap, name, CommandWords(agents=option("bootstrap", bootstrap))))
+    if described is None:
+        if explained is None:
+            raise TypeError("neither an agent nor the metadata was asked")
+        described = _without_agent(explained)
+        click.echo(f"no agent runs on {places.data}: this is what the metadata says", err=True)
+    if as_json:
+        _print_json(name, described, explained)
+    else:
+        _print(name, described, explained, all_configs=all_configs)
+
+
+async def _ask(bootstrap: str, name: str, words: CommandWords) -> Described:
+    async with connected(bootstrap) as client:
+        async with name_hints(client, name, words):
+            topic = await client.topic(name)
+        numbers = sorted(partition.partition_index for partition in topic.partitions)
+        starts = await client.list_offsets(name, numbers, EARLIEST)
+        ends = await client.list_offsets(name, numbers, LATEST)
+        leaders = {partition.partition_index: partition.leader_id for partition in topic.partitions}
+        return Described(
+            topic_id=str(topic.topic_id),
+            partitions=[
+                PartitionRow(
+                    partition=each, agent=leaders[each], log_start_offset=starts[each], high_watermark=ends[each]
+                )
+                for each in numbers
+            ],
+            configs=await client.topic_configs(name),
+        )
+
+
+def _without_agent(explained: Explained) -> Described:
+    overrides = explained.topic.configs
+    return Described(
+        topic_id=str(explained.topic.topic_id),
+        partitions=[
+            PartitionRow(
+                partition=each.view.partition,
+                agent=None,
+                log_start_offset=each.view.log_start_offset,
+                high_watermark=each.view.high_watermark,
+            )
+            for each in explained.states
+        ],
+        configs=[
+            ConfigEntry(name=config, value=value, source=SET_ON_TOPIC if config in overrides else "default")
+            for config, value in sorted(resolve(overrides).items())
+        ],
+    )
+
+
+def _print_json(name: str, described: Described, explained: Explained | None) -> None:
+    answer = {
+        "name": name,
+        "topic_id": described.topic_id,
+        "partitions": [asdict(each) for each in described.partitions],
+        "configs": [
+            {"name": each.name, "value": each.value, "source": each.source, "acts": acts(each.name)}
+            for each in described.configs
+        ],
+    }
+    if described.is_compacted and explained is not None:
+        answer["compaction"] = states_json(explained.states)
+    print_json(answer)
+
+
+def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool) -> None:
+    """What matters most comes last, and stays on the screen."""
+    print_pairs({"topic": name, "id": described.topic_id, "partitions": str(len(described.partitions))})
+    click.echo()
+    shown = [each for each in described.configs if all_configs or acts(each.name) or each.source == SET_ON_TOPIC]
+    rows = [
+        [each.name, each.value or "", each.source, "acts" if acts(each.name) else "no effect"]
+        for each in sorted(shown, key=lambda each: (each.source == SET_ON_TOPIC, each.name))
+    ]
+    print_table(["config", "value", "from", "effect"], rows)
+    left_out = len(described.configs) - len(shown)
+    if left_out:
+        click.echo(f"and {plural(left_out, 'config')} that Siltstone keeps and does not act on: --all")
+    click.echo()
+    columns = ["partition", "agent", "log start offset", "high watermark"]
+    cells = [
+        [
+            str(each.partition),
+            "-" if each.agent is None else str(each.agent),
+            str(each.log_start_offset),
+            str(each.high_watermark),
+        ]
+        for each in described.partitions
+    ]
+    print_table(columns, cells, right=columns)
+    if described.is_compacted:
+        click.echo()
+        if explained is not None:
+            print_states(explained.states, explained.evidence.now_ms)
+        else:
+            click.echo("how far compaction is: add --data DIR or --metadata URL")

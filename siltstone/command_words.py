@@ -1,0 +1,45 @@
+"""The words that printed hints repeat, so that a hint runs as it is printed: where the user's system is. Pure.
+
+Every part is empty or begins with a space, and stands after a command: f"siltstone topics explain {topic}{places}".
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandWords:
+    places: str = ""
+    """For commands that read the metadata: --data or --metadata and what else was given."""
+    agents: str = ""
+    """For commands that ask an agent: --data or --bootstrap."""
+    compactor: str = "siltstone compactor"
+    """What starts a compactor for this system."""
+
+
+NO_WORDS = CommandWords()
+
+
+def option(name: str, value: str) -> str:
+    """ " --name value", quoted for a shell; empty for an empty value. Passwords in URLs are masked."""
+    masked = _PASSWORD.sub(r"\1:***@", value)
+    return f" --{name} {shlex.quote(masked)}" if value else ""
+
+
+def words_for(
+    *, data: str, metadata_url: str, object_store_url: str, config: str, assignments: Sequence[str], runs: bool
+) -> CommandWords:
+    """From what was given on the command line, each empty when it was not. `runs`: `siltstone dev` runs on `data`."""
+    settings = option("config", config) + "".join(option("set", each) for each in assignments)
+    if data:
+        place = option("data", data)
+        start = f"siltstone compactor{place}" if runs else f"siltstone dev{place}"
+        return CommandWords(places=place + settings, agents=place, compactor=start + settings)
+    place = option("metadata", metadata_url) + option("object-store", object_store_url) + settings
+    return CommandWords(places=place, compactor=f"siltstone compactor{place}")

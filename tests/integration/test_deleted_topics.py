@@ -1,0 +1,152 @@
+"""A topic is deleted while a merge of it is under way and its bytes lie in files beside those of another: in the end no
+object holds a byte of it and no table a row."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from compactor.spec import MergeKind
+from metadata.asyncpg_driver import open_connection
+from metadata.packed_index import iter_index
+from metadata.service import FileState
+from siltstone.client import KafkaClient
+from storage.objects import ObjectNotFoundError
+from tests.fixtures.agents import Dial
+from tests.fixtures.compacted_systems import Gate, System, start_beside
+from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.fleet import until
+from wire.records import NewRecord, build_batch
+
+SECRET = b"what-nobody-may-find-again"
+PURGE_MS = 3_000
+NO_OTHER_REWRITE = {
+    "compaction_dead_percent": 100,
+    "compaction_l2_runs_min": 1_000,
+    "compaction_daily_interval_ms": 3_600_000,
+    "forced_dirty_wait_ms": 3_600_000,
+    "forced_dirty_bytes_min": 1 << 40,
+    "forced_interval_ms": 3_600_000,
+}
+"""A file at L2 is rewritten for the purge deadline alone."""
+OF_PARTITION = {
+    "extents": "SELECT count(*) FROM extents WHERE partition_id = $1",
+    "log_starts": "SELECT count(*) FROM log_starts WHERE partition_id = $1",
+    "watermarks": "SELECT count(*) FROM watermarks WHERE partition_id = $1",
+    "producers": "SELECT count(*) FROM producers WHERE partition_id = $1",
+    "partitions": "SELECT count(*) FROM partitions WHERE partition_id = $1",
+    "merge_inputs": """SELECT count(*) FROM merge_inputs i JOIN extents e ON e.extent_id = i.extent_id
+        WHERE e.partition_id = $1""",
+    "live jobs": """SELECT count(*) FROM merge_jobs
+        WHERE state IN ('ready', 'running') AND $1 = ANY (forced_partition_ids)""",
+}
+
+
+class Deleted:
+    """Topic "gone", written with a producer id in the same files as topic "stays"."""
+
+    def __init__(self, system: System, client: KafkaClient, postgres_url: str) -> None:
+        self.system, self._client, self._postgres_url = system, client, postgres_url
+        self.partition_id = -1
+        self._sequence = itertools.count(step=10)
+
+    async def create(self, policy: str) -> None:
+        for name in ("gone", "stays"):
+            await self.system.client.create_topic(name, partitions=1, configs={"cleanup.policy": policy})
+        topics = {topic.name: topic for topic in await self.system.metadata.topics()}
+        [self.partition_id] = topics["gone"].partition_ids
+
+    async def write(self, files: int) -> None:
+        """Both topics in each file."""
+        for _ in range(files):
+            sequence = next(self._sequence)
+            now_ms = int(time.time() * 1000)
+            records = [NewRecord(now_ms, b"k%d" % (sequence + at), SECRET) for at in range(10)]
+            batch = build_batch(records, producer_id=77, producer_epoch=0, base_sequence=sequence)
+            await asyncio.gather(self._client.produce("gone", 0, batch), self.system.write("stays", 1))
+
+    async def rows(self) -> dict[str, int]:
+        """By table, of the partition that goes."""
+        connection = await open_connection(self._postgres_url, connect_timeout_s=10, command_timeout_s=10, settings={})
+        try:
+            return {name: await connection.fetchval(query, self.partition_id) for name, query in OF_PARTITION.items()}
+        finally:
+            await connection.close()
+
+    async def shared_files(self) -> int:
+        """L0 files in which both topics lie."""
+        files = await self.system.metadata.files(limit=1000)
+        return sum(len({row.partition_id for row in iter_index(file.index)}) == 2 for file in files)
+
+    async def holding(self) -> list[str]:
+        """Keys of objects in which the secret stands."""
+        found: list[str] = []
+        for key in [stat.key async for stat in self.system.store.list()]:
+            try:
+                if SECRET in await self.system.store.get(key):
+                    found.append(key)
+            except ObjectNotFoundError:
+                continue
+        return found
+
+
+@pytest.fixture
+def agent_metadata_url(postgres_url: str) -> str:
+    """The rows are looked up in the tables."""
+    return postgres_url
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucket_or_tables(
+    system: System, start_compactor: StartCompactor, dial: Dial, postgres_url: str, policy: str
+) -> None:
+    topics = Deleted(system, await dial.kafka(system.agent.address), postgres_url)
+    await topics.create(policy)
+    gate = Gate(system)
+    compactor = await start_beside(
+        system,
+        start_compactor,
+        engine=gate.only(MergeKind.MERGE),
+        purge_deadline_ms=PURGE_MS,
+        compaction_l1_runs_min=3,
+        **NO_OTHER_REWRITE,
+    )
+    # given: runs of L1 that hold both topics, a merge of them under way, and newer L0 files
+    while not gate.waiting.is_set():
+        await topics.write(3)
+    await topics.write(2)
+    rows = await topics.rows()
+    assert all(rows[name] > 0 for name in OF_PARTITION if name != "live jobs"), rows
+    assert await topics.shared_files() > 2 and await topics.holding()
+    stays = await system.values("stays")
+    # when one topic is deleted, and the merge goes on
+    await system.client.delete_topic("gone")
+    gate.open.set()
+    deleted_at = time.monotonic()
+
+    async def is_merged() -> bool:
+        return compactor.metric("merges_total", kind="merge", outcome="done") >= 1 and 0 not in await system.levels()
+
+    await until(is_merged, timeout_s=30)
+    # then its bytes go, from files that stay too, soon after the deadline
+    await until(lambda: _is_none(topics.holding()), timeout_s=40)
+    print(f"in no object {time.monotonic() - deleted_at:.1f} s after it was deleted")
+    assert compactor.metric("merges_total", kind="purge", outcome="done") >= 1
+    await until(lambda: _is_none(topics.rows()), timeout_s=20)
+    assert await topics.rows() == dict.fromkeys(OF_PARTITION, 0)
+    # and what stays is whole
+    left = await system.values("stays")
+    assert left == stays if policy == "delete" else len(left) >= 5 and left == [each for each in stays if each in left]
+    assert await system.fsck() == []
+    assert compactor.merges("failed") == 0
+    assert {file.level for file in await system.metadata.files(limit=1000) if file.state is FileState.LIVE} >= {2}
+
+
+async def _is_none(found: Any) -> bool:
+    """An empty list, or counts that are all 0."""
+    what = await found
+    return not (any(what.values()) if isinstance(what, dict) else what)
