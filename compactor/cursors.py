@@ -23,9 +23,9 @@ from compactor.spec import MIB
 from storage.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
 from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
-WINDOW_BYTES = 16 * MIB
+WINDOW_BYTES = 8 * MIB
 WINDOW_BYTES_MIN = MIB
-READS_AHEAD = 2
+READS_AHEAD = 4
 """Requests on their way at once, beside the one that is waited for."""
 L0_READS_AHEAD = 16
 """L0 files are small, and nearly all are needed from the first partition on."""

@@ -70,7 +70,7 @@ class PlanOptions:
     """Dead bytes of a mostly dead file that make a rewrite worth while."""
     purge_deadline_ms: int = 604_800_000
     expiry_margin_ms: int = 3_600_000
-    """Data that retention takes within this is not merged any more."""
+    """Data that retention takes within this is not merged any more, but for the compacted class."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
     grace_ms: int = 900_000

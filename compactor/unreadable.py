@@ -17,8 +17,8 @@ STRETCHES_END = 2**62
 FAILED_READS_MAX = 100
 """Of one window: each costs a second look at a part of it. After these the rest of the window counts as unreadable."""
 RECORDS_MAX = 1 << 20
-"""Of one batch: its columns take 41 bytes a record, whatever the batch takes in the file. Above it counts as unreadable.
-Compacted topics take no batch of so many."""
+"""Of one batch: its columns take 41 bytes a record, however small it is in the file. More count as unreadable;
+compacted topics take no such batch."""
 
 
 class UnreadableBatches:

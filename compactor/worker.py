@@ -6,8 +6,8 @@ anywhere before the commit leaves objects that no row names and a job whose leas
 A commit whose answer was lost is asked again, the same call, until it is answered.
 
 How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
-`given_back` (we are told to stop, or a store is away: it is ready for the next, in trouble after a rest); `failed` (it cannot be done as
-planned: its inputs are left alone for a while, the rest goes on). A bad merge never ends the process.
+`given_back` (we are told to stop: it is ready for the next; or a store is away: after a rest); `failed` (it cannot be
+done as planned: its inputs are left alone for a while, the rest goes on). A bad merge never ends the process.
 """
 
 from __future__ import annotations

@@ -94,6 +94,20 @@ def check_file_2(
     return violations
 
 
+def check_flagged(extents: Iterable[LeveledExtent]) -> list[Violation]:
+    """LOG-2 of live extents that merges found damaged: they are kept, and readers get an error at them."""
+    return [
+        Violation(
+            id="LOG-2",
+            message=f"partition {extent.partition_id}: {extent.key}: offsets {extent.base_offset} to"
+            f" {extent.last_offset} ({extent.length} bytes at {extent.position}) are flagged, {extent.flagged_reason}",
+            key=extent.key,
+        )
+        for extent in extents
+        if extent.flagged_reason is not None
+    ]
+
+
 class ExtentWalk:
     """Walks the batches of one extent of L1 or above as its bytes arrive. `feed` and `finish` raise
     CorruptBatchError."""

@@ -33,6 +33,7 @@ from metadata.invariants_leveled import (
     Allowances,
     check_file_2,
     check_file_3,
+    check_flagged,
     check_leveled_bytes,
     check_merge_1,
 )
@@ -98,6 +99,7 @@ async def check_system(
     for violation in [
         *check_log_1(files, marks, complete=False),
         *check_log_2(extents, marks),
+        *check_flagged(view.extents),
         *check_log_3(extents, marks),
         *check_file_3(view),
         *check_merge_1(view),

@@ -94,6 +94,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     data = tmp_path_factory.mktemp("compaction") / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=OPTIONS) as stack:
+        # else `compact --now` would be quicker, and run a compactor of its own, without these options
+        deadline = time.monotonic() + 60
+        while not asyncio.run(live_compactors(stack)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
         yield stack
 
 

@@ -108,6 +108,31 @@ async def test_a_store_that_is_away_gives_the_merge_back_and_it_is_done_later(
     assert len(await system.values("t")) == 30
 
 
+async def test_an_object_that_the_store_cannot_give_holds_up_its_own_merge_alone(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    sick = (await system.metadata.files())[0]
+    system.faults.rules = (FaultRule(fault=Fault.UNREACHABLE, key=sick.key),)
+    compactor = await start(system, start_compactor, **LEVEL_ONLY)
+    await until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2, timeout_s=20)
+
+    async def rests() -> bool:
+        job = await system.job(JobState.READY)
+        return job is not None and sick.key in job.error and job.not_before_ms > job.created_ms
+
+    await until(rests)
+    # then: what came later is leveled, though the oldest job is not
+    await system.write("t", 3)
+    await until(lambda: compactor.merges("done") == 1, timeout_s=20)
+    assert await system.job(JobState.FAILED) is None
+    # and the store's recovery ends it
+    system.faults.rules = ()
+    await until(lambda: compactor.merges("done") == 2, timeout_s=20)
+    assert len(await system.values("t")) == 60
+
+
 async def test_a_commit_whose_answer_was_lost_is_asked_again_until_it_is_answered(
     system: System, start_compactor: StartCompactor
 ) -> None:

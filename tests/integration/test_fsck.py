@@ -231,15 +231,19 @@ async def test_an_extent_whose_records_are_not_all_there_is_found(system: System
     assert set(await system.broken()) == {"LOG-2"}
 
 
-async def test_the_bytes_of_a_flagged_extent_are_held_against_their_sum_alone(
+async def test_a_flagged_extent_is_told_of_and_its_bytes_are_held_against_their_sum_alone(
     system: System, database: MemoryDatabase
 ) -> None:
     await system.merge()
     extent = next(iter(database.extents.values()))
     extent.row = extent.row._replace(flagged_reason="not batches", record_count=0)
-    assert await system.broken() == {}
+    (told,) = (await system.broken())["LOG-2"]
+    row = extent.row
+    assert "flagged, not batches" in told and row.key in told
+    assert f"offsets {row.base_offset} to {row.last_offset}" in told
+    assert f"{row.length} bytes at {row.position}" in told
     extent.row = extent.row._replace(crc32c=1)
-    assert set(await system.broken()) == {"LOG-2"}
+    assert len((await system.broken())["LOG-2"]) == 2
 
 
 async def test_a_merged_file_that_counts_its_extents_wrong_is_found(system: System, database: MemoryDatabase) -> None:

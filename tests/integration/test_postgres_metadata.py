@@ -10,8 +10,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.asyncpg_driver import Connection
 from metadata.postgres import PostgresMetadata
@@ -28,7 +26,7 @@ from metadata.service import (
     WriterLease,
 )
 from siltstone.clock import SystemClock
-from siltstone.errors import BugError, Outcome
+from siltstone.errors import Outcome
 from siltstone.ids import SystemIds
 from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
 
@@ -494,32 +492,3 @@ async def relay_to(url: str) -> AsyncIterator[Relay]:
     yield Relay(server._replace(netloc=place).geturl(), ends_pass, end_held)
     listening.close()
     await asyncio.gather(*tasks)
-
-
-# ---- what the driver itself refuses
-
-
-async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost_is_not(postgres_url: str) -> None:
-    database = Database(postgres_url, clock=SystemClock(), ids=SystemIds())
-    many = sa.select(sa.literal(1).in_(list(range(33_000))))
-    unfit = sa.select(sa.literal(2**63, sa.BigInteger))
-
-    for query in (many, unfit):
-
-        async def work(connection: AsyncConnection, query: sa.Select[tuple[object]] = query) -> object:
-            return await connection.scalar(query)
-
-        for call in (database.read, database.write):
-            with pytest.raises(BugError, match="refuse"):
-                await call(work)
-
-    async def lose(connection: AsyncConnection) -> object:
-        driver = (await connection.get_raw_connection()).driver_connection
-        assert driver is not None
-        driver.terminate()
-        return await connection.scalar(sa.select(1))
-
-    for call in (database.read, database.write):
-        with pytest.raises(MetadataUnavailableError):
-            await call(lose)
-    await database.close()

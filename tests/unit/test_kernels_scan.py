@@ -132,6 +132,12 @@ def test_a_batch_whose_checksum_is_wrong_is_named_before_its_records_are_looked_
         with pytest.raises(PayloadChecksumError) as caught:
             scan_records(turned, *places, check_crc=True)
         assert caught.value.payload_index == 1
+    # and so where its count is what cannot be
+    turned = sound.copy()
+    turned[int(starts[1]) - 4] = 0x7F
+    with pytest.raises(PayloadChecksumError) as caught:
+        scan_records(turned, starts, ends, np.array([3, 0x7F000005, 2]), check_crc=True)
+    assert caught.value.payload_index == 1
 
 
 def test_a_payload_without_a_header_before_it_has_no_checksum_to_look_at() -> None:

@@ -89,6 +89,10 @@ def scan_records(
         raise PayloadChecksumError(broken)
     if broken == _NOWHERE and payloads < len(counts):
         broken, record = payloads, 0
+        if check_crc:  # before its records are said to be wrong, which cannot even be counted
+            one, none = slice(payloads, payloads + 1), np.zeros(1, dtype=np.int64)
+            if _scan(address_of(arena), True, starts[one], ends[one], none, *columns)[1] == _CHECKSUM:
+                raise PayloadChecksumError(payloads)
     if broken != _NOWHERE:
         _refuse(arena[starts[broken] : ends[broken]], int(counts[broken]), broken, record)
     return columns
