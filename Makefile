@@ -49,7 +49,7 @@ types: $(STAMP_ALL)  ## pyright, strict
 bench: $(STAMP_ALL)  ## all benchmarks in the small size, in under 10 minutes
 	@$(BIN)/python -m bench
 
-bench-%: $(STAMP_ALL)  ## one benchmark in full: commit, metadata, file_build, produce, consume, tail
+bench-%: $(STAMP_ALL)  ## one benchmark in full: `python -m bench --help` names them
 	@$(BIN)/python -m bench $* --full
 
 soak: $(STAMP_ALL)  ## the long proofs

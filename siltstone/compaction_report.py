@@ -15,6 +15,7 @@ from typing import Any
 from compactor.dirtiness import Dirtiness, due_reason, measure
 from compactor.spec import PlanOptions
 from metadata.compaction import CompactionView, JobState, MergeJob, PartitionView
+from metadata.job_rules import rests
 from metadata.topic_configs import as_int, as_list, resolve
 from siltstone.cli.output import age_text, plural, size_text
 from siltstone.command_words import NO_WORDS, CommandWords
@@ -275,7 +276,7 @@ def _in_trouble(partition: _Partition) -> Iterator[Reason]:
     view, now_ms = partition.evidence.view, partition.evidence.now_ms
     files = {extent.file_id for extent in partition.state.view.extents}
     for file in view.files if view is not None else ():
-        if file.file_id in files and file.trouble_until_ms > now_ms:
+        if file.file_id in files and rests(file.trouble_until_ms, now_ms):
             yield _reason(
                 partition,
                 "file in trouble",

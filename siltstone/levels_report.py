@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from metadata.compaction import CompactionView, FileClass, FileView
+from metadata.job_rules import rests
 from siltstone.cli.output import age_text, plural, size_text
 
 RUNS_SHOWN = 12
 """Of one level and class in a picture; JSON has all."""
 BAR_CELLS = 40
+BAR_CELLS_MIN = 8
+NOTES_CELLS = 56
+"""Of a line beside its bar, as a rule."""
+COLUMNS = BAR_CELLS + NOTES_CELLS
 LIVE, DEAD = "█", "░"
 
 
@@ -106,7 +111,7 @@ def _run(files: Sequence[FileView], view: CompactionView) -> Run:
         hi=max(file.hi for file in files),
         created_ms=min(file.created_ms for file in files),
         busy=any(file.file_id in view.busy_files for file in files),
-        in_trouble=any(file.trouble_until_ms > view.now_ms for file in files),
+        in_trouble=any(rests(file.trouble_until_ms, view.now_ms) for file in files),
     )
 
 
@@ -151,24 +156,25 @@ def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
 # ---- the picture ---------------------------------------------------------------------------------------------------
 
 
-def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS_SHOWN) -> str:
+def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS_SHOWN, columns: int = COLUMNS) -> str:
     """The levels as text: a heading for each level and class, a bar for each run, as long as its bytes.
 
     All bars share one scale, that of the largest; the dead share of a bar is shaded. The largest runs are shown where
-    there are more than `runs_shown`, still in order of `lo`.
+    there are more than `runs_shown`, still in order of `lo`. Where a terminal has fewer `columns`, bars are shorter.
     """
     if not levels:
         return "no live files"
+    cells = max(BAR_CELLS_MIN, min(BAR_CELLS, columns - NOTES_CELLS))
     scale = max(max((run.size_bytes for run in each.runs), default=each.size_bytes) for each in levels)
     lines: list[str] = []
     for each in levels:
         lines += ["", _heading(each, now_ms)] if lines else [_heading(each, now_ms)]
         if not each.level:
-            lines.append(f"  {bar(each.size_bytes, each.live_bytes / max(each.payload_bytes, 1), scale)}")
+            lines.append(f"  {bar(each.size_bytes, each.live_bytes / max(each.payload_bytes, 1), scale, cells)}")
             continue
         shown = sorted(sorted(each.runs, key=_largest_first)[:runs_shown], key=lambda run: (run.lo, run.run_id))
         width = len(str(max(run.run_id for run in shown)))
-        lines += [_run_line(run, scale, width) for run in shown]
+        lines += [_run_line(run, scale, width, cells) for run in shown]
         if len(each.runs) > len(shown):
             left = sum(run.size_bytes for run in each.runs) - sum(run.size_bytes for run in shown)
             lines.append(f"  and {plural(len(each.runs) - len(shown), 'smaller run')}, {size_text(left)}")
@@ -201,8 +207,8 @@ def _heading(each: LevelClass, now_ms: int) -> str:
     return "  ".join(parts)
 
 
-def _run_line(run: Run, scale_bytes: int, width: int) -> str:
-    drawn = bar(run.size_bytes, run.live_bytes / max(run.payload_bytes, 1), scale_bytes)
+def _run_line(run: Run, scale_bytes: int, width: int, cells: int) -> str:
+    drawn = bar(run.size_bytes, run.live_bytes / max(run.payload_bytes, 1), scale_bytes, cells)
     notes = [
         size_text(run.size_bytes),
         f"{share(run.live_bytes, run.payload_bytes)} live",

@@ -24,7 +24,8 @@ def file() -> None:
 
     \b
     Example:
-      siltstone file inspect l0/7f/2026010112/1-3-0190a0b0-...silt --data ./siltstone-data
+      siltstone file inspect l0/7f/2026010112/1-3-0190a0b0-...silt \\
+          --data ./siltstone-data
     """
 
 

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from siltstone.cli.live import draw_until_stopped, quiet_interrupts
-from siltstone.cli.output import json_option, print_json
+from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
 
@@ -44,7 +44,7 @@ def levels(watch: bool, runs: int, places: Places, as_json: bool) -> None:
     if as_json:
         print_json({"now_ms": now_ms, "levels": levels_json(shown)})
     else:
-        click.echo(picture(shown, now_ms, runs_shown=runs))
+        click.echo(picture(shown, now_ms, runs_shown=runs, columns=console().width))
 
 
 async def _read(metadata_url: str) -> tuple[Sequence[LevelClass], int]:
@@ -58,6 +58,6 @@ async def _watch(metadata_url: str, runs: int) -> None:
 
         async def drawn() -> Text:
             view = await metadata.compaction_view()
-            return Text(picture(levels_of(view), view.now_ms, runs_shown=runs))
+            return Text(picture(levels_of(view), view.now_ms, runs_shown=runs, columns=console().width))
 
         await draw_until_stopped(drawn, every_ms=WATCH_MS)

@@ -27,7 +27,8 @@ def topics() -> None:
     \b
     Examples:
       siltstone topics create orders --partitions 6 --config retention.ms=86400000
-      siltstone topics alter orders --config cleanup.policy=compact --delete-config retention.ms
+      siltstone topics alter orders --config cleanup.policy=compact \\
+          --delete-config retention.ms
       siltstone topics explain orders --data ./siltstone-data
       siltstone topics delete orders --yes
     """

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from metadata.compaction import CompactionView
 from metadata.urls import open_metadata
 from siltstone import compact_now
 from siltstone.cli.output import print_pairs, size_text
@@ -163,19 +164,20 @@ async def _compact(
     await metadata.open()
     try:
         view = await metadata.compaction_view()
-        _print_levels(console, "The levels before", picture(levels_of(view), view.now_ms))
+        _print_levels(console, "The levels before", view)
         asked = await compact_now.request(metadata, TOPIC)
         with shown(console) as show:
             compacted = await compact_now.wait(
                 metadata, asked, clock=clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
             )
         view = await metadata.compaction_view()
-        _print_levels(console, "The levels after", picture(levels_of(view), view.now_ms))
+        _print_levels(console, "The levels after", view)
     finally:
         await metadata.close()
     return compacted
 
 
-def _print_levels(console: Console, title: str, drawn: str) -> None:
-    legend = "a bar for each run, which is what one merge wrote; shaded: dead; L0: one bar for all"
+def _print_levels(console: Console, title: str, view: CompactionView) -> None:
+    legend = "a bar for each run: what one merge wrote; L0: one for all"
+    drawn = picture(levels_of(view), view.now_ms, columns=console.width)
     console.print(f"\n{title} ({legend})\n{drawn}\n", markup=False)

@@ -11,7 +11,7 @@ from compactor.spec import MergeKind
 from tests.compaction.histories import ACTIONS, NO_HABITS, PARTIAL, Outcome, run_seed
 from tests.compaction.planted import PLANTED
 
-SEEDS = 500
+SEEDS = 250
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
 MUST_HAPPEN = frozenset(
     {"write", "late", "arbitrary", "run", "not run", "overflow", "deep", "commit", "trimmed", "crash", "JobLostError"}
@@ -32,7 +32,7 @@ def run_seeds(seeds: range, habits: Mapping[str, float]) -> tuple[Counter[str], 
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("first", range(0, 4 * SEEDS, SEEDS))
+@pytest.mark.parametrize("first", range(0, 8 * SEEDS, SEEDS))
 def test_nothing_is_lost_and_nothing_comes_back_in_any_history(first: int) -> None:
     counts, failed = run_seeds(range(first, first + SEEDS), PARTIAL if first % (2 * SEEDS) else NO_HABITS)
     assert not failed, "\n\n".join(map(str, failed[:3]))

@@ -154,10 +154,11 @@ def test_tables_name_what_they_show(topics: Topics) -> None:
 
 
 def test_files_of_a_running_stack_are_listed(stack: Stack) -> None:
-    rows = run_json("files", "list", "--data", str(stack.data))
+    rows = run_json("files", "list", "--data", str(stack.data), "--state", "live")
+    # in L0, or in L1 by now: the stack has a compactor
     assert sum(row["records"] for row in rows) >= RECORDS
-    assert {row["level"] for row in rows} == {0} and {row["state"] for row in rows} == {"live"}
-    table = run_ok("files", "list", "--data", str(stack.data), "--state", "live")
+    assert {row["level"] for row in rows} <= {0, 1} and {row["state"] for row in rows} == {"live"}
+    table = run_ok("files", "list", "--data", str(stack.data))
     assert rows[0]["key"] in table and "partitions" in table
     assert run_ok("files", "list", "--data", str(stack.data), "--level", "2") == "no files\n"
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from metadata.urls import open_metadata
-from siltstone.cli import main
+from siltstone.cli import main, output
 from siltstone.cli.compaction import read_records
 from siltstone.client import connected
 from siltstone.clock import SystemClock
@@ -244,6 +247,134 @@ def test_watching_shows_the_log_beside_its_latest_values(stack: Stack) -> None:
     assert missing.exit_code == 1 and "users has no partition 7" in missing.stderr
 
 
+def test_a_plain_topic_is_not_watched_and_keeps_the_case_of_its_name(stack: Stack) -> None:
+    write(stack.bootstrap, "hello", BALANCES[:1], policy="delete")
+    refused = run("compaction", "watch", "hello", "--data", str(stack.data))
+    assert refused.exit_code == 1 and "hello is not a compacted topic" in refused.stderr
+    assert run_ok("topics", "explain", "hello", "--data", str(stack.data)).startswith("- hello is not compacted")
+    for words in (("topics", "explain", "Hello"), ("topics", "describe", "Hello"), ("compaction", "watch", "Hello")):
+        assert "did you mean 'hello'?" in run(*words, "--data", str(stack.data)).stderr
+
+
+def write_at(bootstrap: str, topic: str, timestamp_ms: int, count: int) -> None:
+    async def produce() -> None:
+        async with connected(bootstrap) as client:
+            for number in range(count):
+                await client.produce(topic, 0, build_batch([NewRecord(timestamp_ms, f"k{number % 3}".encode(), b"v")]))
+
+    asyncio.run(produce())
+
+
+def test_what_is_too_young_is_counted_and_not_waited_for(stack: Stack) -> None:
+    # given a topic of which no record is old enough
+    now_ms, lag = SystemClock().wall_ms(), {"min.compaction.lag.ms": "3600000"}
+    write(stack.bootstrap, "young", (), configs=lag)
+    write_at(stack.bootstrap, "young", now_ms, 16)
+    words = ("compact", "young", "--now", "--timeout", "60", "--data", str(stack.data))
+    # when it is compacted, then it is said that nothing can be, and what is there
+    shown = run_ok(*words)
+    assert "16 offsets held back by min.compaction.lag.ms" in shown and "16 -> 16 (0 gone)" in shown
+    assert "every partition is cleaned" not in shown and "nothing else was left to do" in shown
+    explained = run_ok("topics", "explain", "young", "--data", str(stack.data))
+    assert "younger than min.compaction.lag.ms" in explained and "--now" not in explained
+    assert "partition 0: 16 offsets held back" in run_ok("compact", "young", "--data", str(stack.data))
+
+
+def test_old_records_that_a_merge_joins_with_young_ones_end_the_wait(stack: Stack) -> None:
+    # given a topic of which the first records are old enough, and not the last
+    now_ms, lag = SystemClock().wall_ms(), {"min.compaction.lag.ms": "3600000"}
+    write(stack.bootstrap, "mixed", (), configs=lag)
+    write_at(stack.bootstrap, "mixed", now_ms - 7_200_000, 8)
+    write_at(stack.bootstrap, "mixed", now_ms, 4)
+    # when it is compacted, then that ends, whether the old ones were reached by themselves or lie in one extent with
+    # the young by now
+    done = run_json("compact", "mixed", "--now", "--timeout", "60", "--data", str(stack.data))
+    assert done["through"] == {"0": 8} and done["records_before"] == 12
+    assert done["held_by_lag"] in (4, 12) and done["held_by_transactions"] == 0
+
+
+@pytest.mark.parametrize("words", [("levels", "--watch"), ("compaction", "watch", "balances")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_watch_is_ended_by_a_signal_in_silence(
+    stack: Stack, balances: str, words: Sequence[str], number: signal.Signals
+) -> None:
+    # given a watch that draws, on a terminal
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "siltstone", *words, "--data", str(stack.data)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        seen = b""
+        while b"L2" not in seen:
+            seen += os.read(ours, 65_536)
+        # when it is told to end
+        process.send_signal(number)
+        with contextlib.suppress(OSError):  # a terminal whose last program has gone
+            while more := os.read(ours, 65_536):
+                seen += more
+        # then it does, with nothing said and the cursor shown again
+        assert process.wait(timeout=30) == 0
+    os.close(ours)
+    assert b"Aborted" not in seen and b"Traceback" not in seen
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")
+
+
+def test_topics_are_managed_by_the_directory_of_their_stack(stack: Stack) -> None:
+    place = ("--data", str(stack.data))
+    assert run_ok("topics", "create", "managed", *place) == "created managed with 1 partition\n"
+    assert run_ok("topics", "alter", "managed", "--partitions", "2", *place) == "altered managed\n"
+    assert "managed" in run_ok("topics", "list", *place)
+    mistyped = run("topics", "alter", "mangaed", "--partitions", "3", *place)
+    assert mistyped.exit_code == 1 and "remedy: did you mean 'managed'?" in mistyped.stderr
+    assert run_ok("topics", "delete", "managed", "--yes", *place) == "deleted managed\n"
+
+
+def test_a_second_compactor_runs_beside_dev_by_its_directory(stack: Stack, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "siltstone", "compactor", "--data", str(stack.data)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("compactor: ")
+        assert asyncio.run(live_compactors(stack)) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+    nowhere = run("compactor", "--data", str(tmp_path))
+    assert nowhere.exit_code == 1 and f"no `siltstone dev` runs on {tmp_path}" in nowhere.stderr
+    assert run("compactor", "--data", str(tmp_path), "--metadata", "postgresql://x@y/z").exit_code == 2
+
+
+def test_tables_fit_80_columns_with_keys_whole(stack: Stack, balances: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ("--data", str(stack.data))
+    key = run_json("files", "list", "--state", "live", "--level", "L2", *place)[0]["key"]
+    monkeypatch.setattr(output, "PIPED_WIDTH", 80)
+    files = run_ok("files", "list", *place)
+    assert key in [line.strip() for line in files.splitlines()]
+    jobs = run_ok("jobs", "list", *place)
+    assert "100 %" in jobs and "####" not in jobs
+    # "live" is a share of what was written: nothing has died in this file; of dead ones nothing is counted
+    rows = [line.split() for line in files.splitlines()]
+    assert "100 %" in files
+    assert all(words[-2:] == ["-", "-"] for words in rows if words[1:3] == ["L0", "dead"])
+    described = run_ok("topics", "describe", balances, *place)
+    for shown in (files, jobs, described, run_ok("levels", *place)):
+        assert max(map(len, shown.splitlines())) <= 80, shown
+
+
+def test_hints_run_as_they_are_printed(stack: Stack, balances: str) -> None:
+    shown = run_ok("compact", balances, "--data", str(stack.data))
+    for line in shown.splitlines():
+        if "siltstone " in line:
+            run_ok(*shlex.split(line[line.index("siltstone ") :])[1:])
+    assert shown.count("siltstone ") == 2
+
+
+def test_describe_prints_what_acts_and_the_rest_when_asked(stack: Stack, balances: str) -> None:
+    words = ("topics", "describe", balances, "--data", str(stack.data))
+    shown = run_ok(*words)
+    assert "min.cleanable.dirty.ratio" in shown and "unclean.leader.election.enable" not in shown
+    assert "unclean.leader.election.enable" in run_ok(*words, "--all")
+    # how far compaction is comes last
+    assert shown.index("cleanup.policy") < shown.index("high watermark") < shown.index("dirty ratio")
+
+
 def test_ctrl_c_stops_the_waiting_and_leaves_the_request(stack: Stack) -> None:
     write(stack.bootstrap, "interrupted", BALANCES)
     command = [sys.executable, "-m", "siltstone", "compact", "interrupted", "--now", "--data", str(stack.data)]
@@ -296,11 +427,19 @@ def test_where_nobody_compacts_it_is_done_in_this_process(tmp_path: Path) -> Non
     with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:
         write(stack.bootstrap, "users", BALANCES)
         told = run_json("topics", "explain", "users", "--data", str(data))["reasons"]
-        assert told[0]["code"] == "no compactor"
+        assert told[0]["code"] == "no compactor" and f"siltstone compactor --data {data}" in told[0]["remedy"]
+    # then the topic is described by its metadata, and what needs an agent says so
+    described = run("topics", "describe", "users", "--data", str(data), "--json")
+    assert json.loads(described.stdout)["partitions"] == [
+        {"partition": 0, "agent": None, "log_start_offset": 0, "high_watermark": 10}
+    ]
+    assert "no agent runs on" in described.stderr and len(json.loads(described.stdout)["compaction"]) == 1
+    assert f"no agent runs on {data}" in run("compaction", "watch", "users", "--data", str(data)).stderr
     # when it is compacted, then that is said and done
     done = run("compact", "users", "--now", "--timeout", "100", "--data", str(data), "--json")
     assert done.exit_code == 0, done.output
-    assert "no compactor is running: one runs in this process until it is done" in done.stderr
+    # and what its process would log is not
+    assert done.stderr == "no compactor is running: one runs in this process until it is done\n"
     assert json.loads(done.stdout)["records_after"] == 5
     # and no lease of it is left
     with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:

@@ -20,6 +20,7 @@ from tests.fixtures.dev import COMMAND
 from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, read_log, wait_until
 from tests.fixtures.s3 import BucketUrl
+from wire.kernels.code_cache import cache_directory
 from wire.records import NewRecord, build_batch
 
 GRACE = {"gc_grace_ms": 2_000}
@@ -170,6 +171,9 @@ def test_a_signal_during_the_start_ends_the_start(processes: Processes, compacto
 def test_warm_compiles_the_kernels_and_leaves() -> None:
     outcome = CliRunner().invoke(main, ["compactor", "warm"])
     assert outcome.exit_code == 0 and outcome.output.startswith("kernels are ready, after ")
+    # when it is called again, then it says that it did nothing
+    again = CliRunner().invoke(main, ["compactor", "warm"])
+    assert "nothing was compiled" in again.output or cache_directory() is None
 
 
 def test_help_of_the_compactor_names_what_it_can_do() -> None:

@@ -453,7 +453,7 @@ async def test_a_merge_that_is_cancelled_leaves_no_upload() -> None:
     before = await world.keys()
     seen: list[Progress] = []
     running = asyncio.create_task(world.engine().run(world.claim(kind=MergeKind.MERGE, level=2), progress=seen.append))
-    while len(seen) < 3:
+    while len(seen) < 3 and not running.done():
         await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from compactor.spec import MIB
@@ -81,6 +83,22 @@ def test_nothing_that_is_there_is_drawn_as_nothing() -> None:
     assert picture([], NOW_MS) == "no live files"
 
 
+def test_a_file_of_which_nothing_died_lives_whole_whatever_its_own_index_takes() -> None:
+    # given a small file, of which a third is its footer
+    (fresh,) = levels_of(view(replace(file(1, 1, file_class=FileClass.COMPACTED, size=900), live_bytes=600)))
+    assert "100 % live" in picture([fresh], NOW_MS) and "░" not in picture([fresh], NOW_MS)
+    assert (fresh.live_bytes, fresh.payload_bytes) == (600, 600)
+    # and one of which something did
+    (worn,) = levels_of(view(file(1, 1, file_class=FileClass.COMPACTED, size=900, live=300)))
+    assert "33 % live" in picture([worn], NOW_MS)
+
+
+def test_bars_are_shorter_where_the_terminal_is_narrow() -> None:
+    levels = levels_of(view(file(10, 2, file_class=FileClass.COMPACTED, size=400 * MIB, run_id=3, lo=1000, hi=2000)))
+    assert max(map(len, picture(levels, NOW_MS, columns=80).splitlines())) <= 80
+    assert picture(levels, NOW_MS).count("█") == 40
+
+
 # ---- watch
 
 
@@ -136,11 +154,31 @@ def test_a_frame_shows_levels_marks_and_values() -> None:
     assert ["L2", "0", "x", "alice", "=", "1", "alice", "3", "5"] in lines
 
 
-def drawn(what: Any) -> str:
-    console = Console(file=StringIO(), width=140)
+def drawn(what: Any, *, width: int = 140) -> str:
+    console = Console(file=StringIO(), width=width)
     console.print(draw(what, latest_lines=10))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def test_offsets_and_levels_stay_whole_at_80_columns_however_long_keys_and_values_are() -> None:
+    # given long keys, wide characters too, at large offsets
+    first = 1_234_567
+    key, value = "a-key-that-goes-on-and-on-and-on-and-on", "値" * 40
+    written = records(*((first + each, f"{each}-{key}", value) for each in range(12)), (first + 12, "0-" + key, value))
+    seen = partition(extent(first, first + 8), log_start=first, end=first + 13, cleaned_through=first + 9)
+    lines = drawn(frame(written, seen, read_from=first + 1), width=80).splitlines()
+    # then nothing is wider than the terminal, each record has its level and offset, each key its offset
+    assert max(map(cell_len, lines)) <= 80
+    strip = [line.split() for line in lines if line.startswith("L")]
+    levels = ["L2"] * 9 + ["L0"] * 4
+    assert [words[:2] for words in strip[:13]] == [[level, str(first + at)] for at, level in enumerate(levels)]
+    offsets = [line.split()[-1] for line in lines[lines.index(next(each for each in lines if "the log" in each)) + 1 :]]
+    assert offsets[:10] == [str(first + at) for at in (12, 1, 10, 11, 2, 3, 4, 5, 6, 7)]
+    assert "…" in lines[-1] or "…" in lines[-3]
+    # and headings are whole, on lines of their own
+    text = " ".join(lines)
+    assert f"high watermark {first + 13}" in text and f"of those written since offset {first + 1}" in text
 
 
 def test_the_last_lines_of_the_strip_are_kept() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from compactor.spec import MIB, PlanOptions
 from metadata.compaction import FileClass, JobState, PartitionView
+from siltstone.command_words import CommandWords
 from siltstone.compaction_report import (
     Evidence,
     Reason,
@@ -68,6 +69,56 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
     assert not is_compacted({}) and not is_compacted({"cleanup.policy": ""})
 
 
+@pytest.mark.parametrize(
+    ("seen", "waits"),
+    [
+        (partition(end=5, log_start=5), ""),
+        (partition(extent(0, 99), end=100, cleaned_through=100), ""),
+        (partition(extent(0, 59), end=60, cleaned_through=50, stable=50), "an open transaction from offset 50 on"),
+        (
+            partition(extent(0, 99), end=116, cleaned_through=100),
+            "16 offsets in L0, which is not counted as dirty yet: goes to L1 within 1m00s",
+        ),
+        (
+            partition(extent(0, 89), extent(90, 99, level=1), end=100, cleaned_through=90),
+            "dirty ratio 0.10: due above 0.50 (min.cleanable.dirty.ratio)",
+        ),
+        (
+            partition(
+                extent(0, 9),
+                extent(10, 99, level=1, length=45 * MIB),
+                end=100,
+                cleaned_through=10,
+                last_cleaned_ms=NOW_MS - 8 * 60_000,
+            ),
+            "45.0 MiB dirty, below 64.0 MiB: due in 52m00s",
+        ),
+        (
+            partition(extent(0, 99, level=1, length=99 * MIB), end=100, last_forced_ms=NOW_MS - 60_000),
+            "dirty ratio 1.00, but had a pass of its own lately: due in 14m00s (forced.interval.ms)",
+        ),
+        (
+            partition(
+                extent(0, 99, level=1, max_timestamp_ms=NOW_MS),
+                end=100,
+                configs={**COMPACT, "min.compaction.lag.ms": "60000"},
+            ),
+            "100 offsets held back by min.compaction.lag.ms",
+        ),
+    ],
+)
+def test_what_a_partition_waits_for_is_said_when_it_is_not_due(seen: PartitionView, waits: str) -> None:
+    (state,) = partition_states([seen], now_ms=NOW_MS, options=OPTIONS)
+    assert (state.due, state.waits) == ("", waits)
+    assert states_json([state])[0]["waits"] == waits
+
+
+def test_one_that_is_due_waits_for_nothing() -> None:
+    due = partition(extent(0, 99, level=1, length=99 * MIB), end=100)
+    (state,) = partition_states([due], now_ms=NOW_MS, options=OPTIONS)
+    assert state.due and state.waits == ""
+
+
 # ---- explain
 
 
@@ -106,6 +157,34 @@ def test_records_in_l0_are_counted_and_the_wait_is_told() -> None:
     reason = only(reasons(in_l0), "in L0")
     assert "has 10 offsets from 90 on in L0 files" in reason.says and "waited 1m00s" in reason.says
     assert "siltstone compact users --now" in reason.remedy
+
+
+def test_records_in_l0_that_are_too_young_are_not_told_to_be_compacted_now() -> None:
+    # given nothing but L0, all of it younger than the lag
+    young = partition(end=16, configs={**COMPACT, "min.compaction.lag.ms": "3600000"})
+    found = reasons(young, young_l0_from={1: 0})
+    assert "--now" not in only(found, "in L0").remedy
+    assert "keeps its last 16 offsets, from offset 0 on" in only(found, "too young").says
+    # but where a part of it is old enough, it is
+    found = reasons(young, young_l0_from={1: 12})
+    assert "--now" in only(found, "in L0").remedy and "last 4 offsets, from offset 12" in only(found, "too young").says
+
+
+def test_what_is_asked_for_and_too_young_is_not_said_to_be_next() -> None:
+    lagging = {**COMPACT, "min.compaction.lag.ms": "3600000"}
+    held = partition(extent(0, 99, level=1, max_timestamp_ms=NOW_MS), end=100, requested=80, configs=lagging)
+    assert "the rest is too young yet" in only(reasons(held), "asked for").says
+
+
+def test_remedies_repeat_where_the_system_is() -> None:
+    words = CommandWords(places=" --data X", agents=" --data X", compactor="siltstone dev --data X")
+    in_l0 = partition(extent(0, 89), end=100, cleaned_through=90, last_cleaned_ms=NOW_MS)
+    found = reasons(in_l0, words=words, compactors=(), jobs=[job(14, JobState.FAILED, error="gone")])
+    assert "`siltstone compact users --now --data X`" in only(found, "in L0").remedy
+    assert "`siltstone dev --data X`" in only(found, "no compactor").remedy
+    assert "`siltstone jobs show 14 --data X`" in only(found, "failed").remedy
+    (plain,) = reasons(partition(end=5, configs={}), words=words)
+    assert plain.remedy == "siltstone topics alter users --config cleanup.policy=compact --data X"
 
 
 def test_a_partition_below_its_dirty_ratio_is_told_both_numbers() -> None:

@@ -11,7 +11,8 @@ from compactor.plan_l0 import job_ends
 from compactor.simulate import Simulated, Workers, simulate
 from compactor.simulate_world import Load, Spaced
 from compactor.spec import GIB, MIB, PlanOptions
-from siltstone.cli.compactor_simulate import plot, simulate_command
+from siltstone.cli import output
+from siltstone.cli.compactor_simulate import axis, plot, simulate_command
 
 MINUTE_MS = 60_000
 OPTIONS = PlanOptions()
@@ -118,6 +119,17 @@ def test_the_command_prints_json_and_plots() -> None:
     shown = CliRunner().invoke(simulate_command, arguments, catch_exceptions=False)
     for name in ("live L0 files", "write amplification", "dedupe lag", "workers busy", "█"):
         assert name in shown.stdout
+    # what was assumed, what the words mean, and a time axis below each plot
+    assert "agents       1, each 1.0 MiB/s" in shown.stdout and "planner" in shown.stdout
+    assert "the age of the oldest record that no pass" in shown.stdout
+    assert shown.stdout.count(axis(1.0)) == 10
+    assert axis(48.0, width=20).split() == ["0", "1d00h", "2d00h"] and len(axis(48.0, width=20)) == 20
+
+
+def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "PIPED_WIDTH", 80)
+    shown = CliRunner().invoke(simulate_command, ["--agents", "12", "--hours", "2"], catch_exceptions=False).stdout
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_no_compacted_topic_is_a_cluster_too() -> None:

@@ -214,3 +214,43 @@ def test_migrate_names_the_remedy_when_nobody_answers(unused_tcp_port: int) -> N
     code, _, errors = run("migrate", "--metadata", f"postgresql://u@127.0.0.1:{unused_tcp_port}/db")
     assert code == 1
     assert "remedy: start Postgres there" in errors
+
+
+def test_examples_of_help_fit_a_terminal_of_80_columns() -> None:
+    for path in commands(cli.main):  # type: ignore[arg-type]
+        _, text, _ = run(*path, "--help")
+        examples = text[text.index("Example") :].split("\n\n")[0]
+        assert max(map(len, examples.splitlines())) <= 80, path
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "remedy"),
+    [
+        (("jobs", "show", "abc"), "'abc' is no job id", "`siltstone jobs list` shows those there are"),
+        (("levels", "--data", "/nosuch"), "'/nosuch' does not exist", "name the directory that `siltstone dev`"),
+        (("compactor", "simulate", "--hours", "-3"), "not in the range", "give a number from 0.1 to 8760"),
+        (("jobs", "list", "--limit", "x"), "not a valid integer", "give a whole number from 1 to 10000"),
+        (("files", "list", "--level", "L7"), "'L7' is no level", "there are 0, 1 and 2"),
+        (("compact", "users", "--timeout", "5"), "without --now nothing is waited for", "give --now too"),
+        (("topics", "alter", "users"), "nothing to change", ""),
+    ],
+)
+def test_wrong_words_are_told_with_a_remedy(words: tuple[str, ...], error: str, remedy: str) -> None:
+    code, _, errors = run(*words)
+    assert code == 2 and error in errors
+    assert f"\nremedy: {remedy}" in errors if remedy else "remedy" not in errors
+
+
+def test_a_level_may_be_named_as_it_is_shown() -> None:
+    for level in ("L1", "1", "l1"):
+        code, _, errors = run("files", "list", "--level", level)
+        assert code == 1 and "nothing says where metadata is" in errors
+
+
+@pytest.mark.parametrize(
+    "words", [("list",), ("create", "x"), ("alter", "x", "--partitions", "2"), ("delete", "x", "--yes")]
+)
+def test_a_directory_where_nothing_runs_has_no_agents(tmp_path: Path, words: tuple[str, ...]) -> None:
+    code, _, errors = run("topics", *words, "--data", str(tmp_path))
+    assert code == 1 and f"no agent runs on {tmp_path}" in errors
+    assert f"siltstone dev --data {tmp_path}" in errors

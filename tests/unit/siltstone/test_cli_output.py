@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.cli.output import age_text, print_pairs, print_table, size_text
+from siltstone.cli import output
+from siltstone.cli.output import age_text, plural, print_pairs, print_table, size_text
+from siltstone.command_words import CommandWords, option, words_for
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,53 @@ def test_cells_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> No
     shown = capsys.readouterr().out
     assert key in shown
     assert "[red]1" in shown and "[b]x[/b]" in shown
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Terminals of 40 columns."""
+    monkeypatch.setattr(output, "PIPED_WIDTH", 40)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_table_that_is_too_wide_breaks_headings_and_cuts_the_column_that_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(["cleaned through", "last pass", "error"], [["1234567", "9s ago", "e" * 50]], cut="error")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[0].split() == ["cleaned", "last"] and lines[1].split() == ["through", "pass", "error"]
+    assert lines[-1].split()[:4] == ["1234567", "9s", "ago", "e" * 22 + "…"]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_lines_below_rows_are_never_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(["id"], [["1"], ["2"]], below=["k" * 60, "l" * 60])
+    assert capsys.readouterr().out.splitlines()[2:] == ["1", "  " + "k" * 60, "2", "  " + "l" * 60]
+
+
+def test_a_title_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_pairs({"a": "1"}, title="settings: every partition is cleaned through the end it had")
+    assert capsys.readouterr().out.startswith("settings: every partition is cleaned through the end it had\n")
+
+
+def test_one_is_not_many() -> None:
+    assert (plural(1, "file"), plural(2, "file"), plural(1_000, "file")) == ("1 file", "2 files", "1,000 files")
+
+
+def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:
+    nothing = words_for(data="", metadata_url="", object_store_url="", config="", assignments=(), runs=False)
+    assert nothing == CommandWords(places="", agents="", compactor="siltstone compactor")
+    data = words_for(data="my data", metadata_url="", object_store_url="", config="", assignments=["a=1"], runs=True)
+    assert data.places == " --data 'my data' --set a=1" and data.agents == " --data 'my data'"
+    assert data.compactor == "siltstone compactor --data 'my data' --set a=1"
+    urls = words_for(
+        data="",
+        metadata_url="postgresql://me:secret@h/d",
+        object_store_url="s3://b",
+        config="",
+        assignments=(),
+        runs=False,
+    )
+    assert urls.places == " --metadata 'postgresql://me:***@h/d' --object-store s3://b"
+    assert option("data", "") == ""
