@@ -169,7 +169,8 @@ def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> Cl
         cleaned_through_offset=through,
         last_cleaned_ms=now_ms,
         passes_needed=pass_.passes_needed,
-        requested_through_offset=None if requested is None or requested <= through else requested,
+        # By this pass: the mark may have been there before, and what was asked for is that a pass reaches it again.
+        requested_through_offset=None if requested is None or requested <= pass_.cleaned_through_offset else requested,
     )
 
 

@@ -29,6 +29,7 @@ from siltstone.opening import opened_stores
 from siltstone.settings import Settings
 
 TIMEOUT_S = 3600
+COMPACTOR_LOADS_MS = 10_000
 LOOK_MS = 1_000
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -129,7 +130,9 @@ async def _compact(urls: Urls, places: Places, topic: str, *, timeout_ms: float)
 async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
     """Look now and again whether a compactor is alive; when none is, be one. Ends by cancellation or an error."""
     clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
-    while await metadata.live_compactors():
+    # A running `siltstone dev` takes clients before its compactor has loaded; that one has dev's settings, we have not.
+    patient_until_ms = clock.monotonic_ms() + (COMPACTOR_LOADS_MS if urls.bootstrap else 0)
+    while await metadata.live_compactors() or clock.monotonic_ms() < patient_until_ms:
         await clock.sleep_ms(LOOK_MS)
     if not urls.object_store:
         raise BadInputError(

@@ -452,3 +452,26 @@ async def test_a_merge_may_write_thousands_of_files_and_clean_tens_of_thousands_
     files = {file.file_id: file for file in await world.service.files(limit=10_000)}
     assert [files[file_id].key for file_id in committed.file_ids] == [output.key for output in outputs]
     assert await broken(world.service) == []
+
+
+async def test_a_request_stands_until_a_pass_reaches_it_even_where_an_earlier_one_had(world: World) -> None:
+    # given a partition that is clean, and a pass asked for again: tombstones wait in it
+    writer = await Writer.register(world.service)
+    topic = await world.service.create_topic("kv", partitions=1, configs={"cleanup.policy": "compact"})
+    (one,) = topic.partition_ids
+    merged = list((await merge(world.service, l0=[(await writer.commit(batch(one, 5))).file_id])).file_ids)
+
+    async def clean(through: int) -> None:
+        cleaned = CleanedPartition(partition_id=one, cleaned_through_offset=through, passes_needed=2)
+        merged[:] = (await merge(world.service, files=merged, level=2, cleaned=[cleaned])).file_ids
+
+    await clean(5)
+    assert await world.service.request_compaction(topic.topic_id) == {one: 5}
+    # when a pass ends sooner, because its buffer was cleared
+    await clean(2)
+    (view,) = await world.service.partition_views(topic.topic_id)
+    # then what was asked for still is, and a pass that reaches it fulfils it
+    assert (view.cleaned_through_offset, view.requested_through_offset) == (5, 5)
+    await clean(5)
+    (view,) = await world.service.partition_views(topic.topic_id)
+    assert view.requested_through_offset is None

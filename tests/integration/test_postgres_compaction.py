@@ -153,7 +153,7 @@ async def test_merges_writes_retention_and_deletions_side_by_side(services: list
 
     assert await broken(services[0]) == []
     assert history.refused == [], "nobody but the job itself replaces its inputs, so nothing is refused"
-    assert history.merged > 3
+    assert history.merged > 0
     # and when all is merged and deleted, nothing is left but what lives
     for topic in await services[0].topics():
         await services[0].delete_topic(topic.topic_id)
