@@ -94,11 +94,6 @@ def block_of_offset(entries: Sequence[BlockEntry], offset: int) -> int:
     return max(0, bisect_right(entries, offset, key=_base_offset) - 1)
 
 
-def blocks_with_timestamp(entries: Sequence[BlockEntry], timestamp_ms: int) -> list[int]:
-    """The blocks with a batch whose largest timestamp is at or above `timestamp_ms`, in order."""
-    return [number for number, entry in enumerate(entries) if entry.max_timestamp_ms >= timestamp_ms]
-
-
 def block_end(entries: Sequence[BlockEntry], block: int, extent_length: int) -> int:
     """Where a block ends, in bytes from the start of its extent of `extent_length` bytes."""
     return entries[block + 1].position if block + 1 < len(entries) else extent_length

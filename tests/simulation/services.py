@@ -370,10 +370,10 @@ class SimulatedStore(FarSide):
             yield stat
 
     async def start_multipart(self, key: str) -> MultipartUpload:
-        raise NotImplementedError("agents do not use multipart uploads")
+        raise AssertionError("agents do not use multipart uploads")
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
-        raise NotImplementedError("agents do not use multipart uploads")
+        raise AssertionError("agents do not use multipart uploads")
 
     async def close(self) -> None:
         return None

@@ -10,7 +10,6 @@ from storage.block_index import (
     BlockEntry,
     block_end,
     block_of_offset,
-    blocks_with_timestamp,
     decode_block_index,
     encode_block_index,
 )
@@ -92,12 +91,6 @@ def test_a_value_outside_its_field_is_refused() -> None:
 @pytest.mark.parametrize(("offset", "block"), [(0, 0), (100, 0), (139, 0), (140, 1), (199, 1), (200, 2), (10**9, 2)])
 def test_an_offset_is_looked_for_in_the_last_block_that_begins_at_or_below_it(offset: int, block: int) -> None:
     assert block_of_offset(ENTRIES, offset) == block
-
-
-def test_blocks_are_found_by_their_largest_timestamp() -> None:
-    assert blocks_with_timestamp(ENTRIES, 50) == [0, 1]
-    assert blocks_with_timestamp(ENTRIES, 51) == [1]
-    assert blocks_with_timestamp(ENTRIES, 91) == []
 
 
 def test_a_block_ends_where_the_next_begins_and_the_last_with_its_extent() -> None:
