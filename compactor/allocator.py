@@ -14,7 +14,9 @@ import ctypes
 
 from compactor.spec import MIB
 
-KEPT_FREE_BYTES = 128 * MIB
+KEPT_FREE_BYTES = 256 * MIB
+"""More than a merge has free at any time but its end: with half of that, whether each pass over 1 KiB values gave its
+buffers back and faulted them in again was a matter of luck, and cost 40 % when it happened."""
 HEAP_BYTES_MAX = 32 * MIB
 """What is larger is mapped for itself, and unmapped when it is freed. The most that glibc accepts."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from siltstone.errors import BadInputError, BugError, SiltstoneError
-from wire.kernels.compiled import address_of, compiled, inlined, register_warm
+from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import (
     load_u8,
     load_u32_le,
@@ -139,7 +139,7 @@ def _checked(
         raise BugError("the bits of dead records are a contiguous, writable array of bytes")
     if rows and first_ordinal + rows > 8 * len(dead):
         raise BugError(f"ordinal {first_ordinal + rows - 1} has no bit in {len(dead)} bytes of dead records")
-    return np.require(hashes, np.uint64, ("C", "W")), np.require(key_lengths, np.int32, ("C", "W"))
+    return contiguous(hashes, np.uint64), contiguous(key_lengths, np.int32)
 
 
 # The kernel

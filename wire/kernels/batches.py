@@ -30,7 +30,7 @@ from wire.batch import (
 from wire.codecs import Codec
 from wire.crc import Body
 from wire.kernels.checksum import POWER_TABLES, crc32c_at, joined_crc32c_of
-from wire.kernels.compiled import address_of, compiled, register_warm
+from wire.kernels.compiled import address_of, compiled, contiguous, register_warm
 from wire.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 
 OFFSET_MAX = 2**63 - 1
@@ -113,9 +113,9 @@ def runs_crc32c(data: Body, table: BatchTable, firsts: NDArray[np.int64], *, fir
     runs[:1] = first_value
     _runs_crc32c(
         address_of(np.frombuffer(data, dtype=np.uint8)),
-        np.require(table.positions, np.int64, ("C", "W")),
-        np.require(table.sizes, np.int64, ("C", "W")),
-        np.require(firsts, np.int64, ("C", "W")),
+        contiguous(table.positions, np.int64),
+        contiguous(table.sizes, np.int64),
+        contiguous(firsts, np.int64),
         POWER_TABLES,
         runs,
     )

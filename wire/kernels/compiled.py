@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba  # pyright: ignore[reportMissingTypeStubs] -- ships no types; `Any` stands in
+import numpy as np
 from numpy.typing import NDArray
 
 from wire.kernels.code_cache import KernelCache
 
 _numba = cast(Any, numba)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_Number = TypeVar("_Number", bound=np.generic)
 _Warm = TypeVar("_Warm", bound=Callable[[], None])
 _warm: list[Callable[[], None]] = []
 
@@ -64,6 +66,17 @@ def cpu_features() -> frozenset[str]:
 def address_of(array: NDArray[Any]) -> int:
     """Where the array's first byte lies. Whoever passes it to a kernel keeps the array until that returns."""
     return array.ctypes.data
+
+
+def contiguous(array: NDArray[Any], dtype: type[_Number]) -> NDArray[_Number]:
+    """The array as kernels take it: of this type, in one piece, writable. Copied only where it is not.
+
+    What `numpy.require` says, at a tenth of its cost: a merge asks some twenty times for every window.
+    """
+    flags = array.flags
+    if array.dtype == dtype and flags.c_contiguous and flags.writeable:
+        return array
+    return np.require(array, dtype, ("C", "W"))
 
 
 def register_warm(call: _Warm) -> _Warm:

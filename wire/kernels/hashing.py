@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from siltstone.errors import BugError
-from wire.kernels.compiled import address_of, compiled, inlined, register_warm
+from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import load_u8, load_u64, prefetch_read, store_u64_le, to_int
 from wire.kernels.sha512 import (
     BLOCK_BYTES,
@@ -85,7 +85,7 @@ def _checked(
     """The columns as the kernels take them: what is read by address must lie where it is said to."""
     if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
         raise BugError("an arena is a contiguous array of bytes")
-    positions, lengths = np.require(positions, np.int64, ("C", "W")), np.require(lengths, np.int32, ("C", "W"))
+    positions, lengths = contiguous(positions, np.int64), contiguous(lengths, np.int32)
     if len(positions) != len(lengths):
         raise BugError(f"{len(positions)} positions and {len(lengths)} lengths of keys")
     outside = _first_outside(len(arena), positions, lengths)

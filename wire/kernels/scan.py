@@ -15,7 +15,7 @@ from siltstone.errors import BugError
 from wire import records as plain
 from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, CRC_POSITION
 from wire.kernels.checksum import crc32c_at
-from wire.kernels.compiled import address_of, compiled, inlined, register_warm
+from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import load_u8, load_u32, to_int
 from wire.records import RECORD_BYTES_MIN, CorruptRecordError, iter_records
 
@@ -77,7 +77,7 @@ def scan_records(
     looked at. The sum brings the bytes into the processor's cache, where the walk then finds them: apart, each record
     costs the walk a wait for memory. Raises PayloadChecksumError.
     """
-    starts, ends, counts = (np.require(column, np.int64, ("C", "W")) for column in (starts, ends, counts))
+    starts, ends, counts = (contiguous(column, np.int64) for column in (starts, ends, counts))
     _check_places(arena, starts, ends, counts)
     if check_crc and len(starts) and int(starts.min()) < BATCH_HEADER_BYTES:
         raise BugError("a payload without room for a header before it")
