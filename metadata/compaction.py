@@ -99,7 +99,8 @@ class FileView:
     """When retention will have killed all its extents; None = never, or not all of them, or not known (L0)."""
     created_ms: int
     trouble_until_ms: int = 0
-    """A merge of it failed: leave it alone until then."""
+    """A merge of it failed, with the error `trouble`: leave it alone until then."""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,9 +388,9 @@ class CompactionMetadata(Protocol):
         ...
 
     async def jobs(
-        self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, limit: int = 100
+        self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, result: str = "", limit: int = 100
     ) -> Sequence[MergeJob]:
-        """Newest first; `topic_id`: jobs with an L1+ input (live jobs) or a forced partition of that topic."""
+        """Newest first. `topic_id`: with an L1+ input (live jobs) or a forced partition of it; `result` has a name."""
         ...
 
     async def job(self, job_id: int) -> MergeJob | None: ...
