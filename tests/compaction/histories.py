@@ -186,11 +186,12 @@ async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) 
                 )
                 continue
             present, start, _ = await world.read(partition_id)
+            # It may hide a value of any key, also below the log start, where its extent lives on.
+            waits = any(each.headers == UNREADABLE for each in present)
             present = [record for record in present if record.offset >= start]
             if repeated := repeated_keys(present, below=view.cleaned_through_offset):
                 world.violations.append(f"{model.name}: {repeated} more than once after the pass")
             tombstones = [each.offset for each in present if each.value is None]
-            waits = any(each.headers == UNREADABLE for each in present)  # it may hide a value of any key
             if last and tombstones and not waits and model.delete_retention_ms <= 5_000:
                 world.violations.append(f"{model.name}: tombstones {tombstones} are still there")
 
