@@ -8,7 +8,7 @@ committed any more, and `renew` takes a new epoch so that the next file can be.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from metadata.service import (
     BEAT_MS,
@@ -46,6 +46,8 @@ class Membership:
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
         """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when `agents` has changed."""
 
     @property
     def current(self) -> WriterLease:
@@ -136,3 +138,5 @@ class Membership:
         if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)
             self.version += 1
+            if self.on_change is not None:
+                self.on_change()

@@ -53,9 +53,10 @@ def check_partitions(count: int) -> None:
         )
 
 
-def check_configs(configs: Mapping[str, str]) -> None:
+def check_configs(configs: Mapping[str, str], defaults: Mapping[str, str]) -> None:
+    """Of a topic, over the cluster-wide defaults. Raises RequestError(INVALID_CONFIG)."""
     try:
-        validate_overrides(configs)
+        validate_overrides(configs, defaults)
     except InvalidConfigError as error:
         raise RequestError(ErrorCode.INVALID_CONFIG, str(error)) from error
 

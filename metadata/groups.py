@@ -10,6 +10,10 @@ here. A crash between two calls leaves what the last one wrote.
 
 Two implementations: `metadata/postgres_groups.py`, `metadata/memory_groups.py`; one contract suite,
 `tests/contract/test_groups.py`. All times in the store are of its own clock.
+
+What clients name (group, member and instance ids, protocols, subscribed topics, offset metadata) may be any `str`: NUL
+characters and lone surrogates are kept as they are. Only the length of a group id is limited. "By group id" is by code
+points.
 """
 
 from __future__ import annotations
@@ -20,7 +24,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from metadata.service import WriterLease
-from siltstone.errors import FencedError
+from siltstone.errors import BadInputError, FencedError
+
+GROUP_ID_BYTES_MAX = 2_000
+"""In UTF-8. A row of an index of Postgres takes 2,704 bytes."""
+
+
+class GroupIdTooLongError(BadInputError):
+    """The store takes no group id above `GROUP_ID_BYTES_MAX`; answer 24."""
 
 
 class GroupFencedError(FencedError):
@@ -126,6 +137,32 @@ class ExpiredGroups:
     groups: int
 
 
+class StrayOffset(NamedTuple):
+    """A committed offset of a group or a partition that does not exist."""
+
+    group_id: str
+    place: OffsetPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsView:
+    """All groups at one instant, as the invariants read them (`metadata/invariants_groups.py`)."""
+
+    groups: Sequence[tuple[GroupSummary, GroupRecord]]
+    """By group id."""
+    last_epoch: int
+    """The last that was given; read after the groups."""
+    stray_offsets: Sequence[StrayOffset]
+    """At most 1,000."""
+
+
+def check_group_id(group_id: str) -> None:
+    """Raises GroupIdTooLongError."""
+    size = len(group_id.encode("utf-8", "surrogatepass"))
+    if size > GROUP_ID_BYTES_MAX:
+        raise GroupIdTooLongError(f"a group id of {size} bytes is longer than {GROUP_ID_BYTES_MAX}")
+
+
 class GroupMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`: then a write may have happened, and may be repeated as it
     was (each is idempotent under its epoch)."""
@@ -134,7 +171,10 @@ class GroupMetadata(Protocol):
         """Become the owner, under a new epoch, which fences the owner before. A write of that owner which is under way
         is waited for. None when there is no such group and `create` is False.
 
-        Raises WriterFencedError when `owner` has no running lease: an agent that was thought dead takes nothing.
+        Raises GroupIdTooLongError; WriterFencedError when `owner` is not among `live_agents`: an agent that was thought
+        dead takes nothing. Nor does one that drains: the others hash the group to one of them by now, and a late take
+        would fence that one and send its clients away again. What it holds it may save and commit to the end, until
+        the next owner takes it.
         """
         ...
 
@@ -145,7 +185,8 @@ class GroupMetadata(Protocol):
     async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
         """All in one round trip and one transaction; a batch that is fenced does not touch the others.
 
-        A place named twice takes the last. One result per batch, in order.
+        A place named twice takes the last. One result per batch, in order. A call that was given up (its answer lost,
+        its caller cancelled) is ended before a later one of this service begins: it cannot overwrite newer offsets.
         """
         ...
 
@@ -163,8 +204,8 @@ class GroupMetadata(Protocol):
         """The record and all offsets. Raises GroupFencedError."""
         ...
 
-    async def groups(self, *, after: str = "", limit: int = 10_000) -> Sequence[GroupSummary]:
-        """By group id, in pages: those whose id is above `after`."""
+    async def groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
+        """By group id, in pages: those whose id is above `after`, from the first when it is None."""
         ...
 
     async def group(self, group_id: str) -> GroupRecord | None:
@@ -178,6 +219,9 @@ class GroupMetadata(Protocol):
         own commit, if later), for a group that once had members and has none; its commit, for a group that never had
         any, and for a topic that a group with members no longer subscribes to (`subscribed_topics`). A group without
         members and offsets goes `idle_group_ms` after it became empty. Offsets of deleted topics went with these.
-        At most 10,000 offsets a call; repeat until it returns less.
+        Groups that somebody writes to at the moment are left for the next time. At most 10,000 offsets and 10,000
+        groups a call; repeat until it returns less of both. Any number of agents may do it at once.
         """
         ...
+
+    async def groups_view(self) -> GroupsView: ...

@@ -158,7 +158,7 @@ async def test_api_versions_newer_than_ours_is_answered_in_v0(dial: Dial, agent:
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     served = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
     assert served[18] == (0, 4)
-    assert served[0] == (0, 12)
+    assert served[0] == (0, 13)
     assert not {24, 25, 26, 27, 28} & served.keys(), "no transactions yet"
     odd = ApiVersionsRequest(client_software_name="bad name!", client_software_version="1")
     assert (await raw.call(odd, ApiVersionsResponse, 3)).error_code == ErrorCode.INVALID_REQUEST
