@@ -1,14 +1,17 @@
 """This agent's place among the others: its leased identity, and the list of who is alive.
 
-The lease lives on the store's clock. A beat that fails is tried again at the next beat; the list of agents then stands
-as it was last seen. When a newer epoch of our address exists we are fenced: nothing sealed under the old lease can be
-committed any more, and `renew` takes a new epoch so that the next file can be.
+The lease lives on the store's clock. Every beat brings the store's time, and between beats our monotonic clock goes on
+from there: so what we write is dated and named by one clock, whatever ours says (`now_ms`). A beat that fails is tried
+again at the next beat; the list of agents then stands as it was last seen. When a newer epoch of our address exists we
+are fenced: nothing sealed under the old lease can be committed any more, and `renew` takes a new epoch so that the next
+file can be.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 
 from metadata.service import (
     BEAT_MS,
@@ -28,6 +31,8 @@ _log = get_logger(__name__)
 NOTICE_MS = BEAT_MS + 500
 """How long a draining agent goes on serving: by then every other one has read the list of agents again."""
 NOTICE_POLL_MS = 100
+CLOCK_APART_MS = 60_000
+"""Our own clock is so far from the store's that somebody should be told, for it is of no use to anybody."""
 BEATS_TO_MEET_AGAIN = 2
 """After an outage of the store the others' leases have run out as ours has: the list of before stands until they have
 had time to beat, or all partitions would move to whoever came first, and back."""
@@ -43,6 +48,9 @@ class Membership:
         self._renewing = asyncio.Lock()
         self._beats: asyncio.Task[None] | None = None
         self._draining = False
+        self._store_ahead_ms = 0.0
+        """What to add to our monotonic clock for the store's time."""
+        self._apart = False
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
         """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
@@ -59,11 +67,15 @@ class Membership:
     def node_id(self) -> int:
         return self.current.writer_id
 
+    def now_ms(self) -> int:
+        """The store's time; known once joined."""
+        return int(self._clock.monotonic_ms() + self._store_ahead_ms)
+
     async def join(self) -> None:
         """Take the lease and learn who else is alive. Raises MetadataUnavailableError."""
         lease = self._lease = await self._metadata.register_agent(self._address)
         try:
-            await self._metadata.heartbeat(lease)
+            await self._beat(lease)
         except WriterFencedError:
             # The address is ours, so this was the call of a predecessor, killed while it was on its way.
             await self.renew(lease)
@@ -80,7 +92,7 @@ class Membership:
         ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
         while True:
             try:
-                await self._metadata.heartbeat(self.current, draining=True)
+                await self._beat(self.current)
                 others = await self._metadata.live_agents()
             except (MetadataUnavailableError, WriterFencedError) as error:
                 _log.warning("could not announce draining", error=str(error))
@@ -107,7 +119,7 @@ class Membership:
             while self._lease == fenced:
                 try:
                     self._lease = await self._metadata.register_agent(self._address)
-                    await self._metadata.heartbeat(self._lease, draining=self._draining)
+                    await self._beat(self._lease)
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()
@@ -120,7 +132,7 @@ class Membership:
             await self._clock.sleep_ms(BEAT_MS)
             lease = self.current
             try:
-                await self._metadata.heartbeat(lease, draining=self._draining)
+                await self._beat(lease)
                 agents = await self._metadata.live_agents()
                 if not meeting:
                     self._see(agents)
@@ -133,6 +145,20 @@ class Membership:
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
 
+    async def _beat(self, lease: WriterLease) -> None:
+        now_ms = await self._metadata.heartbeat(lease, draining=self._draining)
+        # The answer took its time, so ours is behind by that.
+        self._store_ahead_ms = now_ms - self._clock.monotonic_ms()
+        ahead_ms = self._clock.wall_ms() - now_ms
+        self._metrics.clock_ahead_seconds.set(ahead_ms / 1000)
+        if (abs(ahead_ms) > CLOCK_APART_MS) != self._apart:
+            self._apart = not self._apart
+            if self._apart:
+                told = {"ours": _utc(now_ms + ahead_ms), "store": _utc(now_ms), "ahead_s": ahead_ms // 1000}
+                _log.warning("this machine's clock is wrong, the metadata store's is used", **told)
+            else:
+                _log.info("this machine's clock agrees with the metadata store's again")
+
     def _see(self, agents: Sequence[AgentInfo]) -> None:
         # An empty list (the last one drains) tells a client nothing it could use.
         if agents and tuple(agents) != tuple(self.agents):
@@ -140,3 +166,7 @@ class Membership:
             self.version += 1
             if self.on_change is not None:
                 self.on_change()
+
+
+def _utc(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms // 1000, UTC).isoformat()

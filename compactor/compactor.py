@@ -24,16 +24,16 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from compactor.execute import MergeEngine
-from compactor.janitor import Janitor, JanitorHaltedError
+from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
 from compactor.measures import show_jobs, show_nothing, show_view
 from compactor.memory_gate import MemoryGate
 from compactor.options import CURSOR_BYTES, plan_options
 from compactor.plan import new_job, plan_merges
 from compactor.retention import Retention
 from compactor.rounds import Rounds
-from compactor.spec import MergeKind
+from compactor.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
-from metadata.compaction import JOB_BEAT_MS, InputsBusyError, JobState, Metadata
+from metadata.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.service import MetadataUnavailableError, WriterLease
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
@@ -57,7 +57,7 @@ class Compactor:
     """`store` and `metadata` are open and checked (cluster id) by the caller, who also closes them.
 
     Args:
-        in_thread: run kernels in threads; a simulation with a loop of its own passes False.
+        in_thread: run kernels and the planner in threads; a simulation with a loop of its own passes False.
         engine: what runs merges, for a lease; the embedded engine unless given.
     """
 
@@ -170,9 +170,10 @@ class Compactor:
             show_nothing(self._metrics)
             return False
         view = await self._metadata.compaction_view()
-        show_view(self._metrics, view)
+        # Seconds for hundreds of thousands of extents: beats must go on meanwhile.
+        planned = await asyncio.to_thread(self._planned, view) if self._in_thread else self._planned(view)
         created = 0
-        for spec in plan_merges(view, self._options):
+        for spec in planned:
             try:
                 job_id = await self._metadata.create_job(new_job(spec))
             except InputsBusyError:
@@ -183,6 +184,10 @@ class Compactor:
             lane.wake()
         await self._show_jobs()
         return created > 0
+
+    def _planned(self, view: CompactionView) -> Sequence[MergeSpec]:
+        show_view(self._metrics, view)
+        return plan_merges(view, self._options)
 
     async def _show_jobs(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -210,11 +215,12 @@ class Compactor:
 
     async def _sweep_orphans(self) -> bool:
         if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+            self._metrics.orphans_refused.set(0)  # whoever sweeps says it
             return False
         try:
             return (await self.janitor.sweep_orphans()).deleted > 0
-        except JanitorHaltedError:
-            return False
+        except (JanitorHaltedError, TooManyOrphansError, ClocksApartError):
+            return False  # a person has to act: to list everything over and over until then helps nobody
 
     async def _has_duty(self, name: str, interval_ms: int) -> bool:
         if self._lease is None:

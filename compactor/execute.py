@@ -38,6 +38,7 @@ from compactor.segments import joined_ranges
 from compactor.spec import MIB, MergeSpec
 from compactor.windows import Flags, KernelCaller, LateCorruptionError
 from metadata.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
+from metadata.job_rules import UNREADABLE
 from metadata.service import WriterLease
 from siltstone.clock import Clock
 from siltstone.errors import BugError
@@ -206,7 +207,8 @@ class _Run:
             flags=flags,
             totals=self._totals,
             steps=self._step,
-            now_ms=spec.now_ms,
+            # The store's clock may have been ahead at either: no horizon has passed unless it has by both.
+            now_ms=min(spec.now_ms, claimed.now_ms),
             waited_ms=max(claimed.now_ms - spec.now_ms, 0),
             extra_bytes=engine.cursor_bytes // 4,
         )
@@ -288,6 +290,7 @@ class _Run:
             "unreadable_batches": totals.unreadable_batches,
             "deduped_partitions": totals.deduped_partitions,
             "outputs": sum(len(files.finished) for files in self._outputs.values()),
+            **({UNREADABLE: totals.unreadable} if totals.unreadable else {}),
         }
 
 

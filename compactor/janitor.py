@@ -17,10 +17,13 @@ the answer of a server that took over in between.
 then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an object, which the
 next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing (`TooManyOrphansError`,
 `ClocksApartError`): what looks forgotten is then more likely the fault of a database that was restored or mistaken.
+Where there seem to be too many, the footers of those that merges wrote are read, a few at a time, and those that need
+not be counted are not; that ends as soon as there are too many in any case.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,19 +34,23 @@ from compactor.orphans import (
     Not,
     candidate,
     clocks_agree,
+    is_done_again,
     judge,
     orphans_allowed,
     writers_patience_ms,
 )
-from metadata.compaction import DeadFile, Metadata
+from metadata.compaction import DeadFile, MergeJob, Metadata
 from metadata.history import ADOPT_REMEDY
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
+from storage.file_format import CorruptFileError
+from storage.file_properties import FileProperties
+from storage.inspect import inspect_file
 from storage.keys import LEVEL_PREFIXES, PROBE_PREFIX
-from storage.objects import ObjectStore, ObjectStoreError
+from storage.objects import ObjectNotFoundError, ObjectStore, ObjectStoreError
 from wire.crc import crc32c
 
 _log = get_logger(__name__)
@@ -53,6 +60,8 @@ BATCH = 1_000
 ROWS_KEPT_MS = 24 * 3600 * 1000
 MULTIPART_AGE_MS = 24 * 3600 * 1000
 FAILURES_SHOWN = 3
+FOOTERS_MAX, FOOTERS_AT_ONCE = 10_000, 8
+"""Read of orphans in one sweep, when there seem to be too many; three or four requests each."""
 
 
 class TooManyOrphansError(SiltstoneError):
@@ -113,6 +122,7 @@ class Janitor:
         self._orphan_refuse_files = orphan_refuse_files
         self._orphan_bound_ms = orphan_bound_ms
         self._halted = ""
+        self._refused: type[SiltstoneError] | None = None
 
     # ---- whether it may
     async def _check_history(self) -> None:
@@ -189,15 +199,21 @@ class Janitor:
     # ---- what nothing refers to
     async def sweep_orphans(self) -> SweptOrphans:
         """Raises TooManyOrphansError and ClocksApartError, having deleted nothing, JanitorHaltedError, and what the
-        stores raise."""
+        stores raise. The log hears of a refusal once."""
         await self._check_history()
         try:
             found = await self._find_orphans()
-        except (TooManyOrphansError, ClocksApartError):
+        except (TooManyOrphansError, ClocksApartError) as error:
             self._metrics.orphans_refused.set(1)
+            if self._refused is not type(error):
+                _log.error("the sweep of orphans refuses", why=error.message, remedy=error.remedy)
+            self._refused = type(error)
             raise
         listed, foreign, judged = found
         self._metrics.orphans_refused.set(0)
+        if self._refused is not None:
+            _log.info("the sweep of orphans goes on")
+        self._refused = None
         self._metrics.orphans_spared.set(len(judged.spared))
         self._metrics.foreign_objects.set(foreign)
         deleted = await self._delete_orphans(judged.orphans)
@@ -238,12 +254,40 @@ class Janitor:
         self._metrics.orphans.set(len(judged.orphans))
         allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
         if len(judged.orphans) > allowed:
+            await self._check_count(judged.orphans, allowed, listed)
+        return listed, foreign, judged
+
+    async def _check_count(self, orphans: Sequence[Candidate], allowed: int, listed: int) -> None:
+        """Raises TooManyOrphansError if there are too many even without those whose merges were done again."""
+        counted = len(orphans)
+        merged = [each for each in orphans if each.is_merged][:FOOTERS_MAX]
+        counted_least = counted - len(merged)
+        jobs: dict[int, MergeJob | None] = {}
+        while merged and counted > allowed >= counted_least:
+            some, merged = merged[:FOOTERS_AT_ONCE], merged[FOOTERS_AT_ONCE:]
+            said = await asyncio.gather(*(self._footer(each) for each in some))
+            for job_id in {each.job_id for each in said if each is not None} - jobs.keys():
+                jobs[job_id] = await self._metadata.job(job_id)
+            for orphan, footer in zip(some, said, strict=True):
+                if footer is not None and is_done_again(orphan, epoch=footer.epoch, job=jobs[footer.job_id]):
+                    counted -= 1
+                else:
+                    counted_least += 1
+        if counted > allowed:
+            others = f" ({len(orphans) - counted} of merges that were done again are not counted)"
             raise TooManyOrphansError(
-                f"{len(judged.orphans)} of {listed} objects are unknown to the metadata, more than the {allowed} that"
-                f" may be deleted at once; the first is {judged.orphans[0].key!r}",
+                f"{counted} of {listed} objects are unknown to the metadata, more than the {allowed} that may be"
+                f" deleted at once{others if counted < len(orphans) else ''}; the first is {orphans[0].key!r}",
                 remedy="was the database restored, or is it another one? If they may go, raise orphan.refuse.files",
             )
-        return listed, foreign, judged
+        _log.info("left by merges that were done again", orphans=len(orphans), counted=counted, allowed=allowed)
+
+    async def _footer(self, orphan: Candidate) -> FileProperties | None:
+        """Which merge wrote it; None where that cannot be told."""
+        try:
+            return (await inspect_file(self._store, orphan.key, verify=False)).properties
+        except (CorruptFileError, ObjectNotFoundError):
+            return None
 
     async def _unknown(self, old: Sequence[Candidate]) -> Sequence[Candidate]:
         if not old:

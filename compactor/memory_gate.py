@@ -11,6 +11,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
+from siltstone.errors import SiltstoneError
+
+WAITS_FOR_MEMORY = "waiting for memory"
+"""What a merge says it is doing until its turn comes."""
+
+
+class TurnGivenUpError(SiltstoneError):
+    """Whoever waits was halted before its turn came. It holds nothing."""
+
 
 class MemoryGate:
     def __init__(self, bytes_max: int, *, on_change: Callable[[float], None] = lambda _: None) -> None:
@@ -20,11 +29,14 @@ class MemoryGate:
         self.held_bytes = 0
 
     @asynccontextmanager
-    async def held(self, size_bytes: int) -> AsyncGenerator[None]:
-        """Wait until there is room for `size_bytes`, and keep it while the block runs."""
+    async def held(self, size_bytes: int, *, halted: asyncio.Event | None = None) -> AsyncGenerator[None]:
+        """Wait until there is room for `size_bytes`, and keep it while the block runs.
+
+        `halted`: when it is set, leave the line. Raises TurnGivenUpError.
+        """
         size_bytes = min(size_bytes, self._bytes_max)
         if self._waiting or self.held_bytes + size_bytes > self._bytes_max:
-            await self._wait(size_bytes)
+            await self._wait(size_bytes, halted or asyncio.Event())
         else:
             self._hold(size_bytes)
         try:
@@ -33,19 +45,25 @@ class MemoryGate:
             self._hold(-size_bytes)
             self._admit()
 
-    async def _wait(self, size_bytes: int) -> None:
+    async def _wait(self, size_bytes: int, halted: asyncio.Event) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (size_bytes, turn)
         self._waiting.append(entry)
+        halting = asyncio.ensure_future(halted.wait())
         try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            # `wait` cancels neither when we are cancelled: that the turn is over is for `_admit` alone to say
+            await asyncio.wait({turn, halting}, return_when=asyncio.FIRST_COMPLETED)
+            if not turn.done():
+                raise TurnGivenUpError("halted while it waited for memory")
+        except BaseException:
+            if turn.done():
                 self._hold(-size_bytes)  # the turn came in the moment of giving up
             else:
                 self._waiting.remove(entry)
             self._admit()
             raise
+        finally:
+            halting.cancel()
 
     def _admit(self) -> None:
         while self._waiting and self.held_bytes + self._waiting[0][0] <= self._bytes_max:

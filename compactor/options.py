@@ -20,6 +20,9 @@ OUTPUT_BYTES = 48 * MIB
 L0_JOB_BYTES_LEAST = 16 * MIB
 """Even where keys leave next to no room; such a job then waits for the memory."""
 
+RETENTION_ROUNDS = 3
+"""After so many, what retention has not taken stays: one that was just over, one that moved to another compactor."""
+
 
 def merge_memory_bytes(keys_max: int) -> int:
     """What a merge that is not of L0 files takes at most, whatever the size of its inputs."""
@@ -62,6 +65,7 @@ def plan_options(settings: Settings) -> PlanOptions:
         mostly_dead_bytes_min=settings.compaction_dead_bytes_min,
         purge_deadline_ms=settings.purge_deadline_ms,
         expiry_margin_ms=settings.compaction_expiry_margin_ms,
+        retention_late_ms=RETENTION_ROUNDS * settings.retention_check_interval_ms,
         job_limit_base_ms=settings.job_limit_base_ms,
         job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
         grace_ms=settings.gc_grace_ms,

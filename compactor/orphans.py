@@ -10,6 +10,14 @@ An object may go only when all of these hold:
   patience (`HARD_BOUND_MS`). So what a merge left that was lost, refused or given back goes while its compactor lives;
 - there are not too many like it: a wrong database, or an old one, makes everything look forgotten.
 
+Not counted among the many are files of merges that were *done again* (`is_done_again`): one merge that crashes leaves
+as many as its outputs, and these are not forgotten, their attempt is known. What such a file holds came from the inputs
+of its job, and the commit that ended the job read those whole: nothing is lost with the file, whatever became of its
+own attempt. That an attempt is known to be superseded is not enough. Where an older copy of the database was put back,
+the attempt may have committed before that, and its inputs may have been deleted: the job, tried again, cannot be done,
+and these files are the last copies. So those of jobs that are not done are counted, and those of jobs that nobody
+knows: their rows are forgotten a day after their end, or of another history.
+
 And then its key must be *aborted* first: the insert of that row and a late commit of the key cannot both win.
 """
 
@@ -20,6 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from metadata.compaction import JobState, MergeJob
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStat
 
@@ -29,6 +38,8 @@ CLOCK_SLACK_MS = 10_000
 """Between a merge's age by the metadata's clock and an object's by the store's, whose times are whole seconds."""
 CLOCKS_APART_MS_MAX = 300_000
 """Between the object store and the metadata store; with more, no age can be trusted."""
+ATTEMPT_OUTLIVES_JOB_MS = 300_000
+"""An attempt that was superseded hears of it with its next beat; one that was frozen may write a little more."""
 REFUSE_PERCENT = 1
 REFUSE_AT_LEAST = 20
 REFUSE_AT_MOST = 1_000
@@ -48,6 +59,10 @@ class Candidate(NamedTuple):
     size_bytes: int
     age_ms: int
     writer_id: int
+    put_ms: int = 0
+    """When, by the object store's clock, told in the metadata store's time; to the second."""
+    is_merged: bool = False
+    """A merge wrote it: it says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +81,14 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
     age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - _begun_ms(key))
     if stat.last_modified_ms <= 0 or age_ms < age_ms_min:
         return Not.OLD
-    return Candidate(key=stat.key, size_bytes=stat.size_bytes, age_ms=age_ms, writer_id=key.writer_id)
+    return Candidate(
+        key=stat.key,
+        size_bytes=stat.size_bytes,
+        age_ms=age_ms,
+        writer_id=key.writer_id,
+        put_ms=now_ms - store_now_ms + stat.last_modified_ms,
+        is_merged=key.level > 0,
+    )
 
 
 def writers_patience_ms(
@@ -89,6 +111,18 @@ def orphans_allowed(objects: int, *, setting: int = 0) -> int:
     if setting:
         return setting
     return min(max(objects * REFUSE_PERCENT // 100, REFUSE_AT_LEAST), REFUSE_AT_MOST)
+
+
+def is_done_again(orphan: Candidate, *, epoch: int, job: MergeJob | None) -> bool:
+    """Whether the file was left by an attempt of a job that is done; `epoch` is that of the attempt, by the file.
+
+    A database that was put back gives job ids out a second time. So the job must be older than the file, and the file
+    must not be younger than the job's end, or it was another job's.
+    """
+    if job is None or job.state is not JobState.DONE or epoch > job.epoch:
+        return False
+    ended_ms = (job.finished_ms or 0) + ATTEMPT_OUTLIVES_JOB_MS
+    return job.created_ms - CLOCK_SLACK_MS <= orphan.put_ms <= ended_ms
 
 
 def clocks_agree(store_now_ms: int, now_ms: int) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
@@ -24,7 +24,7 @@ from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, whole_
 from compactor.outputs import PartitionOutput
 from compactor.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.spec import MIB, PartitionSpec
-from compactor.unreadable import UnreadableBatches
+from compactor.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
 from compactor.windows import (
     FlaggedBytes,
     Flags,
@@ -39,6 +39,7 @@ from metadata.compaction import CleanedPartition
 from metadata.retention_rules import TIMESTAMP_MS_MAX
 from siltstone.errors import BugError
 from siltstone.logging import get_logger
+from storage.flag_reason import with_written_crc
 from storage.objects import ObjectStore
 from wire.batch import CorruptBatchError
 from wire.codecs import CodecError
@@ -71,6 +72,9 @@ class MergeTotals:
     flagged_extents: int = 0
     unreadable_batches: int = 0
     """Of deduped partitions: left as they are, because their records cannot be read."""
+    unreadable: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
+    """Where these batches are: topic, partition, partition_id, batches, first_offset, reason; so many partitions at
+    most."""
     deduped_partitions: int = 0
 
 
@@ -90,7 +94,7 @@ class MergeContext(NamedTuple):
     totals: MergeTotals
     steps: Steps
     now_ms: int
-    """Of the spec: what horizons are measured by."""
+    """Of the spec or the claim, the earlier: what horizons are measured by."""
     waited_ms: int
     """From the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim: so the
     horizons of the spec move by this."""
@@ -140,7 +144,10 @@ async def write_flagged(context: MergeContext, output: PartitionOutput, flagged:
             base_offset=extent.base_offset,
             reason=flagged.reason,
         )
-    await output.write_flagged(extent, flagged.data, flagged.reason, begins=flagged.begins, ends=flagged.ends)
+    reason = flagged.reason
+    if extent.flagged_reason is None and not extent.is_l0:
+        reason = with_written_crc(reason, extent.crc32c)  # its new row has that of the bytes as they are
+    await output.write_flagged(extent, flagged.data, reason, begins=flagged.begins, ends=flagged.ends)
 
 
 class PartitionDedupe:
@@ -311,7 +318,19 @@ class PartitionDedupe:
 
     def _add_unreadable(self, unreadable: UnreadableBatches) -> None:
         if unreadable.count:
-            self._context.totals.unreadable_batches += unreadable.count
+            totals, partition = self._context.totals, self._inputs.partition
+            totals.unreadable_batches += unreadable.count
+            if len(totals.unreadable) < PARTITIONS_TOLD_MAX:
+                totals.unreadable.append(
+                    {
+                        "topic": partition.topic_name,
+                        "partition": partition.partition,
+                        "partition_id": partition.partition_id,
+                        "batches": unreadable.count,
+                        "first_offset": unreadable.first_offset,
+                        "reason": unreadable.first_reason[:REASON_CHARS_MAX],
+                    }
+                )
             _log.warning(
                 "batches whose records cannot be read stay as they are",
                 partition_id=self._spec.partition_id,

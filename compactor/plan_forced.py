@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compactor.dirtiness import Dirtiness, Due, due, stretch_end, unbroken_stretch
-from compactor.plan_round import FileStatus, Round
+from compactor.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
+from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import GIB, MergeKind
 from metadata.compaction import LeveledExtent, PartitionView
 
@@ -50,10 +50,10 @@ def plan_forced(state: Round) -> None:
         if size > state.options.merge_bytes_max and not state.options.spark:
             cap = f"{size / GIB:.1f} GiB, above {state.options.merge_bytes_max / GIB:.1f} GiB"
             text = f"due ({candidate.due.because}), but too large to merge without Spark: {cap}"
-            state.note(MergeKind.FORCED, text, partition_id=partition_id)
+            state.note(MergeKind.FORCED, text, Hold.SIZE, partition_id=partition_id)
         elif not state.places.forced:
             text = f"due ({candidate.due.because}), all jobs are taken"
-            state.note(MergeKind.FORCED, text, partition_id=partition_id)
+            state.note(MergeKind.FORCED, text, Hold.JOBS, partition_id=partition_id)
         else:
             name = f"{candidate.partition.topic_name}-{candidate.partition.partition}"
             state.add_forced(candidate.partition, candidate.stretch, f"{name}: {candidate.due.because}")
@@ -87,5 +87,19 @@ def _candidate(
         unhindered = due(partition, dirtiness, state.options, now_ms=state.now_ms, reached_offset=leveled)
         if unhindered is not None:
             text = f"due ({unhindered.because}), but its records from offset {reached} on are held"
-            state.note(MergeKind.FORCED, text, partition_id=partition.partition_id)
+            hold = _hold(state, partition, reached)
+            state.note(MergeKind.FORCED, text, hold, partition_id=partition.partition_id, held_from=reached)
     return None
+
+
+def _hold(state: Round, partition: PartitionView, reached_offset: int) -> Hold:
+    """What holds the extent at which the stretch ended."""
+    blocking = next((each for each in in_offset_order(partition) if each.last_offset >= reached_offset), None)
+    if blocking is None or blocking.extent_id in state.view.busy_extents | state.taken_extents:
+        return Hold.MERGE
+    if blocking.file_id in state.reserved_files:
+        return Hold.RESERVED
+    in_trouble = any(
+        each.file_id == blocking.file_id and state.status(each) is FileStatus.IN_TROUBLE for each in state.files
+    )
+    return Hold.TROUBLE if in_trouble else Hold.MERGE

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from compactor.plan_round import FileStatus, Round
+from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import MergeKind, PlanOptions
 
 
@@ -57,23 +57,27 @@ def plan_l0(state: Round) -> None:
     # While other L0 files are on their way, or cannot be read, leveling the rest at once would make a run of every
     # new file for as long as the request waits.
     at_once = len(free) == len(l0) and _is_asked_for(state)
+    places = state.places.l0
     ends = job_ends(
         [each.created_ms for each in free],
         list(accumulate((each.size_bytes for each in free), initial=0)),
         now_ms=state.now_ms,
-        jobs=state.places.l0,
+        jobs=places + 1,  # the last is due, and has to wait
         options=state.options,
         at_once=at_once,
     )
-    for start, end in pairwise([0, *ends]):
+    for start, end in pairwise([0, *ends[:places]]):
         waits = f"the oldest waits {max(0, state.now_ms - free[start].created_ms) // 1000} s"
         asked = ", compaction was asked for" if at_once else ""
         state.add_l0(free[start:end], f"{end - start} L0 files, {waits}{asked}")
-    if ends and len(ends) == state.places.l0 and ends[-1] < len(free):
-        state.note(MergeKind.LEVEL, f"{len(free) - ends[-1]} L0 files wait for one of {state.options.l0_jobs_max} jobs")
+    if len(ends) > places:
+        left = free[ends[places - 1] if places else 0 :]
+        text = f"{len(left)} L0 files wait for one of {state.options.l0_jobs_max} jobs"
+        state.note(MergeKind.LEVEL, text, Hold.L0_JOBS)
     in_trouble = [each for each in l0 if status[each.file_id] is FileStatus.IN_TROUBLE]
     if in_trouble:
-        state.note(MergeKind.LEVEL, f"{len(in_trouble)} L0 files are left alone: a merge failed", files=in_trouble)
+        text = f"{len(in_trouble)} L0 files are left alone: a merge failed"
+        state.note(MergeKind.LEVEL, text, Hold.TROUBLE, files=in_trouble)
 
 
 def _is_asked_for(state: Round) -> bool:

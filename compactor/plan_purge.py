@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from compactor.plan_round import FileStatus, Round
+from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import MergeKind
 from metadata.compaction import FileClass, FileView
 
@@ -56,15 +56,17 @@ def _plan(state: Round, files: Sequence[FileView], why: str) -> None:
                 if state.places.merges:
                     state.places.took_merge()
                     state.reserve([file])
-                state.note(MergeKind.PURGE, f"file {file.file_id}: {why}, held by a forced pass", files=[file])
+                text = f"file {file.file_id}: {why}, held by a forced pass"
+                state.note(MergeKind.PURGE, text, Hold.FORCED_PASSES, files=[file])
             case FileStatus.IN_TROUBLE:
-                state.note(MergeKind.PURGE, f"file {file.file_id}: {why}, but a merge of it failed", files=[file])
+                text = f"file {file.file_id}: {why}, but a merge of it failed"
+                state.note(MergeKind.PURGE, text, Hold.TROUBLE, files=[file])
             case FileStatus.TAKEN:
                 pass  # what it is input of rewrites it as well
     for (level, _), group in sorted(ready.items()):
         for batch in _batches(group, state.options.output_bytes):
             if not state.places.merges:
-                state.note(MergeKind.PURGE, f"{len(batch)} files: {why}, all jobs are taken", files=batch)
+                state.note(MergeKind.PURGE, f"{len(batch)} files: {why}, all jobs are taken", Hold.JOBS, files=batch)
                 continue
             reason = f"{len(batch)} L{level} files: {why}"
             # An L1 file is not deduped before it goes to L2.

@@ -25,14 +25,30 @@ from metadata.retention_rules import TIMESTAMP_MS_MAX
 from metadata.topic_configs import InvalidConfigError
 
 
+class Hold(Enum):
+    """What stands in the way of something that a rule asks for."""
+
+    JOBS = "as many jobs are live as may be"
+    L0_JOBS = "as many jobs of L0 files are live as may be"
+    FORCED_PASSES = "forced passes hold extents of its files"
+    MERGE = "a merge, running or of this round, holds its records"
+    RESERVED = "its files are kept free for a merge of whole runs"
+    TROUBLE = "a merge of its files failed"
+    SIZE = "it is larger than a merge may be"
+    CONFIG = "a config of its topic cannot be read"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Why something is not planned although a rule asks for it. For people."""
 
     rule: MergeKind
     text: str
+    hold: Hold
     partition_id: int | None = None
     file_ids: tuple[int, ...] = ()
+    held_from: int | None = None
+    """The first offset of the partition that something else holds, where that is what stands in the way."""
 
 
 class FileStatus(Enum):
@@ -99,7 +115,8 @@ class Round:
                 self.dirtiness[partition.partition_id] = measure(partition, now_ms=self.now_ms)
             except InvalidConfigError as error:  # others must not wait for it; merges copy it
                 name = f"{partition.topic_name}-{partition.partition}"
-                self.note(MergeKind.FORCED, f"{name} is never deduped: {error}", partition_id=partition.partition_id)
+                text = f"{name} is never deduped: {error}"
+                self.note(MergeKind.FORCED, text, Hold.CONFIG, partition_id=partition.partition_id)
             else:
                 self.partitions[partition.partition_id] = partition
 
@@ -140,19 +157,33 @@ class Round:
         """Retention takes all of it so soon that nobody should copy it any more.
 
         Nothing of the compacted class: where retention is shorter than the margin all of it always is, and what lies
-        at the log start, where each pass begins, is the first to expire. It would never be deduped.
+        at the log start, where each pass begins, is the first to expire. It would never be deduped. And nothing that
+        should be gone and is not: retention goes from the log start to the first extent that stays, so old records
+        behind a young head are there for as long as the head.
         """
-        if file.file_class is FileClass.COMPACTED:
+        if file.file_class is FileClass.COMPACTED or file.expires_ms is None:
             return False
-        return file.expires_ms is not None and file.expires_ms <= self.now_ms + self.options.expiry_margin_ms
+        soon_ms, late_ms = self.now_ms + self.options.expiry_margin_ms, self.now_ms - self.options.retention_late_ms
+        # a file whose records were past their time when it was written has not been looked at for so long
+        is_left = file.expires_ms <= late_ms and not late_ms < file.created_ms <= self.now_ms
+        return file.expires_ms <= soon_ms and not is_left
 
     # ---- what a rule leaves behind
 
     def note(
-        self, rule: MergeKind, text: str, *, partition_id: int | None = None, files: Iterable[FileView] = ()
+        self,
+        rule: MergeKind,
+        text: str,
+        hold: Hold,
+        *,
+        partition_id: int | None = None,
+        files: Iterable[FileView] = (),
+        held_from: int | None = None,
     ) -> None:
         file_ids = tuple(each.file_id for each in files)
-        self.notes.append(Note(rule=rule, text=text, partition_id=partition_id, file_ids=file_ids))
+        self.notes.append(
+            Note(rule=rule, text=text, hold=hold, partition_id=partition_id, file_ids=file_ids, held_from=held_from)
+        )
 
     def reserve(self, files: Iterable[FileView]) -> None:
         self.reserved_files.update(each.file_id for each in files)

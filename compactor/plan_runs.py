@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from compactor.dirtiness import is_over
-from compactor.plan_round import FileStatus, Round
+from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import MIB, MergeKind, PlanOptions
 from metadata.compaction import FileClass, FileView
 
@@ -179,11 +179,12 @@ def _hold(state: Round, kind: MergeKind, group: Sequence[Run], text: str) -> Non
     state.places.took_merge()
     state.reserve(_files(group))
     held = sum(each.waits for each in group)
-    state.note(kind, f"{text}: due, {held} held by forced passes", files=_files(group))
+    state.note(kind, f"{text}: due, {held} held by forced passes", Hold.FORCED_PASSES, files=_files(group))
 
 
 def _note_no_place(state: Round, kind: MergeKind, group: Sequence[Run], text: str) -> None:
-    state.note(kind, f"{text}: due, all {state.options.jobs_max} jobs are taken", files=_files(group))
+    said = f"{text}: due, all {state.options.jobs_max} jobs are taken"
+    state.note(kind, said, Hold.JOBS, files=_files(group))
 
 
 def similar(found: Sequence[Run], options: PlanOptions) -> Sequence[Run]:

@@ -71,6 +71,8 @@ class PlanOptions:
     purge_deadline_ms: int = 604_800_000
     expiry_margin_ms: int = 3_600_000
     """Data that retention takes within this is not merged any more, but for the compacted class."""
+    retention_late_ms: int = 900_000
+    """Data that retention has not taken so long after its time it does not take soon: it stands behind younger data."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
     grace_ms: int = 900_000

@@ -8,7 +8,7 @@ tombstones from it on wait.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 from siltstone.errors import BugError
 
@@ -19,10 +19,13 @@ FAILED_READS_MAX = 100
 RECORDS_MAX = 1 << 20
 """Of one batch: its columns take 41 bytes a record, however small it is in the file. More count as unreadable;
 compacted topics take no such batch."""
+PARTITIONS_TOLD_MAX, REASON_CHARS_MAX = 100, 200
+"""How much the result of one merge tells of them, which lasts as long as what it wrote."""
 
 
 class UnreadableBatches:
-    """By number in the partition. Found in rising order, by one pass or by several."""
+    """By number in the partition. Found in any order: a look at a window meets codecs that do not unfold before records
+    that cannot be walked, and these before offsets that do not rise."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -30,19 +33,21 @@ class UnreadableBatches:
         self.first_reason = ""
         self._firsts: list[int] = []
         self._stops: list[int] = []
+        """Of stretches that neither overlap nor touch, in rising order."""
 
     def add(self, first: int, stop: int, base_offset: int, reason: str) -> None:
-        """Batches `first` to `stop` (exclusive); base offset and reason of the first."""
-        if stop <= first or (self._stops and first < self._stops[-1]):
-            raise BugError(f"unreadable batches {first} to {stop} after {self._stops[-1:]}")
-        if self.first_offset is None:
+        """Batches `first` to `stop` (exclusive), of which some may be known; base offset and reason of the first."""
+        if stop <= first:
+            raise BugError(f"unreadable batches {first} to {stop}")
+        if self.first_offset is None or base_offset < self.first_offset:
             self.first_offset, self.first_reason = base_offset, reason
+        low, high = bisect_left(self._stops, first), bisect_right(self._firsts, stop)
+        joined = range(low, high)
+        self.count -= sum(self._stops[at] - self._firsts[at] for at in joined)
+        if joined:
+            first, stop = min(first, self._firsts[low]), max(stop, self._stops[high - 1])
+        self._firsts[low:high], self._stops[low:high] = [first], [stop]
         self.count += stop - first
-        if self._stops and self._stops[-1] == first:
-            self._stops[-1] = stop
-        else:
-            self._firsts.append(first)
-            self._stops.append(stop)
 
     def stretch(self, number: int) -> tuple[bool, int]:
         """Whether the batch of this number is unreadable, and the next number for which the answer is another."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.execute import Progress
 from compactor.kway_merge import InputUnavailableError, MergeInputError
 from compactor.measures import count_merge
-from compactor.memory_gate import MemoryGate
+from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
 from compactor.options import job_memory_bytes
 from metadata.compaction import (
     JOB_BEAT_MS,
@@ -72,6 +72,8 @@ class _Run:
     lost: str = ""
     committing: bool = False
     progress: Progress | None = None
+    halted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Lost, or to be given back: for what waits and takes no steps. Set on the event loop alone."""
 
 
 class Worker:
@@ -100,10 +102,13 @@ class Worker:
         self._keys_max = keys_max
         self._on_done = on_done
         self._stopping = False
+        self._run: _Run | None = None
 
     def stop(self) -> None:
-        """Claim nothing more; the running merge stops at its next step and is given back."""
+        """Claim nothing more; the running merge stops at its next step, or stops waiting, and is given back."""
         self._stopping = True
+        if self._run is not None:
+            self._run.halted.set()
 
     async def work(self, kinds: Sequence[str]) -> bool:
         """Claim a job of these kinds and see it to its end. False when there was none.
@@ -117,7 +122,7 @@ class Worker:
             return False
         began_ms = self._clock.monotonic_ms()
         limit_ms = (claimed.job.deadline_ms or claimed.now_ms) - claimed.now_ms
-        run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
+        run = self._run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
         job = claimed.job
         facts = {"job": job.job_id, "kind": job.kind, "bytes": job.input_bytes, "epoch": job.epoch}
         try:
@@ -137,7 +142,9 @@ class Worker:
         # what is left of the inputs, which may be less than was planned
         input_bytes = sum(file.size_bytes for file in run.claimed.l0_files)
         input_bytes += sum(extent.length for extent in run.claimed.extents)
-        async with self._beats(run), self._gate.held(job_memory_bytes(job.kind, input_bytes, self._keys_max)):
+        run.progress = Progress(0.0, WAITS_FOR_MEMORY, 0, input_bytes)
+        async with self._beats(run), self._memory(run, job_memory_bytes(job.kind, input_bytes, self._keys_max)):
+            run.progress = Progress(0.0, "starting", 0, input_bytes)
 
             def keep_going() -> None:
                 self._keep_going(run)
@@ -145,11 +152,22 @@ class Worker:
             def progress(step: Progress) -> None:
                 run.progress = step
 
-            keep_going()
             commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
             keep_going()
             run.committing = True
             return await self._commit(commit), commit
+
+    @asynccontextmanager
+    async def _memory(self, run: _Run, size_bytes: int) -> AsyncGenerator[None]:
+        """Wait for the memory of a merge, unless it is lost or given back first. Raises JobLostError, StoppedError."""
+        self._keep_going(run)  # we may have been told to stop while we claimed
+        try:
+            async with self._gate.held(size_bytes, halted=run.halted):
+                self._keep_going(run)
+                yield
+        except TurnGivenUpError:
+            self._keep_going(run)
+            raise
 
     def _keep_going(self, run: _Run) -> None:
         """Raises JobLostError, StoppedError."""
@@ -191,6 +209,7 @@ class Worker:
             except JobLostError as error:
                 if not run.committing:  # else the commit ended it, or is told so itself
                     run.lost = error.message
+                    run.halted.set()
                 return
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
                 self._metrics.compactor_errors_total.labels(loop="beat").inc()

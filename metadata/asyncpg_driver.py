@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs] - it has none
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 DRIVER_ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -43,6 +44,11 @@ class Connection(Protocol):
     async def close(self, *, timeout: float | None = None) -> None: ...
 
     def terminate(self) -> None: ...
+
+
+async def driver_of(connection: AsyncConnection) -> Connection:
+    """The driver's connection under SQLAlchemy's, in its transaction: for so many rows that SQLAlchemy's take long."""
+    return cast("Connection", (await connection.get_raw_connection()).driver_connection)
 
 
 async def open_connection(

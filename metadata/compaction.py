@@ -15,8 +15,7 @@ only when
 
 What retention, DeleteRecords or the deletion of a topic killed meanwhile is *trimmed* by the commit: an output extent
 that lies wholly below the log start, or whose partition is gone, is stored dead. A crash before the commit leaves
-objects that no row names (orphans for the janitor); after it, everything.
-All times are the store's own (`clock_timestamp()`), never the caller's.
+objects that no row names (orphans for the janitor); after it, everything. All times are the store's own clock's.
 """
 
 from __future__ import annotations
@@ -100,7 +99,8 @@ class FileView:
     """When retention will have killed all its extents; None = never, or not all of them, or not known (L0)."""
     created_ms: int
     trouble_until_ms: int = 0
-    """A merge of it failed: leave it alone until then."""
+    """A merge of it failed, with the error `trouble`: leave it alone until then."""
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,9 +388,9 @@ class CompactionMetadata(Protocol):
         ...
 
     async def jobs(
-        self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, limit: int = 100
+        self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, result: str = "", limit: int = 100
     ) -> Sequence[MergeJob]:
-        """Newest first; `topic_id`: jobs with an L1+ input (live jobs) or a forced partition of that topic."""
+        """Newest first. `topic_id`: with an L1+ input (live jobs) or a forced partition of it; `result` has a name."""
         ...
 
     async def job(self, job_id: int) -> MergeJob | None: ...

@@ -95,7 +95,7 @@ def check_file_2(
 
 
 def check_flagged(extents: Iterable[LeveledExtent]) -> list[Violation]:
-    """LOG-2 of live extents that merges found damaged: they are kept, and readers get an error at them."""
+    """LOG-2 of live extents that merges found damaged: they are kept, and readers get an error at the damage."""
     return [
         Violation(
             id="LOG-2",

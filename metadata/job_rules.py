@@ -1,10 +1,12 @@
-"""How long a merge job and its inputs rest after trouble. Pure; both metadata stores use it.
+"""How long a merge job and its inputs rest after trouble, and when a lease holds. Pure; both metadata stores use it.
 
 A job that is given back because a store is in trouble rests for longer every time, and others are claimed meanwhile; at
 last it is failed and the files that could not be read are left alone, so that the planner plans around them. So one
 object that cannot be read holds up nothing but itself.
 
-No rest is longer than `REST_MS_MAX`: one that seems to be was begun before the store's clock went back, and is over.
+No rest is longer than `REST_MS_MAX`: one that seems to be was begun before the store's clock went back, and is over. So
+is a lease that seems to end later than any can; its holder, if it lives, has it again with its next beat. A small step
+back takes no lease from anybody: that is what `LEASE_SLACK` is for.
 """
 
 from __future__ import annotations
@@ -19,8 +21,15 @@ GIVE_BACKS_MAX = 10
 GIVE_BACK_REST_MS, GIVE_BACK_REST_MS_MAX = 1_000, 60_000
 UNREADABLE_RETRY_MS, UNWRITTEN_RETRY_MS = 600_000, 60_000
 """How long files are left alone that could not be read so often, and all inputs when none of them is to blame."""
+UNREADABLE = "unreadable"
+"""In a job's result: the batches in its outputs whose records cannot be read. The row of such a job is kept as long as
+a file lives that it wrote."""
 REST_MS_MAX = 3_600_000
 """Nobody may ask for a longer one."""
+
+
+LEASE_SLACK = 2
+"""A lease may seem to be this many times as long as it can be."""
 
 
 def give_back_rest_ms(give_backs: int) -> int:
@@ -31,3 +40,8 @@ def give_back_rest_ms(give_backs: int) -> int:
 def rests(until_ms: int, now_ms: int) -> bool:
     """Whether a rest that ends at `until_ms` is not over."""
     return now_ms < until_ms <= now_ms + REST_MS_MAX
+
+
+def holds(until_ms: int | None, now_ms: int, lease_ms: int) -> bool:
+    """Whether a lease of `lease_ms` that ends at `until_ms` (None: was ended) is not over."""
+    return until_ms is not None and now_ms < until_ms <= now_ms + LEASE_SLACK * lease_ms

@@ -15,13 +15,14 @@ from dataclasses import replace
 from typing import Any
 
 from metadata import service as s
+from metadata.job_rules import holds
 from metadata.memory_admin import MemoryAdmin
 from metadata.memory_groups import MemoryGroups
 from metadata.memory_jobs import MemoryJobs
 from metadata.memory_retention import MemoryRetention
 from metadata.memory_tables import File, MemoryDatabase, Partition, Writer
 from metadata.memory_views import MemoryViews, l0_file, watermarks_of
-from metadata.object_keys import key_hour, key_level
+from metadata.object_keys import KEY_TOO_OLD_HINT, hour_at, key_hour, key_level
 from metadata.packed_index import decode_index, encode_index
 from metadata.producer_state import is_possible, judge, may_lack_state
 from metadata.stretches import stretches
@@ -80,12 +81,14 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
         writer.lease_until_ms = self._clock.wall_ms() + s.LEASE_MS
         return s.WriterLease(writer_id=writer_id, epoch=writer.epoch)
 
-    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> None:
+    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> int:
         writer = self.database.writers.get(lease.writer_id)
         if writer is None or writer.epoch != lease.epoch or writer.lease_until_ms is None:
             raise s.WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
-        writer.lease_until_ms = self._clock.wall_ms() + s.LEASE_MS
+        now_ms = self._clock.wall_ms()
+        writer.lease_until_ms = now_ms + s.LEASE_MS
         writer.draining = draining
+        return now_ms
 
     async def unregister_agent(self, lease: s.WriterLease) -> None:
         writer = self.database.writers.get(lease.writer_id)
@@ -97,7 +100,7 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
         return [
             s.AgentInfo(writer_id=writer_id, epoch=writer.epoch, address=writer.address)
             for writer_id, writer in sorted(self.database.writers.items())
-            if writer.lease_until_ms is not None and writer.lease_until_ms > now_ms and not writer.draining
+            if holds(writer.lease_until_ms, now_ms, s.LEASE_MS) and not writer.draining
         ]
 
     # -- topics
@@ -306,7 +309,9 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
     async def forget_rows(self, *, before_ms: int) -> int:
         """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
 
-        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on.
+        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on
+        (`metadata/object_keys.py`).
+
         The time a topic was deleted is kept at least until all producer ids that are older have expired.
         """
         db = self.database
@@ -316,7 +321,9 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
         gone = [
             file.info
             for file in db.files.values()
-            if file.info.created_ms < before_ms and file.info.state in (s.FileState.DELETED, s.FileState.ABORTED)
+            if file.info.created_ms < before_ms
+            and file.info.state in (s.FileState.DELETED, s.FileState.ABORTED)
+            and (key_hour(file.info.key) or 0) <= hour_at(before_ms)
         ]
         for info in gone:
             del db.files[info.file_id], db.file_ids[info.key]
@@ -363,7 +370,7 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
             raise s.CommitRefusedError(f"seq {request.seq} is not above the writer's last ({writer.last_seq})")
         hour = key_hour(request.key)
         if hour is not None and hour <= self.database.forgotten_key_hour:
-            raise s.CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten")
+            raise s.CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
         return writer
 
     def _insert_file(self, request: s.CommitL0, index: bytes, results: tuple[s.BatchResult, ...], now_ms: int) -> File:

@@ -46,14 +46,14 @@ class MemoryJobs:
         return [
             (node_id, compactor.host)
             for node_id, compactor in sorted(self.database.compactors.items())
-            if compactor.lease_until_ms > now_ms
+            if job_rules.holds(compactor.lease_until_ms, now_ms, c.JOB_LEASE_MS)
         ]
 
     async def take_duty(self, name: str, lease: s.WriterLease, *, ttl_ms: int) -> bool:
         now_ms = self._clock.wall_ms()
         holder, until_ms = self.database.duties.get(name, (lease.writer_id, 0))
         compactor = self.database.compactors.get(holder)
-        is_alive = compactor is not None and compactor.lease_until_ms > now_ms
+        is_alive = compactor is not None and job_rules.holds(compactor.lease_until_ms, now_ms, c.JOB_LEASE_MS)
         if holder != lease.writer_id and until_ms > now_ms and is_alive:
             return False
         self.database.duties[name] = (lease.writer_id, now_ms + ttl_ms)
@@ -109,7 +109,8 @@ class MemoryJobs:
         now_ms = self._clock.wall_ms()
         for job in self.database.live_jobs():
             row = job.row
-            is_held = row.state is c.JobState.RUNNING and (row.lease_until_ms or 0) > now_ms
+            leased = job_rules.holds(row.lease_until_ms, now_ms, c.JOB_LEASE_MS)
+            is_held = row.state is c.JobState.RUNNING and leased
             rests = row.state is c.JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
             if is_held or rests or (kinds and row.kind not in kinds):
                 continue
@@ -167,12 +168,19 @@ class MemoryJobs:
             self._fail(job, error, file_ids, retry_after_ms)
 
     async def jobs(
-        self, *, states: Sequence[c.JobState] = (), topic_id: uuid.UUID | None = None, limit: int = 100
+        self,
+        *,
+        states: Sequence[c.JobState] = (),
+        topic_id: uuid.UUID | None = None,
+        result: str = "",
+        limit: int = 100,
     ) -> Sequence[c.MergeJob]:
         chosen = [
             job.row
             for _, job in sorted(self.database.jobs.items(), reverse=True)
-            if (not states or job.row.state in states) and (topic_id is None or self._concerns(job, topic_id))
+            if (not states or job.row.state in states)
+            and (topic_id is None or self._concerns(job, topic_id))
+            and (not result or result in job.row.result)
         ]
         return chosen[:limit]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from metadata import compaction as c
 from metadata import service as s
 from metadata.history import History, HistoryMovedError, ServerHistory
+from metadata.job_rules import UNREADABLE
 from metadata.memory_tables import MemoryDatabase, Pin
 from metadata.retention_rules import AgedExtent, expired_extents, retention_policy
 from siltstone.clock import Clock
@@ -161,7 +162,14 @@ class MemoryRetention:
         """Ended jobs, compactors, pins and duties of before `before_ms`. Returns how many."""
         db = self.database
         ended_ms = min(before_ms, self._clock.wall_ms())
-        jobs = [id_ for id_, job in db.jobs.items() if not job.is_live and (job.row.finished_ms or 0) < before_ms]
+        written = {file.info.job_id for file in db.files.values() if file.is_live}
+        jobs = [
+            id_
+            for id_, job in db.jobs.items()
+            if not job.is_live
+            and (job.row.finished_ms or 0) < before_ms
+            and not (UNREADABLE in job.row.result and id_ in written)
+        ]
         compactors = [id_ for id_, each in db.compactors.items() if each.lease_until_ms < ended_ms]
         pins = [id_ for id_, pin in db.pins.items() if pin.expires_ms < ended_ms]
         duties = [name for name, (_, until_ms) in db.duties.items() if until_ms < ended_ms]

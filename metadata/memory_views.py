@@ -187,6 +187,7 @@ def _file_view(db: MemoryDatabase, file: File, policies: Mapping[uuid.UUID, Rete
         expires_ms=expiry_ms(expiries) if info.level else None,
         created_ms=info.created_ms,
         trouble_until_ms=file.trouble_until_ms,
+        trouble=file.trouble,
     )
 
 

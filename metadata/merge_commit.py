@@ -20,7 +20,7 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from metadata.compaction import CleanedPartition, CommitMerge, MergeRefusedError
-from metadata.object_keys import key_hour
+from metadata.object_keys import KEY_TOO_OLD_HINT, key_hour
 
 DEDUPED_TOLD_MAX = 1_000
 """Partitions in one MERGED change."""
@@ -148,7 +148,7 @@ def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_ke
     for key in keys:
         hour = key_hour(key)
         if hour is not None and hour <= forgotten_key_hour:
-            raise MergeRefusedError(f"key {key!r} is as old as rows that were forgotten")
+            raise MergeRefusedError(f"key {key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
 
 
 def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:

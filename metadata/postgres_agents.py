@@ -12,7 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.job_rules import LEASE_SLACK
 from metadata.postgres_connection import Database
+from metadata.postgres_rows import between_now_and
 from metadata.service import LEASE_MS, AgentAddress, AgentInfo, ClusterIdentity, WriterFencedError, WriterLease
 from metadata.tables import AGENTS, CLUSTER, PRODUCER_ID_BLOCKS, WRITERS
 
@@ -57,14 +59,16 @@ class PostgresAgents:
 
         return await self._database.write(work)
 
-    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
-        async def work(connection: AsyncConnection) -> None:
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+        async def work(connection: AsyncConnection) -> int:
             beat = sa.update(AGENTS).where(AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
-            done = await connection.execute(beat.values(lease_until_ms=_lease_end(), draining=draining))
-            if done.rowcount == 0:
+            beat = beat.values(lease_until_ms=_lease_end(), draining=draining)
+            done = (await connection.execute(beat.returning(AGENTS.c.lease_until_ms))).scalar_one_or_none()
+            if done is None:
                 raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+            return done - LEASE_MS
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def unregister_agent(self, lease: WriterLease) -> None:
         async def work(connection: AsyncConnection) -> None:
@@ -75,7 +79,8 @@ class PostgresAgents:
 
     async def live_agents(self) -> Sequence[AgentInfo]:
         async def work(connection: AsyncConnection) -> Sequence[AgentInfo]:
-            alive = (AGENTS.c.lease_until_ms > NOW_MS, sa.not_(AGENTS.c.draining))
+            leased = between_now_and(AGENTS.c.lease_until_ms, LEASE_SLACK * LEASE_MS)
+            alive = (leased, sa.not_(AGENTS.c.draining))
             query = sa.select(AGENTS.c.writer_id, AGENTS.c.epoch, AGENTS.c.zone, WRITERS.c.host, WRITERS.c.port)
             query = query.join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id).where(*alive)
             rows = (await connection.execute(query.order_by(AGENTS.c.writer_id))).all()

@@ -1,15 +1,22 @@
-"""What Postgres shows of L1 and above: to the planner, to readers, to the invariants. Each view is of one instant."""
+"""What Postgres shows of L1 and above: to the planner, to readers, to the invariants. Each view is of one instant.
+
+With hundreds of thousands of extents the objects of a view take seconds to make. So its rows are read first, all of
+them, and made into a view when the transaction is over (a snapshot that is held costs the commits of L0 files dear), on
+a thread, for the leases of whoever asks must be beaten meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata import compaction as c
+from metadata.asyncpg_driver import driver_of
 from metadata.packed_index import iter_index
 from metadata.postgres_admin import TOPICS_IN_FORCE
 from metadata.postgres_connection import Database
@@ -22,7 +29,7 @@ from metadata.topic_configs import as_int, resolve
 
 _FILES = statement(
     f"""SELECT f.file_id, f.level, f.class, f.lo, f.hi, f.job_id, f.size_bytes, f.created_ms, f.max_ts_ms,
-        f.trouble_until_ms, x.live_bytes, x.oldest_dead_ms, x.expires_ms
+        f.trouble_until_ms, f.trouble, x.live_bytes, x.oldest_dead_ms, x.expires_ms
     FROM files f LEFT JOIN (
         SELECT e.file_id, (sum(e.length) FILTER (WHERE e.state = 'live'))::bigint AS live_bytes,
             min(e.dead_ms) AS oldest_dead_ms,
@@ -40,11 +47,8 @@ _FILES = statement(
     topic_ids=UUIDS,
     expires_after_ms=LONGS,
 )
-_OF_PARTITIONS = statement(
-    f"""{LEVELED} WHERE e.partition_id = ANY (:partition_ids) AND e.state = 'live'
-    ORDER BY e.partition_id, e.base_offset""",
-    partition_ids=INTS,
-)
+_OF_PARTITIONS = f"""{LEVELED} WHERE e.partition_id = ANY ($1::integer[]) AND e.state = 'live'
+    ORDER BY e.partition_id, e.base_offset"""
 _FROM_OFFSET = statement(
     f"""{LEVELED} WHERE e.partition_id = :partition_id AND e.state = 'live' AND e.last_offset >= :from_offset
     ORDER BY e.last_offset LIMIT :limit""",
@@ -95,7 +99,7 @@ class PostgresCompaction:
         self._database = database
 
     async def compaction_view(self) -> c.CompactionView:
-        async def work(connection: AsyncConnection) -> c.CompactionView:
+        async def work(connection: AsyncConnection) -> _ViewRows:
             at_ms = await now_ms(connection)
             topics = (await connection.execute(TOPICS_IN_FORCE.order_by(TOPICS.c.created_ms, TOPICS.c.name))).all()
             policies = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
@@ -103,30 +107,24 @@ class PostgresCompaction:
                 "topic_ids": list(policies),
                 "expires_after_ms": [policy.expires_after_ms for policy in policies.values()],
             }
-            files = [_file_view(row) for row in await connection.execute(_FILES, expiries)]
+            files = (await connection.execute(_FILES, expiries)).all()
             compacted = [topic for topic in topics if policies[topic.topic_id].compacts]
-            busy = (await connection.execute(_BUSY)).all()
-            return c.CompactionView(
+            return _ViewRows(
                 now_ms=at_ms,
                 files=files,
-                partitions=await _partition_views(connection, compacted),
-                busy_files=frozenset(
-                    row.of_file if row.file_id is None else row.file_id
-                    for row in busy
-                    if row.file_id is not None or row.of_file is not None
-                ),
-                busy_extents=frozenset(row.extent_id for row in busy if row.extent_id is not None),
-                live_jobs={row.kind: row.jobs for row in await connection.execute(_LIVE_JOBS)},
+                partitions=await _partition_rows(connection, compacted),
+                busy=(await connection.execute(_BUSY)).all(),
+                live_jobs=(await connection.execute(_LIVE_JOBS)).all(),
                 last_daily_ms=await connection.scalar(_LAST_DAILY),
             )
 
-        return await self._database.read(work, repeatable=True)
+        return await asyncio.to_thread(_view, await self._database.read(work, repeatable=True))
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[c.PartitionView]:
-        async def work(connection: AsyncConnection) -> Sequence[c.PartitionView]:
-            return await _partition_views(connection, [await _topic(connection, topic_id)])
+        async def work(connection: AsyncConnection) -> _PartitionRows:
+            return await _partition_rows(connection, [await _topic(connection, topic_id)])
 
-        return await self._database.read(work, repeatable=True)
+        return await asyncio.to_thread(_partition_views, await self._database.read(work, repeatable=True))
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
         async def work(connection: AsyncConnection) -> Mapping[int, int]:
@@ -222,11 +220,44 @@ async def _topic(connection: AsyncConnection, topic_id: uuid.UUID) -> Any:
     return topic
 
 
-async def _partition_views(connection: AsyncConnection, topics: Iterable[Any]) -> list[c.PartitionView]:
-    """Of the topics of these rows, by partition number."""
+class _PartitionRows(NamedTuple):
+    topics: Mapping[uuid.UUID, Any]
+    """By id."""
+    partitions: Sequence[Any]
+    """Of these topics, by partition number."""
+    extents: Sequence[Any]
+    """Of these partitions, by offset."""
+
+
+class _ViewRows(NamedTuple):
+    now_ms: int
+    files: Sequence[Any]
+    partitions: _PartitionRows
+    busy: Sequence[Any]
+    live_jobs: Sequence[Any]
+    last_daily_ms: int | None
+
+
+def _view(rows: _ViewRows) -> c.CompactionView:
+    return c.CompactionView(
+        now_ms=rows.now_ms,
+        files=[_file_view(row) for row in rows.files],
+        partitions=_partition_views(rows.partitions),
+        busy_files=frozenset(
+            row.of_file if row.file_id is None else row.file_id
+            for row in rows.busy
+            if row.file_id is not None or row.of_file is not None
+        ),
+        busy_extents=frozenset(row.extent_id for row in rows.busy if row.extent_id is not None),
+        live_jobs={row.kind: row.jobs for row in rows.live_jobs},
+        last_daily_ms=rows.last_daily_ms,
+    )
+
+
+async def _partition_rows(connection: AsyncConnection, topics: Iterable[Any]) -> _PartitionRows:
     by_id = {topic.topic_id: topic for topic in topics}
     if not by_id:
-        return []
+        return _PartitionRows({}, (), ())
     query = (
         sa.select(PARTITIONS.c.topic_id, PARTITIONS.c.partition, LOG_STARTS, WATERMARKS.c.next_offset)
         .join(LOG_STARTS, LOG_STARTS.c.partition_id == PARTITIONS.c.partition_id)
@@ -235,10 +266,19 @@ async def _partition_views(connection: AsyncConnection, topics: Iterable[Any]) -
         .order_by(PARTITIONS.c.topic_id, PARTITIONS.c.partition)
     )
     rows = (await connection.execute(query)).all()
-    extents: dict[int, list[c.LeveledExtent]] = {row.partition_id: [] for row in rows}
-    for extent in await leveled(connection, _OF_PARTITIONS, {"partition_ids": list(extents)}):
+    return _PartitionRows(by_id, rows, await _extent_rows(connection, [row.partition_id for row in rows]))
+
+
+async def _extent_rows(connection: AsyncConnection, partition_ids: Sequence[int]) -> Sequence[Any]:
+    """The columns of `LeveledExtent`."""
+    return await (await driver_of(connection)).fetch(_OF_PARTITIONS, partition_ids)
+
+
+def _partition_views(rows: _PartitionRows) -> list[c.PartitionView]:
+    extents: dict[int, list[c.LeveledExtent]] = {row.partition_id: [] for row in rows.partitions}
+    for extent in map(c.LeveledExtent._make, rows.extents):
         extents[extent.partition_id].append(extent)
-    return [_partition_view(row, by_id[row.topic_id], extents[row.partition_id]) for row in rows]
+    return [_partition_view(row, rows.topics[row.topic_id], extents[row.partition_id]) for row in rows.partitions]
 
 
 def _partition_view(row: Any, topic: Any, extents: Sequence[c.LeveledExtent]) -> c.PartitionView:
@@ -277,13 +317,14 @@ def _file_view(row: Any) -> c.FileView:
         expires_ms=row.expires_ms,
         created_ms=row.created_ms,
         trouble_until_ms=row.trouble_until_ms or 0,
+        trouble=row.trouble or "",
     )
 
 
 async def _stretches(connection: AsyncConnection, starts: Mapping[int, int]) -> dict[int, list[tuple[int, int]]]:
     """(base offset, largest timestamp) of what lives of these partitions, on any level."""
     found: dict[int, list[tuple[int, int]]] = {partition_id: [] for partition_id in starts}
-    for extent in await leveled(connection, _OF_PARTITIONS, {"partition_ids": list(starts)}):
+    for extent in map(c.LeveledExtent._make, await _extent_rows(connection, list(starts))):
         found[extent.partition_id].append((extent.base_offset, extent.max_timestamp_ms))
     l0 = sa.select(FILES.c.index).where(FILES.c.level == 0, FILES.c.state == "live")
     for index in (await connection.execute(l0)).scalars():

@@ -20,12 +20,14 @@ from metadata import compaction as c
 from metadata import job_rules
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
-from metadata.postgres_rows import INTS, LEVELED, LONGS, any_of, leveled, lock_partitions, statement
+from metadata.postgres_rows import INTS, LEVELED, LONGS, any_of, between_now_and, leveled, lock_partitions, statement
 from metadata.service import WriterFencedError, WriterLease
 from metadata.tables import COMPACTORS, DUTIES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS, PARTITIONS
 
 NOW_MS = sa.text("clock_ms()")
 _LEASE_END = sa.literal_column(f"clock_ms() + {c.JOB_LEASE_MS}", sa.BigInteger)
+_LEASED_MS_MAX = job_rules.LEASE_SLACK * c.JOB_LEASE_MS
+_IS_ALIVE = between_now_and(COMPACTORS.c.lease_until_ms, _LEASED_MS_MAX)
 
 _LIVE_EXTENTS = statement(
     """SELECT extent_id, file_id FROM extents
@@ -46,7 +48,8 @@ _INSERT_INPUTS = statement(
     file_ids=LONGS,
     extent_ids=LONGS,
 )
-_CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state WHEN 'running' THEN lease_until_ms <= clock_ms()
+_CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state
+    WHEN 'running' THEN NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX})
     ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
 _INPUT_L0 = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.created_ms, f.index FROM merge_inputs i
@@ -122,7 +125,7 @@ class PostgresJobs:
 
     async def live_compactors(self) -> Sequence[tuple[int, str]]:
         async def work(connection: AsyncConnection) -> Sequence[tuple[int, str]]:
-            query = sa.select(COMPACTORS.c.node_id, COMPACTORS.c.host).where(COMPACTORS.c.lease_until_ms > NOW_MS)
+            query = sa.select(COMPACTORS.c.node_id, COMPACTORS.c.host).where(_IS_ALIVE)
             rows = await connection.execute(query.order_by(COMPACTORS.c.node_id))
             return [(row.node_id, row.host) for row in rows]
 
@@ -130,10 +133,11 @@ class PostgresJobs:
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
         async def work(connection: AsyncConnection) -> bool:
+            # No bound on the end of a duty: its holder, who lives, may have taken it for any time.
             until = sa.literal_column(f"clock_ms() + {int(ttl_ms)}", sa.BigInteger)
             mine = {"holder": lease.writer_id, "until_ms": until}
             taken = insert(DUTIES).values(name=name, **mine)
-            alive = sa.exists().where(COMPACTORS.c.node_id == DUTIES.c.holder, COMPACTORS.c.lease_until_ms > NOW_MS)
+            alive = sa.exists().where(COMPACTORS.c.node_id == DUTIES.c.holder, _IS_ALIVE)
             free = sa.or_(DUTIES.c.holder == lease.writer_id, DUTIES.c.until_ms <= NOW_MS, ~alive)
             taken = taken.on_conflict_do_update(index_elements=["name"], set_=mine, where=free)
             return (await connection.execute(taken.returning(DUTIES.c.name))).first() is not None
@@ -243,13 +247,20 @@ class PostgresJobs:
         await self._database.write(work)
 
     async def jobs(
-        self, *, states: Sequence[c.JobState] = (), topic_id: uuid.UUID | None = None, limit: int = 100
+        self,
+        *,
+        states: Sequence[c.JobState] = (),
+        topic_id: uuid.UUID | None = None,
+        result: str = "",
+        limit: int = 100,
     ) -> Sequence[c.MergeJob]:
         query = sa.select(MERGE_JOBS).order_by(MERGE_JOBS.c.job_id.desc()).limit(limit)
         if states:
             query = query.where(MERGE_JOBS.c.state.in_([state.value for state in states]))
         if topic_id is not None:
             query = query.where(_concerns(topic_id))
+        if result:
+            query = query.where(MERGE_JOBS.c.result.has_key(result))
 
         async def work(connection: AsyncConnection) -> Sequence[c.MergeJob]:
             return [_job(row) for row in await connection.execute(query)]

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.object_keys import key_level
+from metadata.job_rules import UNREADABLE
+from metadata.object_keys import hour_at, key_level
 from metadata.postgres_connection import CONNECTION_ERRORS, Database, DedicatedConnection, unavailable
 from metadata.postgres_rows import any_of
 from metadata.postgres_topics import read_topics
@@ -179,16 +180,21 @@ class PostgresLog:
 
     async def forget_rows(self, *, before_ms: int) -> int:
         """Drop changes, times of deletions, rows of deleted and aborted files, ended jobs, compactors, duties and pins,
-        of before `before_ms`. Returns how many.
+        of before `before_ms`. Returns how many. (Of jobs see `job_rules.UNREADABLE` too.)
 
-        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on. The
-        newest file row always stays: it is how we notice that the database went back.
+        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on
+        (`metadata/object_keys.py`). The newest file row always stays: it is how we notice that the database went back.
 
         The time a topic was deleted is kept at least until all producer ids that are older have expired.
         """
 
         async def work(connection: AsyncConnection) -> int:
-            bounds = {"before_ms": before_ms, "expiration_ms": self._producer_id_expiration_ms}
+            bounds = {
+                "before_ms": before_ms,
+                "key_hour": hour_at(before_ms),
+                "expiration_ms": self._producer_id_expiration_ms,
+                "unreadable": UNREADABLE,
+            }
             done = await connection.execute(sa.text(_FORGET), bounds)
             return done.scalar_one()
 
@@ -198,13 +204,17 @@ class PostgresLog:
 _FORGET = """
 WITH old_files AS (
     DELETE FROM files WHERE state IN ('deleted', 'aborted') AND created_ms < :before_ms
+        AND coalesce((regexp_match(key, '/([0-9]{10})/'))[1]::bigint, 0) <= :key_hour
     RETURNING file_id, key, writer_id, epoch, seq
 ), old_changes AS (
     DELETE FROM changes WHERE created_ms < :before_ms RETURNING change_id
 ), old_names AS (
     DELETE FROM deleted_topics WHERE deleted_ms < least(:before_ms, clock_ms() - :expiration_ms) RETURNING name
 ), old_jobs AS (
-    DELETE FROM merge_jobs WHERE state IN ('done', 'failed') AND finished_ms < :before_ms RETURNING job_id
+    DELETE FROM merge_jobs j WHERE state IN ('done', 'failed') AND finished_ms < :before_ms AND NOT (
+        jsonb_exists(j.result, :unreadable)
+        AND EXISTS (SELECT FROM files f WHERE f.job_id = j.job_id AND f.state = 'live')
+    ) RETURNING job_id
 ), old_compactors AS (
     DELETE FROM compactors WHERE lease_until_ms < least(:before_ms, clock_ms()) RETURNING node_id
 ), old_duties AS (

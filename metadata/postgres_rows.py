@@ -42,6 +42,11 @@ def any_of(column: sa.Column[Any], values: Iterable[Any]) -> sa.ColumnElement[bo
     return column == sa.func.any(sa.literal(list(values), ARRAY(column.type)))
 
 
+def between_now_and(column: sa.Column[Any], ms: int) -> sa.ColumnElement[bool]:
+    """The time lies ahead, by at most `ms`."""
+    return sa.and_(column > sa.text("clock_ms()"), column <= sa.text(f"clock_ms() + {int(ms)}"))
+
+
 LEVELED = """SELECT e.extent_id, e.partition_id, e.base_offset, e.last_offset, e.file_id, f.key, f.level, f.size_bytes,
     e.position, e.length, e.block_index_position, e.block_index_length, e.record_count, e.crc32c, e.min_ts_ms,
     e.max_ts_ms, e.has_tombstones, e.flagged_reason

@@ -28,6 +28,7 @@ from wire.error_codes import ErrorCode
 SEQUENCES = 2**31
 """Sequences run 0 .. 2147483647 and wrap to 0 (DefaultRecordBatch.incrementSequence)."""
 _INT16_MAX, _INT32_MAX, _INT64_MAX = 2**15 - 1, 2**31 - 1, 2**63 - 1
+_INT64_MIN = -(2**63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,8 @@ def is_possible(batch: L0Batch) -> bool:
         and 0 <= batch.position <= _INT32_MAX
         and 1 <= batch.length <= _INT32_MAX
         and 1 <= batch.record_count <= _INT32_MAX
-        and abs(batch.min_timestamp_ms) <= _INT64_MAX
-        and abs(batch.max_timestamp_ms) <= _INT64_MAX
+        and _INT64_MIN <= batch.min_timestamp_ms <= _INT64_MAX
+        and _INT64_MIN <= batch.max_timestamp_ms <= _INT64_MAX
         and -1 <= batch.log_append_time_ms <= _INT64_MAX
         and -1 <= batch.producer_id <= _INT64_MAX
         and (

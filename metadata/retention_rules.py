@@ -88,7 +88,7 @@ def expiry_ms(extents: Iterable[tuple[int, int | None]]) -> int | None:
     for max_timestamp_ms, after_ms in extents:
         if after_ms is None:
             return None
-        ends_ms = min(max_timestamp_ms, TIMESTAMP_MS_MAX) + min(after_ms, TIMESTAMP_MS_MAX)
+        ends_ms = min(max_timestamp_ms, TIMESTAMP_MS_MAX) + min(after_ms, TIMESTAMP_MS_MAX - 1)
         last = ends_ms if last is None else max(last, ends_ms)
     return last
 

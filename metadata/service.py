@@ -321,10 +321,11 @@ class MetadataService(Protocol):
         """
         ...
 
-    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         """Extend the lease by LEASE_MS on the store's clock. A draining agent leaves `live_agents` at once.
 
-        Raises WriterFencedError when a newer epoch exists or the lease was ended; a lease that merely ran out revives.
+        Returns the store's time. Raises WriterFencedError when a newer epoch exists or the lease was ended; a lease
+        that merely ran out revives.
         """
         ...
 

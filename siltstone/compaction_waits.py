@@ -6,18 +6,43 @@ at length, with what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+
 from compactor.dirtiness import Dirtiness
+from compactor.plan_round import Hold
 from compactor.spec import PlanOptions
 from metadata.compaction import PartitionView
 from siltstone.cli.output import age_text, plural, size_text
 
+RANGES_SHOWN_MAX = 12
+"""Of partition numbers, in one line."""
+HELD: Mapping[Hold, str] = {
+    Hold.JOBS: "all places for such jobs are taken",
+    Hold.L0_JOBS: "all places for merges of L0 files are taken (compactor.l0.jobs.max)",
+    Hold.FORCED_PASSES: "passes over single partitions hold its files",
+    Hold.MERGE: "a merge holds some of it",
+    Hold.RESERVED: "its files are kept free for a merge that is due",
+    Hold.TROUBLE: "a merge of its files failed",
+    Hold.SIZE: "it is larger than a merge may be (compaction.merge.bytes.max)",
+    Hold.CONFIG: "a config of its topic cannot be read",
+}
+"""Why a pass that is due is not planned."""
+
 
 def waits_for(
-    view: PartitionView, dirty: Dirtiness, options: PlanOptions, *, now_ms: int, young_l0_from: int | None = None
+    view: PartitionView,
+    dirty: Dirtiness,
+    options: PlanOptions,
+    *,
+    now_ms: int,
+    young_l0_from: int | None = None,
+    is_l0_held: bool = False,
 ) -> str:
     """For a partition that is not due; empty where everything is cleaned (or there is nothing).
 
-    `young_l0_from`: the first offset in L0 that is younger than `min.compaction.lag.ms`.
+    `young_l0_from`: the first offset in L0 that is younger than `min.compaction.lag.ms`. `is_l0_held`: L0 files
+    that are due wait for a place.
     """
     if dirty.dirty_bytes:
         return _dirty_waits_for(view, dirty, options, now_ms)
@@ -27,6 +52,8 @@ def waits_for(
     in_l0 = view.high_watermark - dirty.leveled_through_offset
     if in_l0:
         waiting = f"{plural(in_l0, 'offset')} in L0, which is not counted as dirty yet"
+        if is_l0_held:
+            return f"{waiting}: {HELD[Hold.L0_JOBS]}"
         return f"{waiting}: goes to L1 within {age_text(options.l0_wait_ms_max)}"
     if view.last_stable_offset < view.high_watermark:
         return f"an open transaction from offset {view.last_stable_offset} on"
@@ -50,3 +77,12 @@ def _dirty_waits_for(view: PartitionView, dirty: Dirtiness, options: PlanOptions
 
 def _left_ms(since_ms: int | None, wait_ms: int, now_ms: int) -> int:
     return 0 if since_ms is None else since_ms + wait_ms - now_ms
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"; what does not fit is counted."""
+    ordered = sorted(set(numbers))
+    runs = [[each for _, each in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RANGES_SHOWN_MAX]]
+    left = sum(map(len, runs[RANGES_SHOWN_MAX:]))
+    return ", ".join(shown) + (f" and {left:,} more" if left else "")

@@ -130,6 +130,9 @@ class Metrics:
         self.tail_files_total = self._counter("tail_files_total", "L0 files heard of from Postgres.")
         self.tail_gaps = self._gauge("tail_gaps", "Partitions with an extent that waits for an earlier one.")
         self.tail_errors_total = self._counter("tail_errors_total", "Polls of the tail that failed.")
+        self.clock_ahead_seconds = self._gauge(
+            "clock_ahead_seconds", "This machine's clock less the metadata store's, at an agent's last beat."
+        )
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
 
     def _declare_groups(self) -> None:

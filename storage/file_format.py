@@ -143,7 +143,7 @@ class FileIndex:
 
     level: int
     created_ms: int
-    """By the writer's clock."""
+    """By the metadata store's clock as the writer knew it."""
     extents: tuple[ExtentRow, ...]
     sections: tuple[Section, ...]
 

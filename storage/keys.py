@@ -47,7 +47,7 @@ class FileKey:
 
     level: int
     hour: str
-    """`yyyymmddhh`, UTC, of the writer's clock."""
+    """`yyyymmddhh`, UTC, by the metadata store's clock as its writer knew it."""
     writer_id: int
     epoch: int
     file_uuid: uuid.UUID

@@ -162,7 +162,7 @@ def _check(
     log_start_offset = log.start if log is not None else -1
     rules = broker.catalog.rules(topic)
     records = None if part.records is None else memoryview(part.records)
-    verdict = check_produced(records, rules=rules, api_version=header.api_version, now_ms=broker.clock.wall_ms())
+    verdict = check_produced(records, rules=rules, api_version=header.api_version, now_ms=broker.membership.now_ms())
     if isinstance(verdict, Refusal):
         return _refused(part.index, verdict, log_start_offset)
     if records is None:

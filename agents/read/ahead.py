@@ -1,29 +1,43 @@
 """Reading history ahead of those who replay it: whole GETs of 8 MiB into the cold pool, before they are asked for.
 
-Who has read twice in a row will read on. After each answer to him the blocks that come next are looked at: when less
-than half a window of them is here or on its way, a window more is fetched. So a replay costs a GET per file and one per
-8 MiB, and waits for none of them, while a single look at old records reads what it needs and no more.
+Who has read twice in a row will read on, and so will who begins at the log's start. What comes next for him is cut into
+GETs that end where the file's bytes of his partition end, or are whole: so a replay costs a GET for each file and one
+for each 8 MiB. After each answer to him, when less than half a window is here or on its way, one more window is
+fetched. What he asks for and nobody has begun to fetch is the head of such a GET, not one of its own. A single look at
+old records reads what it needs and no more; one that turns out to be a replay has cost one GET more.
 
 Bounded: what is fetched and not yet read takes at most three quarters of the cold cache, shared evenly by the streams
-that are at work. A block whose bytes the stream has all had is the first to leave the cache; it would otherwise drive
-out those that others have yet to read. What nobody comes for counts no longer after IDLE_MS. No I/O here: `BlockReader`
-does that.
+that are at work. A GET that does not fit in what is left is not cut short but waits, until others have read on, or its
+stream has nothing left and asks. So the promise holds for as many streams as have room for a window each. Blocks stay
+in the cache until their stream has had them, and are then the first to leave it. What nobody comes for counts no longer
+after IDLE_MS. No I/O here: `BlockReader` does that.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-from agents.read.blocks import GET_BLOCKS_MAX, BlockReader, blocks_of, runs_of
+from agents.read.blocks import GET_BLOCKS_MAX, BlockReader, blocks_of
 from agents.read.cache import BLOCK_BYTES
 from agents.read.plan import ReadRange
 from siltstone.clock import Clock
 
-AHEAD_BYTES = (GET_BLOCKS_MAX + GET_BLOCKS_MAX // 2) * BLOCK_BYTES
-"""How far ahead is looked: what may still be here when the next window is fetched, and that window."""
+AHEAD_BYTES = (GET_BLOCKS_MAX // 2 + GET_BLOCKS_MAX + 2) * BLOCK_BYTES
+"""How far ahead is looked: what may still be here when the next window is fetched, that window, and whether the file
+goes on behind it."""
 AHEAD_RANGES_MAX = 64
 IDLE_MS = 30_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class NextGet:
+    """Neighbouring blocks of one object that are neither here nor on their way."""
+
+    key: str
+    file_size_bytes: int
+    blocks: range
 
 
 class ReadAhead:
@@ -42,6 +56,8 @@ class ReadAhead:
 
     def passed(self, where: ReadRange, position: int) -> None:
         """A stream has had the bytes of its range up to `position` of the object."""
+        if not self._unread:
+            return
         for block in blocks_of(where.position, max(position - where.position, 1)):
             start, end = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
             if end > position and position < where.extent_end:
@@ -49,36 +65,61 @@ class ReadAhead:
             if self._unread.pop((where.key, block), None) is None:
                 continue
             # The block at either end of the extent holds another partition's records too.
-            if start >= where.extent_start and end <= where.extent_end:
-                self._blocks.demote(where.key, block)
+            is_whole = start >= where.extent_start and end <= where.extent_end
+            self._blocks.release(where.key, block, first_to_go=is_whole)
 
-    def go_on(self, stream: int, ranges: Iterable[ReadRange]) -> None:
-        """`stream` will read these ranges next, in this order."""
+    def is_coming(self, ranges: Iterable[ReadRange]) -> bool:
+        """Whether all bytes of the ranges are here or on their way."""
+        return all(
+            self._blocks.is_coming(where.key, block)
+            for where in ranges
+            for block in blocks_of(where.position, where.length)
+        )
+
+    def go_on(self, stream: int, ranges: Iterable[ReadRange], *, asked: Iterable[ReadRange] = ()) -> None:
+        """`stream` will read these ranges next, in this order; and waits for those `asked`, the first of them.
+
+        What is asked for and not begun here is the caller's to read.
+        """
+        waited_for = {(where.key, block) for where in asked for block in blocks_of(where.position, where.length)}
         window = self._window(stream)
-        ready = 0
-        missing: list[tuple[ReadRange, int]] = []
-        seen: set[tuple[str, int]] = set()
-        for where in ranges:
-            for block in blocks_of(where.position, where.length):
-                if (where.key, block) in seen:
-                    continue
-                seen.add((where.key, block))
-                if not self._blocks.is_coming(where.key, block):
-                    missing.append((where, block))
-                elif not missing:
-                    ready += 1
-        if ready * 2 < window:
-            self._fetch(missing[: min(window, self._free_blocks())])
+        ready, gets = self._to_come(ranges, window, len(waited_for))
+        if ready * 2 >= window and not waited_for:
+            return
+        fetched = 0
+        for get in gets:
+            size = len(get.blocks)
+            if asked_blocks := sum((get.key, block) in waited_for for block in get.blocks):
+                size = min(size, self._free_blocks())
+                if size > asked_blocks:
+                    self._fetch(get, size, waited_for=True)
+            elif (fetched and fetched + size > window) or size > self._free_blocks():
+                return
+            else:
+                self._fetch(get, size)
+            fetched += size
 
-    def _fetch(self, wanted: Sequence[tuple[ReadRange, int]]) -> None:
-        by_file: dict[str, tuple[int, list[int]]] = {}
+    def _to_come(self, ranges: Iterable[ReadRange], window: int, asked: int) -> tuple[int, Iterator[NextGet]]:
+        """How many blocks are ready before the first that is missing, and the GETs for those that are."""
+        sizes: dict[str, int] = {}
+        upcoming: dict[tuple[str, int], bool] = {}
+        for where in ranges:
+            sizes[where.key] = where.file_size_bytes
+            for block in blocks_of(where.position, where.length):
+                upcoming[where.key, block] = self._blocks.is_coming(where.key, block)
+        ready = next((count for count, is_here in enumerate(upcoming.values()) if not is_here), len(upcoming))
+        missing = [place for place, is_here in upcoming.items() if not is_here]
+        # Not cut within what is asked for: the reader would fetch the other part.
+        size = min(GET_BLOCKS_MAX, max(window, asked)) if window else 0
+        return ready, (NextGet(key, sizes[key], blocks) for key, blocks in gets_of(missing, size))
+
+    def _fetch(self, get: NextGet, size: int, *, waited_for: bool = False) -> None:
         now_ms = self._clock.monotonic_ms()
-        for where, block in wanted:
-            by_file.setdefault(where.key, (where.file_size_bytes, []))[1].append(block)
-            self._unread[where.key, block] = now_ms
-        for key, (size_bytes, blocks) in by_file.items():
-            for run in runs_of(sorted(blocks)):
-                self._blocks.start(key, size_bytes, run)
+        run = get.blocks[:size]
+        for block in run:
+            self._unread[get.key, block] = now_ms
+            self._unread.move_to_end((get.key, block))
+        self._blocks.start(get.key, get.file_size_bytes, run, waited_for=waited_for)
 
     def _window(self, stream: int) -> int:
         """Blocks: this stream's share of what may be here unread."""
@@ -93,5 +134,32 @@ class ReadAhead:
         now_ms = self._clock.monotonic_ms()
         while self._unread and next(iter(self._unread.values())) < now_ms - IDLE_MS:
             (key, block), _ = self._unread.popitem(last=False)
-            self._blocks.demote(key, block)
+            self._blocks.release(key, block, first_to_go=True)
         return max(0, self._blocks_max - len(self._unread))
+
+
+def gets_of(missing: Collection[tuple[str, int]], window: int) -> Iterator[tuple[str, range]]:
+    """Cut blocks, in the order in which they are read, into GETs of `window` neighbours of one object.
+
+    The last one of neighbours may have one more: n windows of bytes lie in n windows of blocks and a seam.
+    """
+    if window == 0:
+        return
+    for key, run in _neighbours(missing):
+        while run:
+            size = len(run) if len(run) <= window + 1 else window
+            yield key, run[:size]
+            run = run[size:]
+
+
+def _neighbours(places: Iterable[tuple[str, int]]) -> Iterator[tuple[str, range]]:
+    before: tuple[str, range] | None = None
+    for key, block in places:
+        if before is not None and before[0] == key and before[1].stop == block:
+            before = key, range(before[1].start, block + 1)
+            continue
+        if before is not None:
+            yield before
+        before = key, range(block, block + 1)
+    if before is not None:
+        yield before

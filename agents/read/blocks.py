@@ -19,7 +19,7 @@ from siltstone.metrics import Metrics
 from storage.objects import ObjectStore, ObjectStoreError
 
 GET_BLOCKS_MAX = 8
-"""Longest joined GET: 8 MiB."""
+"""Longest joined GET: 8 MiB; and, read ahead, the seam at the end of a file's bytes of a partition."""
 
 
 class BlockReader:
@@ -57,12 +57,17 @@ class BlockReader:
         """Whether a block is here or on its way."""
         return (key, block) in self._flying or self._cache.holds(key, range(block, block + 1))
 
-    def start(self, key: str, size_bytes: int, run: Sequence[int]) -> None:
-        """Read neighbouring blocks, none of which `is_coming`, ahead of anybody's question, in one GET."""
-        self._start_get(key, size_bytes, run, ahead=True)
+    def start(self, key: str, size_bytes: int, run: range, *, waited_for: bool) -> None:
+        """Read neighbouring blocks, none of which `is_coming`, in one GET, and keep them until they are released.
 
-    def demote(self, key: str, block: int) -> None:
-        self._cache.demote(key, block)
+        `waited_for`: somebody will ask for the first of them at once, else nobody has yet.
+        """
+        for block in run:
+            self._cache.expect(key, block)
+        self._start_get(key, size_bytes, run, ahead=not waited_for)
+
+    def release(self, key: str, block: int, *, first_to_go: bool) -> None:
+        self._cache.release(key, block, first_to_go=first_to_go)
 
     async def read(self, key: str, size_bytes: int, start: int, length: int) -> memoryview:
         """Exactly `length` bytes of the object from `start`. Raises ObjectStoreError."""

@@ -3,6 +3,9 @@
 Two kinds of entry share the bound: whole files that this agent wrote (kept as sealed, served without copying), and
 aligned blocks of files that were read. Objects never change, so nothing is ever invalid; entries of deleted files just
 age out. Views handed out stay good after eviction: Python keeps the bytes as long as somebody holds them.
+
+A block may be expected: somebody will come for it soon. Until it is released it leaves only when there is nothing else.
+Whoever expects blocks sees to it that they are fewer than the cache holds.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ class BlockCache:
     def __init__(self, bytes_max: int, on_size: Callable[[int], object] | None = None) -> None:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[_Key, bytes] = OrderedDict()
+        self._expected: set[_Key] = set()
+        """Here or on their way."""
+        self._expected_entries: OrderedDict[_Key, bytes] = OrderedDict()
         self._on_size = on_size
         self.bytes = 0
 
@@ -38,28 +44,42 @@ class BlockCache:
 
     def holds(self, key: str, blocks: range) -> bool:
         """Whether the bytes are here; asking does not make them any younger."""
-        return (key, _WHOLE) in self._entries or all((key, block) in self._entries for block in blocks)
+        return (key, _WHOLE) in self._entries or all(
+            (key, block) in self._entries or (key, block) in self._expected_entries for block in blocks
+        )
 
-    def demote(self, key: str, block: int) -> None:
-        """Make a block the first to go: whoever it was read for has had it."""
-        if (key, block) in self._entries:
-            self._entries.move_to_end((key, block), last=False)
+    def expect(self, key: str, block: int) -> None:
+        """Keep a block, once it is here, until it is released."""
+        self._expected.add((key, block))
+        body = self._entries.pop((key, block), None)
+        if body is not None:
+            self._expected_entries[key, block] = body
+
+    def release(self, key: str, block: int, *, first_to_go: bool) -> None:
+        """A block is expected no longer. `first_to_go`: whoever it was read for has had it, and nobody else comes."""
+        self._expected.discard((key, block))
+        body = self._expected_entries.pop((key, block), None)
+        if body is not None:
+            self._entries[key, block] = body
+            self._entries.move_to_end((key, block), last=not first_to_go)
 
     def _get(self, key: _Key) -> memoryview | None:
         body = self._entries.get(key)
-        if body is None:
-            return None
-        self._entries.move_to_end(key)
-        return memoryview(body)
+        if body is not None:
+            self._entries.move_to_end(key)
+        else:
+            body = self._expected_entries.get(key)
+        return memoryview(body) if body is not None else None
 
     def _put(self, key: _Key, body: bytes) -> None:
         if len(body) > self._bytes_max:
             return
-        replaced = self._entries.pop(key, None)
-        self.bytes += len(body) - (len(replaced) if replaced is not None else 0)
-        self._entries[key] = body
+        for entries in (self._entries, self._expected_entries):
+            self.bytes -= len(entries.pop(key, b""))
+        self.bytes += len(body)
+        (self._expected_entries if key in self._expected else self._entries)[key] = body
         while self.bytes > self._bytes_max:
-            _, evicted = self._entries.popitem(last=False)
+            _, evicted = (self._entries or self._expected_entries).popitem(last=False)
             self.bytes -= len(evicted)
         if self._on_size is not None:
             self._on_size(self.bytes)

@@ -14,7 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from agents.log_index import LogIndex
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
-from agents.read.plan import MissingBlocks, PartitionPlan, ReadRange, Resume, plan_partition
+from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
+from agents.read.survey import SoundParts
+from agents.read.surveys import Surveys
 from metadata.compaction import LeveledExtent
 from metadata.service import MetadataUnavailableError
 from siltstone.logging import get_logger
@@ -35,11 +37,13 @@ CatchUp = Callable[[], Awaitable[None]]
 class Found:
     """A `LeveledView`: what this request has found, else what the caches hold."""
 
-    def __init__(self, leveled: LeveledExtents, blocks: BlockIndexes) -> None:
+    def __init__(self, leveled: LeveledExtents, blocks: BlockIndexes, surveys: Surveys) -> None:
         self._leveled = leveled
         self._blocks = blocks
+        self._surveys = surveys
         self._windows: dict[int, list[Window]] = {}
         self._indexes: dict[tuple[str, int], Sequence[BlockEntry]] = {}
+        self._surveyed: dict[tuple[str, int], SoundParts] = {}
 
     def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
         for window in self._windows.get(partition_id, ()):
@@ -50,11 +54,17 @@ class Found:
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
         return self._indexes.get((extent.key, extent.block_index_position)) or self._blocks.get(extent)
 
+    def sound_parts_of(self, extent: LeveledExtent) -> SoundParts | None:
+        return self._surveyed.get((extent.key, extent.position)) or self._surveys.get(extent)
+
     def add(self, partition_id: int, window: Window) -> None:
         self._windows.setdefault(partition_id, []).insert(0, window)
 
     def add_blocks(self, extent: LeveledExtent, blocks: Sequence[BlockEntry]) -> None:
         self._indexes[extent.key, extent.block_index_position] = blocks
+
+    def add_sound_parts(self, extent: LeveledExtent, parts: SoundParts) -> None:
+        self._surveyed[extent.key, extent.position] = parts
 
     def forget(self, partition_id: int) -> None:
         """In the caches too."""
@@ -63,14 +73,23 @@ class Found:
 
 
 class Locator:
-    def __init__(self, *, index: LogIndex, leveled: LeveledExtents, blocks: BlockIndexes, catch_up: CatchUp) -> None:
+    def __init__(
+        self,
+        *,
+        index: LogIndex,
+        leveled: LeveledExtents,
+        blocks: BlockIndexes,
+        surveys: Surveys,
+        catch_up: CatchUp,
+    ) -> None:
         self._index = index
         self._leveled = leveled
         self._blocks = blocks
+        self._surveys = surveys
         self._catch_up = catch_up
 
     def begin(self) -> Found:
-        return Found(self._leveled, self._blocks)
+        return Found(self._leveled, self._blocks, self._surveys)
 
     def plan(
         self,
@@ -84,6 +103,10 @@ class Locator:
     ) -> PartitionPlan:
         return plan_partition(self._index, found, partition_id, offset, bytes_max, resume, ranges_max=ranges_max)
 
+    def is_log_start(self, partition_id: int, offset: int) -> bool:
+        log = self._index.partition(partition_id)
+        return log is not None and offset == log.start
+
     async def locate(
         self, found: Found, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
     ) -> ErrorCode:
@@ -94,6 +117,9 @@ class Locator:
                 try:
                     if isinstance(missing, MissingBlocks):
                         found.add_blocks(missing.extent, await self._blocks.read(missing.extent))
+                        continue
+                    if isinstance(missing, MissingSurvey):
+                        found.add_sound_parts(missing.extent, await self._surveys.read(missing.extent))
                         continue
                     window = await self._leveled.look_up(partition_id, missing.offset)
                     if window.extent_at(missing.offset) is not None:

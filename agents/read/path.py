@@ -13,6 +13,7 @@ from agents.read.leveled import BlockIndexes, LeveledExtents, LookUp, ttl_ms
 from agents.read.locate import CatchUp, Locator
 from agents.read.pools import Pools
 from agents.read.reader import Reader
+from agents.read.surveys import Surveys
 from agents.read.timestamps import TimestampSearch
 from siltstone.clock import Clock
 from siltstone.metrics import Metrics
@@ -41,10 +42,13 @@ class ReadPath:
         self._cold = self._block_reader(cold_cache, "cold")
         self._leveled = LeveledExtents(metadata, clock, ttl_ms=ttl_ms(settings.gc_grace_ms))
         blocks = BlockIndexes(self._cold)
+        self._surveys = Surveys(self._cold)
         pools = Pools(index=index, hot=self._hot, cold=self._cold, metrics=metrics)
         self._ahead = ReadAhead(self._cold, clock, cache_bytes=settings.cache_cold_bytes)
         self.reader = Reader(
-            locator=Locator(index=index, leveled=self._leveled, blocks=blocks, catch_up=catch_up),
+            locator=Locator(
+                index=index, leveled=self._leveled, blocks=blocks, surveys=self._surveys, catch_up=catch_up
+            ),
             pools=pools,
             ahead=self._ahead,
             budget=ByteBudget(settings.fetch_buffer_bytes_max),
@@ -59,6 +63,7 @@ class ReadPath:
     async def close(self) -> None:
         await self.reader.close()
         await self._leveled.close()
+        await self._surveys.close()
         for reader in (self._hot, self._cold):
             await reader.close()
 

@@ -13,6 +13,9 @@ starts at the head of an extent, or at a `Resume` point: the place where the las
 of merged files carry their offsets, and dedupe leaves gaps between them: the batch to begin with may lie in the block
 that the block index names, at the head of the next, or in a later extent. So bytes count as planned only from where a
 batch at or above the offset must begin, and the plan goes on until it has enough of those.
+
+Of an extent that merges have flagged only the sound batches are planned, as a survey of its bytes found them
+(`survey.py`); their CRC is checked once more when they are taken. At its damage a plan ends.
 """
 
 from __future__ import annotations
@@ -20,16 +23,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeGuard
+from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from agents.log_index import Extent, LogIndex
+from agents.read.survey import SoundParts, SoundStretch
 from metadata.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
-from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, read_header
+from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, crc_matches, read_header
 
 RESUME_POINTS_MAX = 10_000
 READ_BYTES_MIN = 64 << 10
 """Least range worth asking for when a limit is smaller: one batch, as a rule."""
+_NOTHING_SOUND = SoundParts([], offsets_follow=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,11 @@ class ReadRange:
     key: str
     file_size_bytes: int
     created_ms: int | None
-    """None: a merged file, whose batches carry their offsets."""
+    """None: a merged file."""
     position: int
     length: int
     base_offset: int
-    """L0: first offset of the batch at `position`. Merged: no batch of the extent begins below."""
+    """First offset of the batch at `position`; where batches carry their offsets: none begins below."""
     from_offset: int
     """Batches that end below it are not wanted."""
     last_offset: int
@@ -79,10 +84,18 @@ class ReadRange:
     extent_start: int
     extent_end: int
     """Position at which the extent ends: a batch may go on behind the range up to here."""
+    crcs_due: bool = False
+    """Of a flagged extent: the CRC of each batch is to be checked."""
+    offsets_follow: bool = False
+    """Of a flagged extent that was copied from L0: its batches do not carry their offsets."""
 
     @property
     def is_merged(self) -> bool:
         return self.created_ms is None
+
+    @property
+    def carries_offsets(self) -> bool:
+        return self.created_ms is None and not self.offsets_follow
 
 
 class LeveledView(Protocol):
@@ -94,6 +107,10 @@ class LeveledView(Protocol):
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
         """Its block index; None = not known."""
+        ...
+
+    def sound_parts_of(self, extent: LeveledExtent) -> SoundParts | None:
+        """What can be read of it, though it is flagged; None = not known."""
         ...
 
 
@@ -111,7 +128,14 @@ class MissingBlocks:
     extent: LeveledExtent
 
 
-Missing: TypeAlias = MissingExtents | MissingBlocks
+@dataclass(frozen=True, slots=True)
+class MissingSurvey:
+    """The bytes of this flagged extent have to be looked through."""
+
+    extent: LeveledExtent
+
+
+Missing: TypeAlias = MissingExtents | MissingBlocks | MissingSurvey
 
 
 @dataclass(slots=True)
@@ -122,7 +146,7 @@ class PartitionPlan:
     missing: Missing | None = None
     """To be got before this plan is worth acting on; None when there is something to read, or nothing at all."""
     flagged: LeveledExtent | None = None
-    """The plan ends before this extent, whose bytes cannot be read as batches."""
+    """The plan ends at damaged bytes of this extent."""
 
     holds_some: bool = False
     """A batch at or above the offset begins in one of the ranges for sure: they are not all gap."""
@@ -157,13 +181,12 @@ def plan_partition(
             left -= _plan_l0(plan, index, extent, offset, left, resume)
             offset = extent.last_offset + 1
             continue
-        merged = leveled.extent_at(partition_id, offset)
-        found = MissingExtents(offset) if merged is None else _plan_merged(plan, leveled, merged, offset, left, resume)
-        if isinstance(found, int) and merged is not None:
-            left -= found
-            offset = merged.last_offset + 1
+        found = _plan_leveled(plan, leveled, partition_id, offset, left, resume)
+        if isinstance(found, _Planned):
+            left -= found.bytes
+            offset = found.next_offset
             continue
-        if isinstance(found, MissingExtents | MissingBlocks) and left == wanted:
+        if found is not None and left == wanted:
             plan.missing = found
         break
     plan.holds_some = left < wanted
@@ -202,6 +225,34 @@ def _plan_l0(
     return length
 
 
+class _Planned(NamedTuple):
+    bytes: int
+    """That count."""
+    next_offset: int
+    """Where the plan goes on."""
+
+
+def _plan_leveled(
+    plan: PartitionPlan, leveled: LeveledView, partition_id: int, offset: int, left: int, resume: Resume | None
+) -> _Planned | Missing | None:
+    """Add a range of the extent that holds `offset`. Returns what is missing, or None where it cannot be read."""
+    extent = leveled.extent_at(partition_id, offset)
+    if extent is None:
+        return MissingExtents(offset)
+    if extent.flagged_reason is None:
+        counted = _plan_merged(plan, leveled, extent, offset, left, resume)
+        return _Planned(counted, extent.last_offset + 1) if isinstance(counted, int) else counted
+    parts = leveled.sound_parts_of(extent) if extent.length else _NOTHING_SOUND
+    if parts is None:
+        return MissingSurvey(extent)
+    stretch = parts.at(offset)
+    if stretch is None:
+        plan.flagged = extent
+        return None
+    counted = _plan_sound(plan, extent, stretch, parts.offsets_follow, offset, left, resume)
+    return _Planned(counted, stretch.end_offset)
+
+
 def _plan_merged(
     plan: PartitionPlan,
     leveled: LeveledView,
@@ -209,11 +260,8 @@ def _plan_merged(
     offset: int,
     left: int,
     resume: Resume | None,
-) -> int | Missing | None:
-    """Add the extent's range. Returns the bytes of it that count, what is missing, or None when it cannot be read."""
-    if extent.flagged_reason is not None:
-        plan.flagged = extent
-        return None
+) -> int | Missing:
+    """Add the extent's range. Returns the bytes of it that count, or what is missing."""
     end = extent.position + extent.length
     start = sure_from = extent.position
     if extent.length == 0:
@@ -244,6 +292,46 @@ def _plan_merged(
             extent.last_offset,
             extent.position,
             end,
+        )
+    )
+    return length - (sure_from - start)
+
+
+def _plan_sound(
+    plan: PartitionPlan,
+    extent: LeveledExtent,
+    stretch: SoundStretch,
+    offsets_follow: bool,
+    offset: int,
+    left: int,
+    resume: Resume | None,
+) -> int:
+    """Add a range of sound batches of a flagged extent. Returns the bytes of it that count."""
+    end = extent.position + stretch.end
+    block = block_of_offset(stretch.blocks, offset)
+    start, base_offset = extent.position + stretch.blocks[block].position, stretch.blocks[block].base_offset
+    sure_from = start if offset <= base_offset else extent.position + block_end(stretch.blocks, block, stretch.end)
+    if _fits(resume, extent.file_id, offset) and start <= resume.position <= end:
+        start = sure_from = resume.position
+        base_offset = resume.offset
+    if start == end:
+        return 0  # as in a sound extent: dedupe has taken what came after the last batch
+    length = min(end - start, sure_from - start + left)
+    plan.ranges.append(
+        ReadRange(
+            extent.file_id,
+            extent.key,
+            extent.file_size_bytes,
+            None,
+            start,
+            length,
+            base_offset,
+            offset,
+            stretch.end_offset - 1,
+            extent.position,
+            end,
+            crcs_due=True,
+            offsets_follow=offsets_follow,
         )
     )
     return length - (sure_from - start)
@@ -283,8 +371,12 @@ class CutBatch:
 
 
 def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutBatch]:
-    """Batches of a range's bytes in order; a CutBatch comes last. Raises CorruptBatchError."""
+    """Batches of a range's bytes in order; a CutBatch comes last. Raises CorruptBatchError.
+
+    Where CRCs are due, those of whole batches are checked.
+    """
     start, base_offset = 0, where.base_offset
+    carries_offsets, crcs_due = where.carries_offsets, where.crcs_due
     while start < len(data):
         if len(data) - start < BATCH_HEADER_BYTES:
             yield CutBatch(base_offset, start, BATCH_HEADER_BYTES)
@@ -293,7 +385,7 @@ def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutB
         size = header.size_bytes
         if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or header.last_offset_delta < 0:
             raise CorruptBatchError(f"no record batch at byte {where.position + start} of {where.key}")
-        if where.is_merged:
+        if carries_offsets:
             if header.base_offset < base_offset or header.last_offset > where.last_offset:
                 raise CorruptBatchError(
                     f"a batch of offsets {header.base_offset} to {header.last_offset} at byte {where.position + start}"
@@ -303,6 +395,10 @@ def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutB
         if start + size > len(data):
             yield CutBatch(base_offset, start, size)
             return
+        if crcs_due and not crc_matches(data, start, header):
+            raise CorruptBatchError(
+                f"the CRC-32C of the batch at byte {where.position + start} of {where.key} is wrong"
+            )
         next_offset = base_offset + header.last_offset_delta + 1
         yield FoundBatch(base_offset, next_offset, start, size)
         start += size

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from agents.read.ahead import AHEAD_BYTES, AHEAD_RANGES_MAX, ReadAhead
-from agents.read.budget import ByteBudget, Release
+from agents.read.budget import ByteBudget, Release, Source
 from agents.read.locate import Found, Locator
 from agents.read.patience import News, Patience
 from agents.read.plan import (
@@ -74,7 +74,7 @@ class Taken:
         end = batch.start + batch.size_bytes
         self.size_bytes += batch.size_bytes
         self.last, self.next_offset, self.position = where, batch.next_offset, where.position + end
-        if not where.is_merged:
+        if not where.carries_offsets:
             head = stamp_offset(data[batch.start : end], batch.base_offset)
             self.buffers += (head, data[batch.start + len(head) : end])
             return
@@ -139,8 +139,11 @@ class Reader:
             if plan.missing is not None:
                 plan.ranges.clear()  # what it lacks did not come
         ranges = [each for plan in plans for each in plan.ranges]
-        release = await self._budget.take(sum(each.length for each in ranges), self._pools.source(ranges))
+        source = self._pools.source(ranges)
+        release = await self._budget.take(sum(each.length for each in ranges), source)
         try:
+            if source is Source.HISTORY:
+                self._begin_ahead(found, wants, plans)
             data = await self._fetch(plans, patience)
             answers: list[Taken] = []
             total = place = 0
@@ -321,7 +324,7 @@ class Reader:
                 if plan.flagged is not None:
                     raise CorruptBatchError(
                         f"{plan.flagged.key} holds offsets {plan.flagged.base_offset} to {plan.flagged.last_offset} in "
-                        f"bytes that are not batches: {plan.flagged.flagged_reason}"
+                        f"bytes that are damaged: {plan.flagged.flagged_reason}"
                     )
         except (ObjectStoreError, CorruptBatchError) as error:
             # What was taken before stands: the next fetch begins at the trouble and reports it.
@@ -369,6 +372,16 @@ class Reader:
             where = replace(where, position=position, length=length, base_offset=cut.base_offset)
             data = await self._pools.stored(where)
 
+    def _begin_ahead(self, found: Found, wants: Sequence[Want], plans: Sequence[PartitionPlan]) -> None:
+        """What is read now by those who will read on becomes the head of a whole GET."""
+        for want, plan in zip(wants, plans, strict=True):
+            asked = [each for each in plan.ranges if not self._pools.is_hot(each)]
+            before = self._resume_of(want)
+            if before is None and not self._locator.is_log_start(want.partition_id, want.offset):
+                continue
+            if not self._ahead.is_coming(asked):
+                self._read_ahead(found, want.partition_id, want.offset, before, asked)
+
     def _go_on(self, found: Found, want: Want, plan: PartitionPlan, taken: Taken) -> None:
         """Remember where the answer ended, and read ahead for who has read on from the answer before."""
         last = taken.last
@@ -377,14 +390,17 @@ class Reader:
         before = self._resume_of(want)
         point = Resume(last.file_id, taken.next_offset, taken.position, before.reads + 1 if before is not None else 1)
         self._resume.put(want.partition_id, point)
-        if point.reads == 1 or self._pools.is_hot(last):
-            return
         for where in plan.ranges:
             is_last = where.file_id == last.file_id and where.extent_start == last.extent_start
             self._ahead.passed(where, taken.position if is_last else where.extent_end)
             if is_last:
                 break
-        to_come = self._locator.plan(
-            found, want.partition_id, point.offset, AHEAD_BYTES, point, ranges_max=AHEAD_RANGES_MAX
-        )
-        self._ahead.go_on(want.partition_id, [each for each in to_come.ranges if not self._pools.is_hot(each)])
+        if point.reads > 1 and not self._pools.is_hot(last):
+            self._read_ahead(found, want.partition_id, point.offset, point)
+
+    def _read_ahead(
+        self, found: Found, partition_id: int, offset: int, resume: Resume | None, asked: Sequence[ReadRange] = ()
+    ) -> None:
+        to_come = self._locator.plan(found, partition_id, offset, AHEAD_BYTES, resume, ranges_max=AHEAD_RANGES_MAX)
+        cold = [each for each in to_come.ranges if not self._pools.is_hot(each)]
+        self._ahead.go_on(partition_id, cold, asked=asked)

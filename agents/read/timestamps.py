@@ -7,7 +7,7 @@ than it holds: dedupe keeps the timestamps of what it emptied.
 
 L0 extents are looked at *before* the store is asked for merged ones: what is merged in between is then in both, and
 read once, while in the other order it would be in neither. Flagged extents, whose bytes are no batches, are passed
-over.
+over. Batches that are sound and whose records cannot be read are answered for by their headers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from metadata.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError
-from wire.batch import NO_TIMESTAMP_MS, CorruptBatchError, read_header
+from wire.batch import NO_TIMESTAMP_MS, BatchHeader, CorruptBatchError, crc_matches, read_header
 from wire.codecs import CodecError
 from wire.records import CorruptRecordError, walk
 
 EXTENTS_PER_LOOK_UP = 64
+RECORDS_MAX = 1 << 20
+"""Of one batch: one that says more is not walked, as the compactor does not read it either."""
 TIMESTAMP_ERRORS = (ObjectStoreError, CorruptFileError, CorruptBatchError, CorruptRecordError, CodecError)
 """What a look-up by timestamp may raise."""
 
@@ -246,7 +248,12 @@ def _pieces(extent: LeveledExtent, blocks: Sequence[BlockEntry]) -> Iterator[tup
 def _records_of(
     data: memoryview, where: ReadRange, timestamp_ms: int, log_start_offset: int
 ) -> Iterator[TimestampedOffset]:
-    """Records at or above the log start, of the batches that promise one at or above the timestamp."""
+    """Records at or above the log start, of the batches that promise one at or above the timestamp.
+
+    Of a batch that is sound and whose records cannot be read all the same (a client can send one to a topic that is not
+    compacted) the header alone can be believed: it counts as a record of the largest timestamp at its base offset, so
+    that nobody who reads on from the answer misses one that qualifies.
+    """
     for batch in batches_of(data, where):
         if isinstance(batch, CutBatch):
             raise CorruptBatchError(f"an extent or block of {where.key} ends inside a batch")
@@ -254,11 +261,27 @@ def _records_of(
         header = read_header(whole)
         if header.max_timestamp_ms < timestamp_ms or batch.next_offset <= log_start_offset:
             continue
-        for record in walk(whole):
-            offset = batch.base_offset + record.offset_delta
-            if offset >= log_start_offset:
-                at_ms = header.base_timestamp_ms + record.timestamp_delta_ms
-                yield TimestampedOffset(offset, header.max_timestamp_ms if header.is_log_append_time else at_ms)
+        try:
+            for offset, at_ms in _walked(whole, header):
+                if batch.base_offset + offset >= log_start_offset:
+                    yield TimestampedOffset(batch.base_offset + offset, at_ms)
+        except (CorruptRecordError, CodecError):
+            if not crc_matches(whole, 0, header):
+                raise
+            yield TimestampedOffset(max(batch.base_offset, log_start_offset), header.max_timestamp_ms)
+
+
+def _walked(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """(offset delta, timestamp) of each record. Raises CorruptRecordError, after some, and CodecError."""
+    if header.records_count > RECORDS_MAX:
+        raise CorruptRecordError(0, f"{header.records_count} records are more than are walked")
+    last = -1
+    for number, record in enumerate(walk(batch)):
+        if not last < record.offset_delta <= header.last_offset_delta:
+            raise CorruptRecordError(number, f"offset delta {record.offset_delta} after {last}")
+        last = record.offset_delta
+        at_ms = header.base_timestamp_ms + record.timestamp_delta_ms
+        yield last, header.max_timestamp_ms if header.is_log_append_time else at_ms
 
 
 def _rank(found: TimestampedOffset) -> tuple[int, int]:

@@ -64,6 +64,10 @@ class Lease(Protocol):
     @property
     def current(self) -> WriterLease: ...
 
+    def now_ms(self) -> int:
+        """The metadata store's time, by which rows are dated: keys must tell the same, whatever our own clock says."""
+        ...
+
     async def renew(self, fenced: WriterLease) -> None: ...
 
 
@@ -168,8 +172,8 @@ class WritePath:
         self._poke()
 
     def _seal(self, reason: SealReason, now_ms: float) -> None:
-        wall_ms = self._clock.wall_ms()
-        sealed = seal(self._buffer.take(reason, now_ms), now_ms=wall_ms)
+        store_ms = self._lease.now_ms()
+        sealed = seal(self._buffer.take(reason, now_ms), now_ms=store_ms)
         lease = self._lease.current
         if lease.epoch != self._seq_epoch:
             self._seq, self._seq_epoch = 0, lease.epoch
@@ -178,8 +182,8 @@ class WritePath:
             level=0,
             writer_id=lease.writer_id,
             epoch=lease.epoch,
-            file_uuid=self._ids.uuid7(wall_ms),
-            created_ms=wall_ms,
+            file_uuid=self._ids.uuid7(store_ms),
+            created_ms=store_ms,
         )
         uploaded = asyncio.create_task(self._upload(key, sealed), name=f"put {key}")
         self._uploads.add(uploaded)

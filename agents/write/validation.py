@@ -112,8 +112,8 @@ def check_produced(
 ) -> BatchHeader | Refusal:
     """The header of the one good batch that `records` is, or why it is refused.
 
-    `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the wall clock. A
-    header that is returned describes exactly `len(records)` bytes. Raises nothing over what a client sent.
+    `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the time (the metadata
+    store's). A header that is returned describes exactly `len(records)` bytes. Raises nothing over what a client sent.
     """
     if records is None or len(records) < BATCH_HEADER_BYTES:
         return _refuse_short(records)

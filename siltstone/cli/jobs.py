@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from metadata.compaction import JobState, MergeJob
+from metadata.job_rules import UNREADABLE
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.usage import WrongUsageError
@@ -168,6 +169,13 @@ def _described(job: MergeJob, now_ms: int) -> dict[str, str]:
 
 
 def _shown(name: str, value: Any) -> str:
+    if name == UNREADABLE and isinstance(value, list):
+        rows = [cast(dict[str, Any], each) for each in cast(list[Any], value) if isinstance(each, dict)]
+        return "; ".join(
+            f"{row.get('topic')}-{row.get('partition')}: {row.get('batches')}, the first at offset"
+            f" {row.get('first_offset')}: {row.get('reason')}"
+            for row in rows
+        )
     if isinstance(value, bool) or not isinstance(value, int):
         return str(value)
     return size_text(value) if "bytes" in name else f"{value:,}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +11,19 @@ import click
 
 from compactor.dirtiness import config_int
 from compactor.options import plan_options
-from metadata.compaction import JobState, Metadata, PartitionView
+from compactor.plan import explain_plan
+from metadata.compaction import CompactionView, JobState, Metadata, PartitionView
+from metadata.job_rules import UNREADABLE
 from metadata.packed_index import iter_index
-from metadata.service import Topic
+from metadata.service import L0File, Topic
+from metadata.topic_configs import InvalidConfigError
 from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.compact_now import JOBS_READ, find_topic
-from siltstone.compaction_report import Evidence, PartitionState, Reason, explain, partition_states
+from siltstone.compaction_evidence import Evidence, Reason, joined
+from siltstone.compaction_reasons import explain
+from siltstone.compaction_report import PartitionState, partition_states, waiting_lines
+from siltstone.compaction_trouble import files_in_trouble, troubled_by_partition
 
 FAILED_SHOWN_MS = 3_600_000
 """Failed jobs older than this explain nothing any more."""
@@ -51,11 +58,10 @@ def explain_command(topic: str, places: Places, as_json: bool) -> None:
     if as_json:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
-    for reason in explained.reasons:
-        is_of_partition = reason.partition is not None  # else it may begin with the topic's name, which keeps its case
-        click.echo(f"- {reason.says[:1].upper() if is_of_partition else reason.says[:1]}{reason.says[1:]}")
-        if reason.remedy:
-            click.echo(f"  remedy: {reason.remedy}")
+    for line in joined(explained.reasons):
+        click.echo(f"- {line.says}")
+        if line.remedy:
+            click.echo(f"  remedy: {line.remedy}")
 
 
 async def read_explained(metadata_url: str, name: str, places: Places) -> Explained:
@@ -73,29 +79,60 @@ async def read_explained(metadata_url: str, name: str, places: Places) -> Explai
             for job in await metadata.jobs(states=[JobState.FAILED], limit=JOBS_READ)
             if job.finished_ms is not None and view.now_ms - job.finished_ms < FAILED_SHOWN_MS
         ]
+        unreadable = await metadata.jobs(states=[JobState.DONE], result=UNREADABLE, limit=JOBS_READ)
         compactors = await metadata.live_compactors()
-        young = await _young_l0_from(metadata, partitions, view.now_ms)
+        l0_files = await _l0_files(metadata, partitions, view)
+    young = _young_l0_from(l0_files, partitions, view.now_ms)
+    options = plan_options(places.settings)
     evidence = Evidence(
         now_ms=view.now_ms,
-        options=plan_options(places.settings),
+        options=options,
         view=view,
+        plan=explain_plan(view, options),
         jobs=[*live, *failed],
+        unreadable_jobs=unreadable,
+        troubled=troubled_by_partition(view, partitions, l0_files),
         compactors=compactors,
         stall_files=places.settings.l0_stall_files,
+        memory_bytes=places.settings.compactor_memory_bytes,
         young_l0_from=young,
         words=places.words,
     )
-    states = partition_states(partitions, now_ms=view.now_ms, options=evidence.options, view=view, young_l0_from=young)
+    states = partition_states(
+        partitions,
+        now_ms=view.now_ms,
+        options=options,
+        view=view,
+        plan=evidence.plan,
+        troubled=evidence.troubled,
+        young_l0_from=young,
+    )
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))
 
 
-async def _young_l0_from(metadata: Metadata, views: Sequence[PartitionView], now_ms: int) -> Mapping[int, int]:
-    """As in `Evidence`. Reads the index of L0 only where a topic has the lag."""
-    lags_ms = {view.partition_id: config_int(view, "min.compaction.lag.ms") for view in views}
-    if not any(lags_ms.values()):
-        return {}
+async def _l0_files(metadata: Metadata, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
+    """The index of L0: all of it where the topic has the lag, else of the files in trouble, if there are any."""
+    has_lag = any(_min_lags_ms(views).values())
+    in_trouble = {file_id for file_id, file in files_in_trouble(view).items() if file.level == 0}
+    if not has_lag and not in_trouble:
+        return ()
+    return [file for file in (await metadata.snapshot()).files if has_lag or file.file_id in in_trouble]
+
+
+def _min_lags_ms(views: Sequence[PartitionView]) -> Mapping[int, int]:
+    """By partition id; a lag that cannot be read holds nothing back, for such a partition is never deduped."""
+    lags_ms: dict[int, int] = {}
+    for view in views:
+        with contextlib.suppress(InvalidConfigError):
+            lags_ms[view.partition_id] = config_int(view, "min.compaction.lag.ms")
+    return lags_ms
+
+
+def _young_l0_from(files: Sequence[L0File], views: Sequence[PartitionView], now_ms: int) -> Mapping[int, int]:
+    """As in `Evidence`."""
+    lags_ms = _min_lags_ms(views)
     young: dict[int, int] = {}
-    for file in (await metadata.snapshot()).files:
+    for file in files:
         for row in iter_index(file.index):
             lag_ms = lags_ms.get(row.partition_id, 0)
             if lag_ms and row.max_timestamp_ms > now_ms - lag_ms:
@@ -119,11 +156,8 @@ def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
         for each in states
     ]
     print_table(columns, rows, right=columns[:6])
-    for each in states:
-        if each.due:
-            click.echo(f"partition {each.view.partition} is due: {each.due}")
-        elif each.waits:
-            click.echo(f"partition {each.view.partition}: {each.waits}")
+    for line in waiting_lines(states):
+        click.echo(line)
 
 
 def last_pass_text(last_cleaned_ms: int | None, now_ms: int) -> str:

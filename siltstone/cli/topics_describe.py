@@ -19,7 +19,7 @@ from siltstone.cli.topics_compaction import Explained, print_states, read_explai
 from siltstone.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.command_words import CommandWords, option
 from siltstone.compact_now import configs_in_force
-from siltstone.compaction_report import is_compacted, states_json
+from siltstone.compaction_report import is_compacted, states_json, trouble_lines
 
 SET_ON_TOPIC = "topic"
 
@@ -137,6 +137,10 @@ def _print_json(name: str, described: Described, explained: Explained | None) ->
     }
     if described.is_compacted and explained is not None:
         answer["compaction"] = states_json(explained.states)
+    if explained is not None:
+        answer["trouble"] = [
+            {"partition": each.view.partition, "says": each.trouble} for each in explained.states if each.trouble
+        ]
     print_json(answer)
 
 
@@ -171,3 +175,7 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
             print_states(explained.states, explained.evidence.now_ms)
         else:
             click.echo("how far compaction is: add --data DIR or --metadata URL")
+    elif explained is not None and any(each.trouble for each in explained.states):
+        click.echo()
+        for line in trouble_lines(explained.states):
+            click.echo(line)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from metadata.compaction import CommitMerge
 from tests.compaction.model import Rec
+from tests.compaction.poison import opaque_records
 from wire.batch import iter_headers
-from wire.records import walk
+from wire.codecs import CodecError
+from wire.records import CorruptRecordError, walk
 
 
 def records_of(body: bytes, base_offset: int | None) -> list[Rec]:
@@ -14,16 +16,20 @@ def records_of(body: bytes, base_offset: int | None) -> list[Rec]:
     view = memoryview(body)
     for position, header in iter_headers(view):
         base = header.base_offset if base_offset is None else base_offset
-        found += [
-            Rec(
-                base + record.offset_delta,
-                None if record.key is None else bytes(record.key),
-                None if record.value is None else bytes(record.value),
-                header.base_timestamp_ms + record.timestamp_delta_ms,
-                record.headers,
-            )
-            for record in walk(view[position : position + header.size_bytes])
-        ]
+        whole = view[position : position + header.size_bytes]
+        try:
+            found += [
+                Rec(
+                    base + record.offset_delta,
+                    None if record.key is None else bytes(record.key),
+                    None if record.value is None else bytes(record.value),
+                    header.base_timestamp_ms + record.timestamp_delta_ms,
+                    record.headers,
+                )
+                for record in walk(whole)
+            ]
+        except (CorruptRecordError, CodecError):
+            found += opaque_records(bytes(whole), base)
         if base_offset is not None:
             base_offset += header.last_offset_delta + 1
     return found

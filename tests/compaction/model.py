@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes | None], ...]
+UNREADABLE: Headers = (("this record cannot be read", None),)
+"""Of every record of a batch that is sound outside and not inside: see `poison.py`."""
 
 
 class Rec(NamedTuple):
@@ -70,7 +72,9 @@ def wrongs(model: PartitionModel, present: Sequence[Rec], *, log_start: int, now
     for record in model.records[log_start:]:
         if record.offset in seen:
             continue
-        if not model.was_compact:
+        if record.headers == UNREADABLE:
+            found.append(f"{model.name}: offset {record.offset}, of a batch that nobody can read, is lost")
+        elif not model.was_compact:
             found.append(f"{model.name}: offset {record.offset} of a plain topic is lost")
         elif record.timestamp_ms > now_ms - model.min_lag_ms:
             found.append(f"{model.name}: offset {record.offset} went before min.compaction.lag.ms")

@@ -15,7 +15,7 @@ SEEDS = 250
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
 MUST_HAPPEN = frozenset(
     {"write", "late", "arbitrary", "run", "not run", "overflow", "deep", "commit", "trimmed", "crash", "JobLostError"}
-    | {"delete records", "expire", "sweep", "policy", "recreate", "request", "reader at the end"}
+    | {"poison", "delete records", "expire", "sweep", "policy", "recreate", "request", "reader at the end"}
     | {f"job {kind}" for kind in MergeKind}
 )
 

@@ -35,11 +35,15 @@ from storage.memory import MemoryStore
 from storage.retrying import Retrying
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
+from tests.compaction.poison import opaque_records, poisoned
 from tests.compaction.specs import GRACE_MS, OPTIONS, arbitrary_spec
+from wire.batch import read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
 
 NEVER = 1 << 60
+Sent = tuple[bytes, list[NewRecord]]
+"""A batch and what is in it; nothing where nobody can read it."""
 
 
 @dataclass(slots=True)
@@ -99,6 +103,8 @@ class World:
         for name in ("users", "orders", "events"):
             await self.create_topic(name)
         self.key_count = self.random.choice([2, 4, 12])
+        self.poison = self.random.choice([0.0, 0.0, 0.0, 0.05, 0.3])
+        """How many of all batches cannot be read: clients sent them while their topic was a plain one."""
         if self.random.random() < 0.5:
             # No partition is cleaned alone from its log start on: merges of a few runs see some extents, not others.
             self.options = replace(self.options, forced_dirty_bytes_min=NEVER, forced_dirty_wait_ms=NEVER)
@@ -139,22 +145,28 @@ class World:
         built = {
             partition_id: [self._batch(partition_id) for _ in range(r.randint(1, 3))] for partition_id in partitions
         }
-        extents, rows, records, position = list[ExtentSource](), list[L0Batch](), list[Sequence[NewRecord]](), 0
+        extents, rows, sent, position = list[ExtentSource](), list[L0Batch](), list[Sent](), 0
         for partition_id, batches in built.items():
             topic_id, number = self.places[partition_id]
-            stamps = [record.timestamp_ms for _, of_batch in batches for record in of_batch]
+            headers = [read_header(body) for body, _ in batches]
+            stamps = [header.max_timestamp_ms for header in headers]  # all records of a batch have the same
             extents.append(
-                ExtentSource(topic_id, number, [body for body, _ in batches], len(stamps), min(stamps), max(stamps))
+                ExtentSource(
+                    topic_id,
+                    number,
+                    [body for body, _ in batches],
+                    sum(each.records_count for each in headers),
+                    min(stamps),
+                    max(stamps),
+                )
             )
-            for body, of_batch in batches:
-                times = [record.timestamp_ms for record in of_batch]
+            for (body, of_batch), header in zip(batches, headers, strict=True):
+                at_ms = header.max_timestamp_ms
                 masked = 2 if r.random() < 0.05 else 0  # a batch that the commit refuses: a hole in the file
                 rows.append(
-                    L0Batch(
-                        partition_id, position, len(body), len(of_batch), min(times), max(times), masked_error=masked
-                    )
+                    L0Batch(partition_id, position, len(body), header.records_count, at_ms, at_ms, masked_error=masked)
                 )
-                records.append(of_batch)
+                sent.append((body, of_batch))
                 position += len(body)
         file = build_file(extents, level=0, created_ms=self.clock.wall_ms())
         key = file_key(
@@ -170,13 +182,19 @@ class World:
             lease=self.lease, seq=self.seq, key=key, size_bytes=len(file.body), crc32c=file.crc32c, batches=rows
         )
         committed = await self._commit(request, file_id)
-        for row, of_batch, result in zip(rows, records, committed.results, strict=True):
+        for row, (body, of_batch), result in zip(rows, sent, committed.results, strict=True):
             if result.error:
                 continue
             model = self.models[row.partition_id]
             assert result.base_offset == model.end, "offsets are dense"
-            for record in of_batch:
-                model.records.append(Rec(model.end, record.key, record.value, record.timestamp_ms, record.headers))
+            if of_batch:
+                model.records += [
+                    Rec(model.end + n, one.key, one.value, one.timestamp_ms, one.headers)
+                    for n, one in enumerate(of_batch)
+                ]
+            else:
+                model.records += opaque_records(body, model.end)
+                self.count("poison")
         self.say(
             f"write file {committed.file_id}: "
             + ", ".join(f"{self.models[p].name}..{self.models[p].end}" for p in built)
@@ -202,7 +220,7 @@ class World:
         self.say(f"drew file id {drawn}")
         self.count("late")
 
-    def _batch(self, partition_id: int) -> tuple[bytes, list[NewRecord]]:
+    def _batch(self, partition_id: int) -> Sent:
         r = self.random
         model = self.models[partition_id]
         records: list[NewRecord] = []
@@ -217,7 +235,8 @@ class World:
             headers = (("h", b"%d" % self.values),) if r.random() < 0.1 else ()
             records.append(NewRecord(self.clock.wall_ms(), key, value, headers))
         codec = Codec.NONE if r.random() < 0.7 else r.choice(list(Codec))
-        return build_batch(records, codec=codec), records
+        batch = build_batch(records, codec=codec)
+        return (poisoned(batch, r), []) if r.random() < self.poison else (batch, records)
 
     # ---- merging
 

@@ -78,6 +78,10 @@ class World(Protocol):
         """All offsets of the group were committed `ms` earlier."""
         ...
 
+    async def set_clock_back(self, ms: int) -> None:
+        """The store's clock steps back: every lease and duty ends so much later."""
+        ...
+
     async def another_server(self) -> None:
         """The database lies in another Postgres than the adopted one, as after a restore from a dump."""
         ...
@@ -152,6 +156,16 @@ class MemoryWorld:
         for place, offset in offsets.items():
             offsets[place] = replace(offset, committed_ms=offset.committed_ms - ms)
 
+    async def set_clock_back(self, ms: int) -> None:
+        database = self._database
+        for holder in (*database.writers.values(), *database.compactors.values()):
+            if holder.lease_until_ms is not None:
+                holder.lease_until_ms += ms
+        for job in database.jobs.values():
+            if job.row.lease_until_ms is not None:
+                job.row = replace(job.row, lease_until_ms=job.row.lease_until_ms + ms)
+        database.duties = {name: (holder, until_ms + ms) for name, (holder, until_ms) in database.duties.items()}
+
     async def another_server(self) -> None:
         server = self._database.server
         self._database.server = server._replace(system_identifier=server.system_identifier + 1)
@@ -218,6 +232,11 @@ class PostgresWorld:
             self.url,
             f"UPDATE group_offsets SET committed_ms = committed_ms - {ms} WHERE group_id = {_octets(group_id)}",
         )
+
+    async def set_clock_back(self, ms: int) -> None:
+        leased = (("agents", "lease_until_ms"), ("compactors", "lease_until_ms"), ("merge_jobs", "lease_until_ms"))
+        moves = (*leased, ("duties", "until_ms"))
+        await run_sql(self.url, *(f"UPDATE {table} SET {column} = {column} + {ms}" for table, column in moves))
 
     async def another_server(self) -> None:
         # seen from the database it is the same: what it remembers is not where it is

@@ -419,6 +419,7 @@ async def test_cleaned_through_moves_by_passes_from_the_log_start_and_never_back
         )
 
     assert await pass_to(None, 3) == (0, False, 3, 30)
+    assert await pass_to(None, 1) == (0, False, 3, 30)
     assert await pass_to(20, 1) == (20, True, 1, 30)
     assert await pass_to(10, 2) == (20, True, 2, 30)
     assert await pass_to(30, 1) == (30, True, 1, None)
@@ -443,12 +444,15 @@ async def test_a_merge_may_write_thousands_of_files_and_clean_tens_of_thousands_
     (one,) = (await new_topic(world.service)).partition_ids
     file = await writer.commit(batch(one, 2_400))
     claimed = await claim(world.service, job(l0_file_ids=[file.file_id]))
+    start = (await world.service.snapshot()).cursor
     outputs = [output_file(output_extent(one, offset, offset)) for offset in range(2_400)]
     passes = [CleanedPartition(partition_id=one + n, cleaned_through_offset=1, passes_needed=1) for n in range(33_000)]
 
     committed = await world.service.commit_merge(commit_of(claimed, *outputs, cleaned=passes))
 
     assert len(committed.file_ids) == 2_400
+    (change,) = (await world.service.tail(start)).changes
+    assert change.detail["deduped"] == []
     files = {file.file_id: file for file in await world.service.files(limit=10_000)}
     assert [files[file_id].key for file_id in committed.file_ids] == [output.key for output in outputs]
     assert await broken(world.service) == []

@@ -17,6 +17,7 @@ from metadata.job_rules import (
     EXHAUSTED_AGAIN_RETRY_MS,
     EXHAUSTED_RETRY_MS,
     GIVE_BACKS_MAX,
+    UNREADABLE,
     UNREADABLE_RETRY_MS,
     UNWRITTEN_RETRY_MS,
 )
@@ -366,6 +367,7 @@ async def test_a_failed_job_frees_its_inputs_and_names_the_files_in_trouble(worl
     view = await world.service.compaction_view()
     assert view.busy_files == frozenset()
     assert [file.trouble_until_ms > view.now_ms for file in view.files] == [True, False]
+    assert [file.trouble for file in view.files] == ["no object", ""]
     with pytest.raises(JobLostError):
         await world.service.beat_job(claimed.job.job_id, claimed.job.epoch)
     await world.service.create_job(job(l0_file_ids=files))
@@ -432,3 +434,21 @@ async def test_ended_jobs_and_lapsed_compactors_are_forgotten(world: World) -> N
     assert [shown.job_id for shown in await world.service.jobs()] == [kept.job.job_id]
     assert (alive.writer_id, "alive") in await world.service.live_compactors()
     assert await broken(world.service) == []
+
+
+async def test_a_job_that_met_unreadable_batches_is_remembered_as_long_as_what_it_wrote_lives(world: World) -> None:
+    # given a job that met some, and one that did not
+    one, files = await l0_files(world, 2)
+    told = [{"partition_id": one, "batches": 1, "first_offset": 3}]
+    met = await claim(world.service, job(l0_file_ids=files[:1]))
+    await world.service.commit_merge(commit_of(met, summary={UNREADABLE: told}))
+    await merge(world.service, l0=files[1:])
+    # then it is found by that, and outlasts the other
+    [found] = await world.service.jobs(states=[JobState.DONE], result=UNREADABLE)
+    assert (found.job_id, found.result) == (met.job.job_id, {UNREADABLE: told})
+    await world.forget_rows()
+    assert [each.job_id for each in await world.service.jobs()] == [met.job.job_id]
+    # until its output is merged
+    await merge(world.service, files=[each.file_id for each in await extents_of(world.service, one)], level=2)
+    await world.forget_rows()
+    assert await world.service.jobs() == []

@@ -57,6 +57,18 @@ async def test_retention_by_time_takes_whole_extents_oldest_first_and_stops_at_t
     assert await broken(world.service) == []
 
 
+@pytest.mark.parametrize("configs", [{"retention.ms": str(HOUR_MS)}, {"retention.ms": "-1", "retention.bytes": "100"}])
+async def test_retention_goes_on_from_a_log_start_within_an_extent(world: World, configs: dict[str, str]) -> None:
+    one = await aged_extents(world, configs, [3 * HOUR_MS, 2 * HOUR_MS, 0])
+    await world.service.delete_records(one, 5)
+    assert await spans(world.service, one) == [(0, 9), (10, 19), (20, 29)]
+
+    assert (await world.service.expire()).extents == 2
+
+    assert await log_start(world, one) == 20
+    assert await broken(world.service) == []
+
+
 async def test_an_idle_topic_ends_with_its_log_start_at_the_high_watermark(world: World) -> None:
     one = await aged_extents(world, {"retention.ms": "0"}, [HOUR_MS, HOUR_MS])
 

@@ -274,6 +274,17 @@ async def test_a_batch_of_impossible_values_is_masked_alone(world: World, imposs
     assert await world.service.commit_l0(request) == committed
 
 
+@pytest.mark.parametrize("timestamp_ms", [-(2**63), 2**63 - 1])
+async def test_a_batch_of_extreme_timestamps_is_stored_with_them(world: World, timestamp_ms: int) -> None:
+    writer = await Writer.register(world.service)
+    (one,) = (await new_topic(world.service)).partition_ids
+
+    committed = await writer.commit(batch(one, min_timestamp_ms=-(2**63), max_timestamp_ms=timestamp_ms))
+
+    assert list(committed.results) == [stored(0)]
+    assert [(row.min_timestamp_ms, row.max_timestamp_ms) for row in rows(committed)] == [(-(2**63), timestamp_ms)]
+
+
 async def test_all_culprits_of_a_file_are_found(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids

@@ -79,10 +79,10 @@ class DoubtfulMetadata(MemoryMetadata):
             raise MetadataUnavailableError("away")
         return await super().watermarks(partition_ids)
 
-    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         if self.away:
             raise MetadataUnavailableError("away")
-        await super().heartbeat(lease, draining=draining)
+        return await super().heartbeat(lease, draining=draining)
 
 
 def batch(value: bytes = b"v", **options: int) -> bytes:

@@ -29,6 +29,8 @@ from tests.fixtures.record_batches import NOW_MS
 from wire.batch import iter_headers
 from wire.records import build_batch
 
+DAY_MS = 86_400_000
+
 
 def values(*pairs: tuple[str, bytes | None]) -> bytes:
     return build_batch([keyed(key, value) for key, value in pairs])
@@ -80,6 +82,25 @@ async def test_the_delete_horizon_counts_from_the_claim_because_old_values_vanis
     log = (await world.log_of(commit))[1]
     stamped_ms = [header.base_timestamp_ms for _, header in iter_headers(log)]
     assert stamped_ms == [NOW_MS + 86_400_000 + waited_ms]
+
+
+@pytest.mark.parametrize(
+    ("planned_later_ms", "claimed_later_ms", "stays"),
+    [(2 * DAY_MS, 60_000, True), (60_000, 2 * DAY_MS, True), (2 * DAY_MS, 2 * DAY_MS, False)],
+)
+async def test_a_tombstone_goes_when_its_horizon_has_passed_both_at_the_planning_and_at_the_claim(
+    planned_later_ms: int, claimed_later_ms: int, stays: bool
+) -> None:
+    # given a tombstone with a horizon a day ahead, behind a record of another key
+    world = await a_compacted_log(values(("a", b"1")), values(("a", None)), values(("b", b"1")))
+    world.adopt(await world.engine().run(dedupe_job(world)))
+    # when the store's clock was ahead at one of the two, and right at the other
+    planned = dedupe_job(world)
+    spec = {**planned.job.spec, "now_ms": planned.now_ms + planned_later_ms}
+    claimed = replace(planned, job=replace(planned.job, spec=spec), now_ms=planned.now_ms + claimed_later_ms)
+    commit = await world.engine().run(claimed)
+    # then it is not over yet
+    assert [offset for offset, _, _ in records_in((await world.log_of(commit))[1])] == ([1, 2] if stays else [2])
 
 
 async def test_a_horizon_beyond_all_time_is_stamped_as_the_end_of_time() -> None:

@@ -17,6 +17,7 @@ from siltstone.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file
 from storage.file_properties import decode_properties
+from storage.flag_reason import written_crc
 from storage.memory import MemoryStore
 from storage.objects import PutInDoubtError, StoreFullError, StoreUnavailableError
 from storage.retrying import Retrying
@@ -111,6 +112,7 @@ async def test_an_l0_row_whose_batches_have_other_offsets_than_the_commit_gave_i
     world.l0_files[1] = replace(world.l0_files[1], index=bytes(index), size_bytes=len(body) - row + len(other))
     commit = await leveled(world)
     assert flagged(commit) == {(1, 2): "its batches have 4 offsets, the commit gave it 2 to 4"}
+    assert written_crc(flagged(commit)[1, 2]) is None, "nobody has summed an extent of L0"
 
 
 @pytest.mark.parametrize("value_bytes", [1_000, 3 * MIB])
@@ -125,7 +127,9 @@ async def test_a_corrupt_leveled_extent_is_copied_as_it_is_whether_it_fits_a_win
     # when they are merged
     commit = await merged(world)
     # then only that extent is flagged, and every byte of it is there
-    assert list(flagged(commit)) == [(1, 4)]
+    ((place, reason),) = flagged(commit).items()
+    assert place == (1, 4)
+    assert written_crc(reason) == bad.crc32c, "the sum that it was written with is told"
     extents = extents_of(commit, 1)
     assert [(each.base_offset, each.last_offset) for each in extents] == [(0, 3), (4, 7), (8, 11)]
     assert (extents[1].length, extents[1].record_count) == (bad.length, 4)
@@ -158,7 +162,8 @@ async def test_offsets_that_leave_their_extent_are_flagged_though_every_crc_is_r
     await world.add_leveled({1: [a_batch(2), a_batch(2)]})
     world.extents[0] = world.extents[0]._replace(last_offset=2)
     ((_, reason),) = flagged(await merged(world)).items()
-    assert reason == "the batch with offsets 2 to 3 is out of order in the extent from 0 to 2"
+    assert written_crc(reason) == world.extents[0].crc32c
+    assert reason.startswith("the batch with offsets 2 to 3 is out of order in the extent from 0 to 2; ")
 
 
 async def test_a_batch_length_past_its_extent_is_flagged_and_not_waited_for() -> None:

@@ -2,55 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
 
 from compactor.spec import MIB, MergeKind
 from compactor.unreadable import FAILED_READS_MAX
+from metadata import job_rules
 from metadata.compaction import CommitMerge
-from tests.fixtures.merge_inputs import MergeWorld, extents_of, keyed, ranges_of, records_in, stamped
-from tests.fixtures.record_batches import with_header, with_payload
+from tests.fixtures.merge_inputs import MergeWorld, extents_of, ranges_of, records_in, stamped
+from tests.fixtures.unreadable_batches import UNREADABLE, same_delta_twice, values
 from wire.batch import read_header
-from wire.codecs import Codec
-from wire.records import build_batch
 
 HORIZON = 0x40
-
-
-def values(*pairs: tuple[str, bytes | None]) -> bytes:
-    return build_batch([keyed(key, value) for key, value in pairs])
-
-
-def same_delta_twice() -> bytes:
-    """What a client can produce to a plain topic: both records say offset delta 0."""
-    batch = values(("e", b"1"), ("f", b"2"))
-    payload = bytearray(batch[61:])
-    payload[len(payload) // 2 + 3] = 0
-    return with_payload(batch, bytes(payload))
-
-
-def no_records(codec: Codec = Codec.NONE) -> bytes:
-    return with_payload(values(("e", b"1"), ("f", b"2")), b"\xff" * 40, codec)
-
-
-def does_not_unfold() -> bytes:
-    return with_header(with_payload(values(("e", b"1"), ("f", b"2")), b"\xff" * 40), attributes=Codec.ZSTD)
-
-
-def a_million_and_more() -> bytes:
-    """Says so; whether it has them is not worth finding out."""
-    batch = with_payload(values(("e", b"1")), bytes(8 * MIB), Codec.ZSTD)
-    return with_header(batch, records_count=(1 << 20) + 1, last_offset_delta=1 << 20)
-
-
-UNREADABLE = {
-    "deltas": same_delta_twice,
-    "records": no_records,
-    "compressed records": lambda: no_records(Codec.LZ4),
-    "codec": does_not_unfold,
-    "count": a_million_and_more,
-}
 
 
 async def deduped(world: MergeWorld, *, passes: int = 1, keys_max: int = 10_000, **options: int) -> CommitMerge:
@@ -102,7 +67,38 @@ async def test_an_unreadable_batch_stays_as_it_is_and_nothing_else_does(
     (extent,) = extents_of(commit, 1)
     assert extent.has_tombstones
     assert commit.summary["unreadable_batches"] == 1
+    [told] = commit.summary[job_rules.UNREADABLE]
+    assert (told["partition_id"], told["partition"], told["batches"], told["first_offset"]) == (1, 0, 1, 4)
     assert [each.cleaned_through_offset for each in commit.cleaned] == [world.partitions[1].next_offset]
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("pair", list(itertools.product(UNREADABLE, repeat=2)), ids="-then-".join)
+async def test_two_unreadable_batches_of_any_two_kinds_stay_in_one_window(pair: tuple[str, str], passes: int) -> None:
+    """What makes a batch unreadable is looked for kind by kind, so the later of two may be found first."""
+    # given two of them, in any order, with keys before, between and behind
+    world = MergeWorld()
+    world.add_partition(1, cleanup_policy="compact")
+    first, second = (UNREADABLE[name]() for name in pair)
+    between = values(("b", b"1"), ("x", None))
+    behind = [values(("a", b"2"), ("y", None)), values(("c", b"1"))]
+    await world.add_leveled({1: [values(("a", b"1"), ("z", None)), first, between, second, *behind]})
+    # when they are cleaned
+    commit = await deduped(world, passes=passes)
+    # then both are there to the byte, where they were, and all else is cleaned
+    assert reasons(commit) == {} and commit.summary["unreadable_batches"] == 2
+    second_at = 2 + read_header(first).last_offset_delta + 1 + 2
+    log = batches_of((await world.log_of(commit))[1])
+    both = [stamped(first, 2), stamped(second, second_at)]
+    assert [batch for batch in log if batch in both] == both
+    rest = [record for batch in log if batch not in both for record in records_in(batch)]
+    kept = [(b"z", None), (b"b", b"1"), (b"x", None), (b"a", b"2"), (b"y", None), (b"c", b"1")]
+    assert [(key, value) for _, key, value in rest] == kept
+    # and the tombstone below the lower of them has its horizon, those above it wait
+    stamps = {read_header(batch).base_offset: read_header(batch).attributes & HORIZON for batch in log}
+    assert [offset for offset, has_horizon in stamps.items() if has_horizon] == [0]
+    [told] = commit.summary[job_rules.UNREADABLE]
+    assert (told["batches"], told["first_offset"]) == (2, 2)
 
 
 async def test_a_second_clean_of_what_the_first_left_changes_nothing() -> None:
@@ -126,7 +122,7 @@ async def test_a_batch_whose_crc_is_wrong_is_not_taken_for_an_unreadable_one() -
     await world.replace_object(extent.key, body)
     commit = await deduped(world)
     assert "CRC-32C" in reasons(commit)[0]
-    assert commit.summary["unreadable_batches"] == 0
+    assert commit.summary["unreadable_batches"] == 0 and job_rules.UNREADABLE not in commit.summary
 
 
 async def test_thousands_of_unreadable_batches_cost_no_more_than_a_bounded_number_of_looks() -> None:

@@ -35,6 +35,7 @@ OPTIONS = PlanOptions(
     mostly_dead_bytes_min=MIB,
     purge_deadline_ms=600_000,
     expiry_margin_ms=1_000,
+    retention_late_ms=10_000,
     jobs_max=6,
 )
 sizes = st.integers(1, 30 * MIB)
@@ -211,8 +212,12 @@ def test_snapshots_say_what_the_inputs_hold(view: CompactionView) -> None:
 @settings(deadline=None, max_examples=60)
 @given(views(busy=False), st.sampled_from([0.1, 0.7, 1.0]))
 def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float) -> None:
-    # given a view in which nothing is left alone for ever, and merges that all succeed
-    free = [replace(each, expires_ms=None, trouble_until_ms=0) for each in view.files]
+    # given a view in which nothing is left alone for ever, though some of it is past its time and still there, and
+    # merges that all succeed
+    free = [
+        replace(each, expires_ms=0 if each.level and each.file_id % 3 else None, trouble_until_ms=0)
+        for each in view.files
+    ]
     outcome = Outcome(replace(view, files=free), kept=kept)
     options = replace(OPTIONS, daily_interval_ms=10**9)
     # when plans are carried out until there is none
@@ -223,7 +228,7 @@ def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float)
         outcome.apply(specs, later_ms=20_000)
     # then it does not go on for ever, no L0 is left, and no rule finds enough runs, however their ranges lie
     assert specs == []
-    state = Round(outcome.view, options)
+    state = Round(replace(outcome.view, files=[replace(each, expires_ms=None) for each in outcome.view.files]), options)
     assert [each for each in state.files if each.level == 0] == []
     for file_class in FileClass:
         assert len(runs(state, 1, file_class)) < options.l1_runs_min

@@ -224,8 +224,8 @@ class SimulatedMetadata(FarSide):
     async def register_agent(self, address: s.AgentAddress) -> s.WriterLease:
         return await self._ask(lambda: self.server.register_agent(address))
 
-    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> None:
-        await self._ask(lambda: self.server.heartbeat(lease, draining=draining))
+    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> int:
+        return await self._ask(lambda: self.server.heartbeat(lease, draining=draining))
 
     async def unregister_agent(self, lease: s.WriterLease) -> None:
         await self._ask(lambda: self.server.unregister_agent(lease))

@@ -11,16 +11,16 @@ import pytest
 from compactor.spec import MIB, PlanOptions
 from metadata.compaction import FileClass, JobState, PartitionView
 from siltstone.command_words import CommandWords
+from siltstone.compaction_evidence import Evidence, Reason
+from siltstone.compaction_reasons import explain
 from siltstone.compaction_report import (
-    Evidence,
-    Reason,
-    explain,
     fraction_of,
     is_compacted,
     job_text,
     partition_states,
     states_json,
 )
+from siltstone.compaction_trouble import troubled_by_partition
 from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()
@@ -28,7 +28,10 @@ NO_FILES = view()
 
 
 def reasons(*views: PartitionView, options: PlanOptions = OPTIONS, **known: Any) -> Sequence[Reason]:
-    evidence = Evidence(now_ms=NOW_MS, options=options, **{"compactors": [(9, "host")], "view": NO_FILES, **known})
+    seen = known.get("view", NO_FILES)
+    known["troubled"] = troubled_by_partition(seen, views, ())
+    given: dict[str, Any] = {"compactors": [(9, "host")], "view": seen, **known}
+    evidence = Evidence(now_ms=NOW_MS, options=options, **given)
     states = partition_states(views, now_ms=NOW_MS, options=options, view=evidence.view)
     return explain("users", states, evidence)
 

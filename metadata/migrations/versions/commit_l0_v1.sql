@@ -85,7 +85,8 @@ BEGIN
         USING ERRCODE = 'SL002';
     END IF;
     IF (regexp_match(p_key, '/([0-9]{10})/'))[1]::bigint <= (SELECT c.forgotten_key_hour FROM cluster c) THEN
-        RAISE EXCEPTION 'key % is as old as rows that were forgotten', p_key USING ERRCODE = 'SL004';
+        RAISE EXCEPTION 'key % is as old as rows that were forgotten: the clock by which it was made is behind', p_key
+        USING ERRCODE = 'SL004';
     END IF;
 
     -- 4. Judge. First what needs no producer state.

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agents.membership import NOTICE_MS, Membership
+import pytest
+
+from agents.membership import CLOCK_APART_MS, NOTICE_MS, Membership
 from metadata.memory import MemoryDatabase, MemoryMetadata
 from metadata.service import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, MetadataUnavailableError, WriterLease
 from siltstone.clock import ManualClock
 from siltstone.metrics import Metrics
+
+DAY_MS = 86_400_000
 
 
 class TestClock(ManualClock):
@@ -33,10 +37,10 @@ class TestClock(ManualClock):
 class Away(MemoryMetadata):
     away = False
 
-    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> None:
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         if Away.away:
             raise MetadataUnavailableError("away")
-        await super().heartbeat(lease, draining=draining)
+        return await super().heartbeat(lease, draining=draining)
 
     async def live_agents(self) -> Sequence[AgentInfo]:
         if Away.away:
@@ -141,4 +145,41 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
     await member.join()
     assert member.current.epoch == 2
     assert [agent.epoch for agent in member.agents] == [2]
+    await member.leave()
+
+
+class WrongClock(TestClock):
+    """A machine that is `ahead_ms` of the store."""
+
+    def __init__(self, store: TestClock) -> None:
+        super().__init__()
+        self._store = store
+        self.ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return self._store.wall_ms() + self.ahead_ms
+
+    def monotonic_ms(self) -> float:
+        return self._store.monotonic_ms()
+
+
+async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_and_a_wrong_clock_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = TestClock()
+    metadata, clock, metrics = MemoryMetadata(clock=store), WrongClock(store), Metrics()
+    member = Membership(metadata=metadata, address=AgentAddress(host="h", port=1), clock=clock, metrics=metrics)
+    said: list[int] = []
+    for ahead_ms in (DAY_MS, -DAY_MS, 0, CLOCK_APART_MS + 1):
+        clock.ahead_ms = ahead_ms
+        if not said:
+            await member.join()
+        else:
+            await store.pass_ms(BEAT_MS + 100)
+        assert metrics.registry.get_sample_value("siltstone_clock_ahead_seconds") == ahead_ms / 1000
+        said.append(capsys.readouterr().err.count("clock is wrong"))
+        clock.ahead_ms += DAY_MS
+        store.advance_ms(200)
+        assert abs(member.now_ms() - store.wall_ms()) <= 1
+    assert said == [1, 0, 0, 1]
     await member.leave()

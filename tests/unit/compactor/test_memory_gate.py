@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from compactor.memory_gate import MemoryGate
+import pytest
+
+from compactor.memory_gate import MemoryGate, TurnGivenUpError
 
 
 class Holder:
@@ -83,3 +85,70 @@ async def test_one_that_gives_up_waiting_lets_the_next_in() -> None:
     await asyncio.gather(late.task, first.task, return_exceptions=True)
     await small.end()
     assert gate.held_bytes == 0
+
+
+@pytest.mark.parametrize("gives_up", ["before", "with", "after"])
+async def test_one_that_gives_up_in_the_tick_of_a_release_costs_nobody_anything(gives_up: str) -> None:
+    # given one that holds all, one that waits, and one behind it
+    gate = MemoryGate(100)
+    first, second, third = Holder(gate, 100), Holder(gate, 100), Holder(gate, 100)
+    await settle()
+    # when the second is told to give up in the moment in which the first lets go
+    if gives_up == "before":
+        second.task.cancel()
+    first.may_end.set()
+    if gives_up == "after":
+        await asyncio.sleep(0)
+    second.task.cancel()
+    results = await asyncio.gather(first.task, second.task, return_exceptions=True)
+    # then that is all that happens: the third gets the memory, and gives it back
+    assert results[0] is None and isinstance(results[1], asyncio.CancelledError)
+    await settle()
+    assert third.began.is_set() and gate.held_bytes == 100
+    await third.end()
+    assert gate.held_bytes == 0
+
+
+async def test_one_that_is_halted_leaves_the_line_at_once_and_the_next_moves_up() -> None:
+    gate = MemoryGate(100)
+    halted = asyncio.Event()
+    first, small = Holder(gate, 50), None
+    await settle()
+
+    async def wait() -> None:
+        async with gate.held(80, halted=halted):
+            raise AssertionError("it has no memory")
+
+    waiting = asyncio.create_task(wait())
+    await settle()
+    small = Holder(gate, 10)
+    await settle()
+    assert not small.began.is_set()
+    halted.set()
+    with pytest.raises(TurnGivenUpError):
+        await waiting
+    await settle()
+    assert small.began.is_set() and gate.held_bytes == 60
+    await first.end()
+    await small.end()
+    assert gate.held_bytes == 0
+
+
+async def test_one_that_is_halted_when_its_turn_comes_has_its_turn() -> None:
+    """Whoever holds the memory sees for himself that he was halted, and gives it back as ever."""
+    gate = MemoryGate(100)
+    halted, had = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        async with gate.held(80, halted=halted):
+            had.set()
+
+    first = Holder(gate, 100)
+    await settle()
+    waiting = asyncio.create_task(wait())
+    await settle()
+    first.may_end.set()
+    await asyncio.sleep(0)
+    halted.set()
+    await asyncio.gather(first.task, waiting)
+    assert had.is_set() and gate.held_bytes == 0

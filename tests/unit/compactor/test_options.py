@@ -31,6 +31,7 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
         compaction_dead_percent=10,
         compaction_dead_bytes_min=11,
         compaction_expiry_margin_ms=12,
+        retention_check_interval_ms=19,
         job_limit_base_ms=13,
         job_limit_ms_per_mib=14,
         compactor_jobs_max=15,
@@ -44,7 +45,8 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
     assert (options.l0_files_min, options.l0_bytes_min, options.l0_wait_ms, options.l0_wait_ms_max) == (2, 1, 3, 4)
     assert (options.l1_runs_min, options.l2_runs_min, options.forced_interval_ms) == (5, 6, 7)
     assert (options.forced_dirty_bytes_min, options.forced_dirty_wait_ms) == (8, 9)
-    assert (options.mostly_dead_fraction, options.mostly_dead_bytes_min, options.expiry_margin_ms) == (0.1, 11, 12)
+    assert (options.mostly_dead_fraction, options.mostly_dead_bytes_min) == (0.1, 11)
+    assert (options.expiry_margin_ms, options.retention_late_ms) == (12, 3 * 19)
     assert (options.job_limit_base_ms, options.job_limit_ms_per_mib) == (13, 14)
     assert (options.jobs_max, options.l0_jobs_max, options.daily_interval_ms) == (15, 16, 17)
     assert (options.output_bytes, options.grace_ms, options.purge_deadline_ms) == (65_536, 500_000, 600_000)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from compactor.orphans import (
+    ATTEMPT_OUTLIVES_JOB_MS,
     CLOCK_SLACK_MS,
     Candidate,
     Not,
     candidate,
     clocks_agree,
+    is_done_again,
     judge,
     orphans_allowed,
     writers_patience_ms,
 )
+from metadata.compaction import JobState, MergeJob
 from siltstone.ids import SystemIds
 from storage.keys import file_key
 from storage.objects import ObjectStat
@@ -81,3 +87,74 @@ def test_one_percent_may_be_orphans_but_never_more_than_a_thousand(objects: int,
 def test_clocks_a_few_minutes_apart_agree_and_further_apart_do_not() -> None:
     assert clocks_agree(NOW_MS, NOW_MS + 300_000) and clocks_agree(NOW_MS + 300_000, NOW_MS)
     assert not clocks_agree(NOW_MS, NOW_MS + 300_001) and not clocks_agree(NOW_MS + 300_001, NOW_MS)
+
+
+# ---- what merges left that were done again
+
+
+def a_job(state: JobState = JobState.DONE, **fields: Any) -> MergeJob:
+    """Made two hours ago, done an hour ago by its second attempt."""
+    values: dict[str, Any] = {
+        "job_id": 5,
+        "kind": "merge",
+        "state": state,
+        "epoch": 2,
+        "spec": {},
+        "holder": 1,
+        "attempts": 2,
+        "created_ms": NOW_MS - 2 * HOUR_MS,
+        "started_ms": NOW_MS - HOUR_MS - 1_000,
+        "deadline_ms": NOW_MS,
+        "finished_ms": NOW_MS - HOUR_MS,
+        "lease_until_ms": None,
+        "input_files": 1,
+        "input_bytes": 1,
+        "progress": {},
+        "result": {},
+        "error": "",
+    }
+    return MergeJob(**values | fields)
+
+
+def left(*, put_ms: int = NOW_MS - 2 * HOUR_MS + 60_000) -> Candidate:
+    return Candidate("l1/a", 1, HOUR_MS, writer_id=7, put_ms=put_ms, is_merged=True)
+
+
+def test_a_candidate_knows_when_it_was_put_by_the_metadata_s_clock_and_whether_a_merge_wrote_it() -> None:
+    one = stat(key_age_ms=2 * HOUR_MS, object_age_ms=HOUR_MS)
+    found = judged_one(one, store_now_ms=NOW_MS + 60_000, now_ms=NOW_MS)
+    assert isinstance(found, Candidate) and (found.put_ms, found.is_merged) == (NOW_MS - HOUR_MS - 60_000, True)
+    begun_ms = NOW_MS - 2 * HOUR_MS
+    key = file_key(level=0, writer_id=7, epoch=0, file_uuid=IDS.uuid7(begun_ms), created_ms=begun_ms)
+    assert not judged_one(replace(one, key=key)).is_merged  # type: ignore[union-attr]
+
+
+def test_a_file_of_an_attempt_before_the_one_that_ended_its_job_need_not_be_counted() -> None:
+    assert is_done_again(left(), epoch=1, job=a_job())
+    # nor one of the attempt that did end it, which began anew and left what it had written
+    assert is_done_again(left(), epoch=2, job=a_job())
+
+
+@pytest.mark.parametrize("state", [JobState.READY, JobState.RUNNING, JobState.FAILED])
+def test_a_file_of_a_job_that_is_not_done_may_be_the_last_copy_of_what_it_holds(state: JobState) -> None:
+    """The database may be an older copy: the attempt committed, its inputs were deleted, and the job cannot be done."""
+    assert not is_done_again(left(), epoch=1, job=a_job(state))
+    assert not is_done_again(left(), epoch=2, job=a_job(state))
+
+
+def test_a_file_of_an_attempt_or_a_job_that_nobody_knows_is_counted() -> None:
+    assert not is_done_again(left(), epoch=3, job=a_job())
+    assert not is_done_again(left(), epoch=1, job=None)
+
+
+def test_a_file_from_before_its_job_or_from_long_after_it_is_another_job_s_of_the_same_number() -> None:
+    """A database that was put back gives numbers out a second time."""
+    job = a_job()
+    ended_ms = job.finished_ms or 0
+    for put_ms, is_ours in (
+        (job.created_ms - CLOCK_SLACK_MS - 1, False),
+        (job.created_ms - CLOCK_SLACK_MS, True),
+        (ended_ms + ATTEMPT_OUTLIVES_JOB_MS, True),
+        (ended_ms + ATTEMPT_OUTLIVES_JOB_MS + 1, False),
+    ):
+        assert is_done_again(left(put_ms=put_ms), epoch=1, job=job) is is_ours

@@ -1,0 +1,229 @@
+"""Which batches of a flagged extent may be served, and with which offsets. Pure: its bytes in, in order; parts out.
+
+A merge has found that an extent is not what it should be and copied it as it was. Most of its batches are sound, as a
+rule all but one, and their own CRC-32C says so. It does not say which offsets they have: base offset and length lie
+outside it. A record under a wrong offset is worse than none, so offsets must follow from something else:
+
+1. *From the sum that the extent was written with*, if its reason tells (`storage/flag_reason.py`). Add up the heads of
+   all batches as they are and their bodies as the CRCs in the heads say they were: where that is the sum, all heads are
+   as they were written, bodies alone are damaged, and every offset in a head is true. Then all is served but the
+   damaged batches, each up to the next one's base offset, for where it ended says its body.
+2. *From the batches before*, where every offset of the extent has a record: then the next batch begins where the one
+   before ends. What comes before the first damage is served, and nothing behind it. Copied from L0 batches carry no
+   offsets; where all of them are sound and their counts do not add up to the extent's range, some batch is not the one
+   that the commit counted, nobody knows which, and nothing is served.
+
+Else (dedupe has thinned the extent and a head is damaged, or nobody knows) nothing is.
+
+Batches are looked at as they pass: one head is held, no body.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from metadata.compaction import LeveledExtent
+from storage.block_index import BLOCK_BYTES, BlockEntry
+from storage.flag_reason import written_crc
+from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, MAGIC_V2, BatchHeader, read_header
+from wire.crc import crc32c, joined_crc32c
+
+STRETCHES_MAX = 1_000
+"""An extent with more damaged places than that is served up to the first of them."""
+
+
+class SoundStretch(NamedTuple):
+    """Sound batches one after another, and the offsets they answer for: from `base_offset` up to `end_offset`."""
+
+    base_offset: int
+    end_offset: int
+    """Here damage begins, or the extent ends."""
+    blocks: Sequence[BlockEntry]
+    """About one a MiB; base offset and position (from the start of the extent) are of a batch, timestamps are not told.
+    """
+    end: int
+    """Position behind the last batch."""
+
+
+class SoundParts(NamedTuple):
+    """Of a flagged extent, in offset order. Offsets between them are damaged."""
+
+    stretches: Sequence[SoundStretch]
+    offsets_follow: bool
+    """Batches do not carry their offsets: each begins where the one before ends."""
+
+    def at(self, offset: int) -> SoundStretch | None:
+        at = bisect_right(self.stretches, offset, key=_base_offset) - 1
+        return self.stretches[at] if at >= 0 and offset < self.stretches[at].end_offset else None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A stretch that may go on."""
+
+    base_offset: int
+    next_offset: int
+    end: int
+    blocks: list[BlockEntry] = field(default_factory=list[BlockEntry])
+
+    def add(self, base_offset: int, next_offset: int, position: int, size_bytes: int) -> None:
+        if not self.blocks or position >= self.blocks[-1].position + BLOCK_BYTES:
+            self.blocks.append(BlockEntry(base_offset, -1, position))
+        self.next_offset, self.end = next_offset, position + size_bytes
+
+    def closed(self, end_offset: int) -> SoundStretch:
+        return SoundStretch(self.base_offset, end_offset, self.blocks, self.end)
+
+
+class ExtentSurvey:
+    """`feed` the extent's bytes from its start while it `goes_on`; then `parts`."""
+
+    def __init__(self, extent: LeveledExtent) -> None:
+        written = written_crc(extent.flagged_reason or "")
+        self._extent = extent
+        self._position = 0
+        """Of the batch that is passing."""
+        self._head = bytearray()
+        self._header: BatchHeader | None = None
+        self._left = 0
+        """Bytes of its body to come."""
+        self._crc = 0
+        self._ended = False
+        """Behind here nobody knows where a batch begins."""
+        self._carried = None if written is None else _ByCarried(extent, written)
+        self._chain = _ByChain(extent, is_stamped=written is not None)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether more bytes may tell more."""
+        return not self._ended and (self._chain.goes_on or (self._carried is not None and self._carried.is_in_order))
+
+    def feed(self, data: memoryview) -> None:
+        at = 0
+        while at < len(data) and self.goes_on:
+            if self._header is None:
+                piece = data[at : at + BATCH_HEADER_BYTES - len(self._head)]
+                self._head += piece
+                if len(self._head) == BATCH_HEADER_BYTES:
+                    self._begin(read_header(self._head))
+            else:
+                piece = data[at : at + self._left]
+                self._crc = crc32c(piece, self._crc)
+                self._left -= len(piece)
+            at += len(piece)
+            if self._header is not None and not self._left:
+                self._end(self._header)
+
+    def parts(self) -> SoundParts:
+        is_whole = self._position == self._extent.length
+        carried = self._carried.stretches() if self._carried is not None and is_whole else None
+        if carried is not None:
+            return SoundParts(carried, offsets_follow=False)
+        return SoundParts(self._chain.stretches(is_whole=is_whole), offsets_follow=self._carried is None)
+
+    def _begin(self, header: BatchHeader) -> None:
+        size = header.size_bytes
+        if header.magic != MAGIC_V2 or size < BATCH_HEADER_BYTES or self._position + size > self._extent.length:
+            self._chain.end()
+            self._ended = True
+            return
+        self._header = header
+        self._left = size - BATCH_HEADER_BYTES
+        self._crc = crc32c(memoryview(self._head)[CRC_COVERS_FROM:])
+
+    def _end(self, header: BatchHeader) -> None:
+        is_sound = self._crc == header.crc and header.last_offset_delta >= 0 and header.records_count >= 0
+        self._chain.add(header, self._position, is_sound=is_sound)
+        if self._carried is not None:
+            self._carried.add(header, self._head, self._position, is_sound=is_sound)
+        self._position += header.size_bytes
+        self._header = None
+        self._head = bytearray()
+
+
+class _ByCarried:
+    """Rule 1: the offsets that batches carry, if the heads prove to be as they were written."""
+
+    def __init__(self, extent: LeveledExtent, written_crc32c: int) -> None:
+        self.is_in_order = True
+        self._extent = extent
+        self._written_crc32c = written_crc32c
+        self._crc32c = 0
+        self._next_offset = extent.base_offset
+        """No batch to come begins below."""
+        self._open: _Open | None = _Open(extent.base_offset, extent.base_offset, 0)
+        self._closed: list[SoundStretch] = []
+
+    def add(self, header: BatchHeader, head: bytearray, position: int, *, is_sound: bool) -> None:
+        head_crc32c = crc32c(memoryview(head)[:CRC_COVERS_FROM], self._crc32c)
+        self._crc32c = joined_crc32c(head_crc32c, header.crc, header.size_bytes - CRC_COVERS_FROM)
+        base_offset = header.base_offset
+        next_offset = base_offset + (header.last_offset_delta if is_sound else 0) + 1
+        in_range = self._next_offset <= base_offset and next_offset <= self._extent.last_offset + 1
+        self.is_in_order = self.is_in_order and in_range and len(self._closed) < STRETCHES_MAX
+        self._next_offset = next_offset
+        if is_sound:
+            if self._open is None:
+                self._open = _Open(base_offset, base_offset, position)
+            self._open.add(base_offset, next_offset, position, header.size_bytes)
+        elif self._open is not None:
+            if self._open.blocks:
+                self._closed.append(self._open.closed(self._open.next_offset))
+            self._open = None
+
+    def stretches(self) -> Sequence[SoundStretch] | None:
+        """After the last batch. None where nothing is proved."""
+        if not self.is_in_order or self._crc32c != self._written_crc32c:
+            return None
+        last = [] if self._open is None else [self._open.closed(self._extent.last_offset + 1)]
+        return [*self._closed, *last]
+
+
+class _ByChain:
+    """Rule 2: each batch begins where the one before ends."""
+
+    def __init__(self, extent: LeveledExtent, *, is_stamped: bool) -> None:
+        self.goes_on = extent.record_count == extent.last_offset - extent.base_offset + 1
+        self._extent = extent
+        self._is_stamped = is_stamped
+        self._is_void = not self.goes_on
+        self._stretch = _Open(extent.base_offset, extent.base_offset, 0)
+
+    def add(self, header: BatchHeader, position: int, *, is_sound: bool) -> None:
+        if not self.goes_on:
+            return
+        if not is_sound:
+            self.end()
+            return
+        base_offset = self._stretch.next_offset
+        next_offset = base_offset + header.last_offset_delta + 1
+        if header.records_count != header.last_offset_delta + 1 or next_offset > self._extent.last_offset + 1:
+            self._void()
+        elif self._is_stamped and (header.base_offset != base_offset or header.partition_leader_epoch != 0):
+            self.end()
+        else:
+            self._stretch.add(base_offset, next_offset, position, header.size_bytes)
+
+    def end(self) -> None:
+        """Here is damage."""
+        self.goes_on = False
+
+    def stretches(self, *, is_whole: bool) -> Sequence[SoundStretch]:
+        """`is_whole`: batches fill the extent, the damaged ones too."""
+        if self.goes_on and not (is_whole and self._stretch.next_offset == self._extent.last_offset + 1):
+            self._void()
+        if self._is_void or not self._stretch.blocks:
+            return []
+        return [self._stretch.closed(self._stretch.next_offset)]
+
+    def _void(self) -> None:
+        """These are not the batches that were counted."""
+        self.goes_on = False
+        self._is_void = True
+
+
+def _base_offset(stretch: SoundStretch) -> int:
+    return stretch.base_offset

@@ -1,0 +1,115 @@
+"""Looks flagged extents through, once each, and remembers which of their batches are sound.
+
+The bytes pass in reads of up to 8 MiB through the cold pool, one extent at a time; the walk over them (`survey.py`)
+lets others run in between. Who asks for an extent that is being looked through shares it, and nobody waits longer than
+WAIT_MS_MAX: a long extent is found looked through by a later fetch. Nothing of this is asked for while no extent is
+flagged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from agents.read.blocks import GET_BLOCKS_MAX, BlockReader
+from agents.read.cache import BLOCK_BYTES
+from agents.read.pools import STORE_WAIT_MS_MAX
+from agents.read.survey import ExtentSurvey, SoundParts
+from metadata.compaction import LeveledExtent
+from siltstone.logging import get_logger
+from storage.objects import ObjectStoreError
+
+_log = get_logger(__name__)
+
+READ_BYTES = GET_BLOCKS_MAX * BLOCK_BYTES
+STEP_BYTES = 256 << 10
+"""Between two steps the event loop turns: a step over the smallest batches takes some milliseconds."""
+BLOCK_ENTRIES_MAX = 50_000
+"""Remembered over all extents; some 0.2 KB each."""
+WAIT_MS_MAX = 5_000.0
+
+
+class Surveys:
+    def __init__(self, reader: BlockReader, *, entries_max: int = BLOCK_ENTRIES_MAX) -> None:
+        self._reader = reader
+        self._entries_max = entries_max
+        self._known: OrderedDict[tuple[str, int], SoundParts] = OrderedDict()
+        self._flying: dict[tuple[str, int], asyncio.Task[SoundParts]] = {}
+        self._slot = asyncio.Semaphore(1)
+        self.entries = 0
+
+    def get(self, extent: LeveledExtent) -> SoundParts | None:
+        found = self._known.get((extent.key, extent.position))
+        if found is not None:
+            self._known.move_to_end((extent.key, extent.position))
+        return found
+
+    async def read(self, extent: LeveledExtent) -> SoundParts:
+        """Raises ObjectStoreError, also when it takes longer than WAIT_MS_MAX."""
+        known = self.get(extent)
+        if known is not None:
+            return known
+        place = (extent.key, extent.position)
+        flying = self._flying.get(place)
+        if flying is None:
+            flying = asyncio.create_task(self._survey(extent), name=f"survey {extent.key}")
+            self._flying[place] = flying
+            flying.add_done_callback(lambda done: self._landed(place, done))
+        try:
+            async with asyncio.timeout(WAIT_MS_MAX / 1000):
+                return await asyncio.shield(flying)
+        except TimeoutError:
+            raise ObjectStoreError(f"a flagged extent of {extent.key!r} is still being looked through") from None
+
+    async def close(self) -> None:
+        tasks = list(self._flying.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _survey(self, extent: LeveledExtent) -> SoundParts:
+        survey = ExtentSurvey(extent)
+        end = extent.position + extent.length
+        start = extent.position
+        async with self._slot:
+            while survey.goes_on and start < end:
+                # Whole blocks of the cache but for the ends: none is read twice.
+                stop = min(end, (start // READ_BYTES + 1) * READ_BYTES)
+                data = await self._read(extent, start, stop - start)
+                for at in range(0, len(data), STEP_BYTES):
+                    survey.feed(data[at : at + STEP_BYTES])
+                    await asyncio.sleep(0)
+                start = stop
+        parts = survey.parts()
+        _log.warning(
+            "a flagged extent was looked through",
+            key=extent.key,
+            partition_id=extent.partition_id,
+            base_offset=extent.base_offset,
+            last_offset=extent.last_offset,
+            served=[(each.base_offset, each.end_offset - 1) for each in parts.stretches[:10]],
+            reason=extent.flagged_reason,
+        )
+        return parts
+
+    async def _read(self, extent: LeveledExtent, start: int, length: int) -> memoryview:
+        try:
+            async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
+                return await self._reader.read(extent.key, extent.file_size_bytes, start, length)
+        except TimeoutError:
+            # A store that is silent must not keep other extents waiting for ever.
+            raise ObjectStoreError(f"{extent.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms") from None
+
+    def _landed(self, place: tuple[str, int], done: asyncio.Task[SoundParts]) -> None:
+        del self._flying[place]
+        if done.cancelled() or done.exception() is not None:  # asked for: nobody else may have waited
+            return
+        self._known[place] = parts = done.result()
+        self.entries += _size(parts)
+        while self.entries > self._entries_max and len(self._known) > 1:
+            _, evicted = self._known.popitem(last=False)
+            self.entries -= _size(evicted)
+
+
+def _size(parts: SoundParts) -> int:
+    return 1 + sum(1 + len(each.blocks) for each in parts.stretches)

@@ -1,0 +1,50 @@
+"""A merge that waits for memory says so, for as long as it does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from compactor.execute import MergeEngine
+from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate
+from compactor.worker import Worker
+from metadata.compaction import JobState, NewJob
+from siltstone.clock import SystemClock
+from siltstone.ids import SystemIds
+from siltstone.metrics import Metrics
+from tests.fixtures.compacted_systems import System
+from tests.fixtures.fleet import until
+
+
+async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system: System) -> None:
+    # given a job, and a compactor whose memory another merge has
+    clock, ids = SystemClock(), SystemIds()
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 1)
+    [file] = await system.metadata.files()
+    lease = await system.metadata.register_compactor("host")
+    job_id = await system.metadata.create_job(
+        NewJob(kind="level", spec={}, l0_file_ids=[file.file_id], limit_ms=60_000)
+    )
+    gate = MemoryGate(1)
+    worker = Worker(
+        metadata=system.metadata,
+        engine=MergeEngine(store=system.store, clock=clock, ids=ids, lease=lease),
+        lease=lease,
+        gate=gate,
+        clock=clock,
+        ids=ids,
+        metrics=Metrics(),
+    )
+
+    async def says(what: str) -> bool:
+        job = await system.metadata.job(job_id)
+        return job is not None and job.progress.get("step") == what
+
+    async with gate.held(1):
+        working = asyncio.create_task(worker.work(["level"]))
+        # then its next beat says so
+        await until(lambda: says(WAITS_FOR_MEMORY), timeout_s=10)
+    # and when its turn comes, it goes on (here to its end: its spec is none)
+    await working
+    job = await system.metadata.job(job_id)
+    assert job is not None and job.state is JobState.FAILED
