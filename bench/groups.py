@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bench.databases import held_snapshot, migrated_database, wal_position
 from bench.limits import plain_insert_p50_ms
+from bench.rebalance import rebalances
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import postgres_usage
@@ -103,6 +104,7 @@ def run(size: Size) -> Iterator[Table]:
                 STORM_COLUMNS,
                 [asyncio.run(_storm(server, STORM_CALLS[size], held)) for held in (False, True)],
             )
+    yield rebalances(size)
 
 
 async def _commits(server: EmbeddedPostgres, groups: int, calls: int, insert_ms: float) -> Sequence[Cell]:

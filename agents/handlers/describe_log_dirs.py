@@ -44,18 +44,21 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirs
 async def _listed(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[Topic, int]]:
     """The partitions asked for that are ours to list, by topic."""
     ours: list[tuple[Topic, int]] = []
+    agents = broker.membership.agents  # of one instant: each partition is judged by the same ones
     seen = 0
     for topic, wanted in list(_asked(broker, request)):
-        named = leaders(topic.topic_id, range(len(topic.partition_ids)), broker.membership.agents)
-        ours += [
-            (topic, number)
-            for number, leader in enumerate(named)
-            if leader == broker.membership.node_id and (wanted is None or number in wanted)
-        ]
-        seen += len(named)
-        if seen >= PARTITIONS_AT_ONCE:
-            seen = 0
-            await asyncio.sleep(0)
+        count = len(topic.partition_ids)
+        for first in range(0, count, PARTITIONS_AT_ONCE):
+            numbers = range(first, min(first + PARTITIONS_AT_ONCE, count))
+            ours += [
+                (topic, number)
+                for number, leader in zip(numbers, leaders(topic.topic_id, numbers, agents), strict=True)
+                if leader == broker.membership.node_id and (wanted is None or number in wanted)
+            ]
+            seen += len(numbers)
+            if seen >= PARTITIONS_AT_ONCE:
+                seen = 0
+                await asyncio.sleep(0)
     return ours
 
 

@@ -6,12 +6,13 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import select
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import click
 
@@ -22,6 +23,7 @@ from siltstone.client import KafkaClient
 from siltstone.client_steady import SteadyClient
 from siltstone.clock import Clock, SystemClock
 from siltstone.command_words import CommandWords
+from siltstone.errors import SiltstoneError
 from siltstone.ids import SystemIds
 from siltstone.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
 from siltstone.record_format import (
@@ -180,7 +182,12 @@ def produce(
     )
     tally = Tally(topic=topic, verbose=verbose and not as_json)
     with _opened(path, [InputRecord(1, key, None)] if only_one else reader) as source:
-        stopped = asyncio.run(_produce(bootstrap, given_agents(), topic, options, source, tally))
+        try:
+            stopped = asyncio.run(_produce(bootstrap, given_agents(), topic, options, source, tally))
+        except SiltstoneError:
+            if tally.written:
+                _print(tally, as_json=as_json)
+            raise
     _print(tally, as_json=as_json)
     if tally.failed:
         sys.exit(1)
@@ -211,7 +218,7 @@ def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Ge
 async def _produce(
     bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: Source, tally: Tally
 ) -> bool:
-    """True when a signal ended it. What was read until then is written all the same."""
+    """True when a signal ended it. What was read until then is written all the same, unless the signal comes again."""
     clock = SystemClock()
     stopping = asyncio.Event()
     async with SteadyClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
@@ -234,9 +241,10 @@ async def _produce(
         if source.stream is None or source.reader is None:
             await writer.write(source.given)
             return False
-        with stop_signals(stopping), _progress(tally, clock) as show:
+        again = asyncio.Event()
+        with stop_signals(stopping, again), _progress(tally, clock) as show:
             async for records in _gathered(source.stream, source.reader, tally, stopping, partitions):
-                await writer.write(records)
+                await unless(again, writer.write(records))
                 show()
     return stopping.is_set()
 
@@ -257,6 +265,8 @@ async def _gathered(
             if isinstance(chunk, OSError):
                 raise chunk
             ended = not chunk
+            if chunk is None:
+                break  # a signal: what has not ended is no record
             for each in reader.feed(chunk) if chunk else reader.finish():
                 if isinstance(each, UnreadRecord):
                     tally.unread(each)
@@ -271,9 +281,12 @@ async def _gathered(
 
 
 def _read_in_thread(stream: BinaryIO, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:
-    """Put what comes into the queue, b"" at the end. A thread of its own, which a read that never ends cannot keep the
-    process waiting for."""
-    read = getattr(stream, "read1", stream.read)
+    """Put what comes into the queue, b"" at the end.
+
+    In a thread that the end of the process does not wait for, since a read may never end; and past the stream's buffer,
+    whose lock an interpreter that ends would find taken.
+    """
+    read = cast("Callable[[int], bytes | None]", getattr(stream, "raw", stream).read)
 
     def run() -> None:
         with contextlib.suppress(
@@ -282,7 +295,9 @@ def _read_in_thread(stream: BinaryIO, chunks: asyncio.Queue[bytes | OSError], lo
             chunk: bytes | OSError = b"."
             while chunk and not isinstance(chunk, OSError):
                 try:
-                    chunk = read(READ_BYTES)
+                    while (read_now := read(READ_BYTES)) is None:
+                        select.select([stream], [], [])  # somebody made it non-blocking
+                    chunk = read_now
                 except OSError as error:
                     chunk = error
                 asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()

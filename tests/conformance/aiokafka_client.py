@@ -164,7 +164,13 @@ class Aiokafka(Client):
     lacks = {"group deletion": "its admin client has no such call"}
 
     def write(
-        self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", client_id: str = "conformance"
+        self,
+        bootstrap: str,
+        topic: str,
+        records: Sequence[Sent],
+        *,
+        codec: str = "none",
+        client_id: str = "conformance",
     ) -> Sequence[int]:
         async def write() -> Sequence[int]:
             producer: Any = AIOKafkaProducer(

@@ -94,7 +94,9 @@ class Cluster:
 
     def delete_records(self, topic: str, before: int) -> None:
         partitions = [DeleteRecordsPartition(partition_index=0, offset=before)]
-        request = DeleteRecordsRequest(topics=[DeleteRecordsTopic(name=topic, partitions=partitions)], timeout_ms=10_000)
+        request = DeleteRecordsRequest(
+            topics=[DeleteRecordsTopic(name=topic, partitions=partitions)], timeout_ms=10_000
+        )
 
         async def delete() -> None:
             async with connected(self.bootstrap) as client:

@@ -120,7 +120,13 @@ class Confluent(Client):
     always_there = True
 
     def write(
-        self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", client_id: str = "conformance"
+        self,
+        bootstrap: str,
+        topic: str,
+        records: Sequence[Sent],
+        *,
+        codec: str = "none",
+        client_id: str = "conformance",
     ) -> Sequence[int]:
         config = {"bootstrap.servers": bootstrap, "client.id": client_id, "compression.type": codec, "linger.ms": 5}
         producer = Producer({**config, "enable.idempotence": True})

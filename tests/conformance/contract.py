@@ -158,7 +158,13 @@ class Client(ABC):
 
     @abstractmethod
     def write(
-        self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", client_id: str = "conformance"
+        self,
+        bootstrap: str,
+        topic: str,
+        records: Sequence[Sent],
+        *,
+        codec: str = "none",
+        client_id: str = "conformance",
     ) -> Sequence[int]:
         """To partition 0, idempotently. Returns the offsets, [] where the client does not tell."""
 

@@ -111,7 +111,13 @@ class KafkaPython(Client):
     always_there = True
 
     def write(
-        self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", client_id: str = "conformance"
+        self,
+        bootstrap: str,
+        topic: str,
+        records: Sequence[Sent],
+        *,
+        codec: str = "none",
+        client_id: str = "conformance",
     ) -> Sequence[int]:
         producer: Any = KafkaProducer(
             bootstrap_servers=bootstrap.split(","),

@@ -106,7 +106,13 @@ class Kcat(Client):
         return [Sent(b"key %d" % number, b"value %d" % number, (("h", b"1"),)) for number in range(60)]
 
     def write(
-        self, bootstrap: str, topic: str, records: Sequence[Sent], *, codec: str = "none", client_id: str = "conformance"
+        self,
+        bootstrap: str,
+        topic: str,
+        records: Sequence[Sent],
+        *,
+        codec: str = "none",
+        client_id: str = "conformance",
     ) -> Sequence[int]:
         headers = [word for name, value in records[0].headers for word in ("-H", f"{name}={value.decode()}")]
         lines = b"".join(b"%b|%b\n" % (each.key, each.value) for each in records)

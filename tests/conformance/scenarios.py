@@ -134,7 +134,7 @@ def passed_by(reset: str, client: Client, cluster: Cluster) -> None:
     if reset == "earliest":
         assert after == list(range(CUT, LOG))
     elif reset == "latest":
-        assert after[0] >= LOG and after == list(range(after[0], after[0] + len(after)))
+        assert after[0] >= LOG and after == list(range(after[0], after[0] + len(after))), after
     else:
         assert after == []
 
@@ -287,9 +287,10 @@ def topics(client: Client, cluster: Cluster) -> None:
         with pytest.raises(Exception, match="(?i)exists"):
             admin.create(topic, 3, {})
         wait_until(lambda: admin.count_partitions(topic) == 3, TIMEOUT_S)
-        assert admin.config(topic, "retention.ms") == "123456789"
+        wait_until(lambda: admin.config(topic, "retention.ms") == "123456789", TIMEOUT_S)
         admin.set_config(topic, "retention.ms", "987654321")
-        assert admin.config(topic, "retention.ms") == "987654321"
+        # Of any agent, which hears of it in a moment.
+        wait_until(lambda: admin.config(topic, "retention.ms") == "987654321", TIMEOUT_S)
         admin.grow(topic, 5)
         wait_until(lambda: admin.count_partitions(topic) == 5, TIMEOUT_S)
         cluster.write(topic, numbered(20))

@@ -17,7 +17,9 @@ from tests.fixtures.dev import Dev
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PARTITIONS = 5
 TIMEOUT_S = 30
-RECORDS = [(f"key-{number}", f"value {number} " * 9, f"{number}") for number in range(60)]
+BASE_MS = 1_700_000_000_000
+RECORDS = [(f"key-{number}", f"value {number} " * 9, f"{BASE_MS + number}") for number in range(60)]
+"""Key, value, timestamp."""
 
 
 @pytest.fixture
@@ -38,14 +40,14 @@ def topic(run: Any) -> str:
 
 
 def write_with_siltstone(run: Any, topic: str, codec: str) -> None:
-    lines = "".join(f"{key}\t{number}\t{value}\n" for key, value, number in RECORDS)
+    lines = "".join(f"{key}\t{time_ms}\t{value}\n" for key, value, time_ms in RECORDS)
     run("produce", topic, "-f", r"%k\t%T\t%v\n", "-z", codec, "-H", "from=siltstone", stdin=lines)
 
 
 def write_with_confluent(bootstrap: str, topic: str, codec: str) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, "partitioner": "murmur2_random"})
-    for key, value, number in RECORDS:
-        producer.produce(topic, value, key, timestamp=int(number), headers=[("from", b"siltstone")])
+    for key, value, time_ms in RECORDS:
+        producer.produce(topic, value, key, timestamp=int(time_ms), headers=[("from", b"siltstone")])
     assert producer.flush(TIMEOUT_S) == 0
 
 

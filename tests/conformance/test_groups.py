@@ -143,9 +143,7 @@ async def test_a_heartbeat_behind_ones_own_held_join_is_answered_as_a_members(
     start_agent: StartAgent, dial: Dial
 ) -> None:
     """As in Kafka a connection's requests wait for one another; what a held join keeps waiting ends no session."""
-    running = await start_agent(
-        group_initial_rebalance_delay_ms=HELD_MS, group_min_session_timeout_ms=SESSION_MS
-    )
+    running = await start_agent(group_initial_rebalance_delay_ms=HELD_MS, group_min_session_timeout_ms=SESSION_MS)
     raw = await dial.raw(running.address)
 
     def join(member_id: str) -> JoinGroupRequest:

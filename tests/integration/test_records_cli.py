@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -141,15 +142,24 @@ def test_every_record_that_fails_is_told_and_the_others_are_written(run: Any) ->
     assert [each["key"] for each in read_json(run, name, "--until-end")] == ["a", "c"]
 
 
+def test_records_that_an_agent_names_as_bad_are_left_out_of_their_batch(run: Any) -> None:
+    name = f"topic-{uuid.uuid4().hex[:8]}"
+    run("topics", "create", name, "--partitions", "1", "--config", "message.timestamp.after.max.ms=3600000")
+    lines = b"1700000000000 a\n4000000000000 b\n1700000000000 c\n4000000000000 d\n1700000000000 e\n"
+    told = run("produce", name, "-f", r"%T %v\n", stdin=lines, code=1).stderr
+    assert "error: record 2: INVALID_TIMESTAMP" in told and "error: record 4: INVALID_TIMESTAMP" in told
+    assert [each["value"] for each in read_json(run, name, "--until-end")] == ["a", "c", "e"]
+
+
 def test_batches_that_are_too_large_are_cut_and_a_record_that_is_too_large_is_told(run: Any) -> None:
     name = f"topic-{uuid.uuid4().hex[:8]}"
     run("topics", "create", name, "--partitions", "1", "--config", "max.message.bytes=2000")
-    lines = [b"x" * 300] * 50
+    lines = [b"%0300d" % number for number in range(50)]
     lines[20] = b"y" * 3000
     told = run("produce", name, stdin=b"\n".join(lines), code=1)
     assert told.stderr.count("error: ") == 1 and "error: record 21: " in told.stderr
     assert "MESSAGE_TOO_LARGE" in told.stderr
-    assert len(read_json(run, name, "--until-end")) == 49
+    assert [int(each["value"]) for each in read_json(run, name, "--until-end")] == [*range(20), *range(21, 50)]
 
 
 def test_wrong_words_are_usage_and_near_names_are_told(run: Any, topic: str) -> None:
@@ -213,6 +223,28 @@ def test_what_a_slow_pipe_brings_is_written_before_the_pipe_ends(run: Any, topic
         out, _ = producer.communicate(timeout=TIMEOUT_S)
     assert producer.returncode == 0 and out.startswith(b"wrote 2 records")
     assert sorted(run("consume", topic, "--until-end").stdout.splitlines()) == ["early", "half a line"]
+
+
+def test_a_writer_that_is_interrupted_writes_whole_records_only(run: Any, topic: str, stack: Stack) -> None:
+    command = [sys.executable, "-m", "siltstone", "produce", topic, "--bootstrap", stack.bootstrap, "-v"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as producer:
+        assert producer.stdin is not None and producer.stdout is not None
+        producer.stdin.write(b"whole\nhal")
+        producer.stdin.flush()
+        assert producer.stdout.readline().startswith(topic.encode())
+        producer.send_signal(signal.SIGINT)
+        assert producer.wait(TIMEOUT_S) == 130
+        assert producer.stderr is not None and b"wrote 1 record" in producer.stderr.read()
+    assert run("consume", topic, "--until-end").stdout == "whole\n"
+
+
+def test_a_reader_of_the_output_that_leaves_ends_it(run: Any, topic: str, stack: Stack) -> None:
+    run("produce", topic, stdin=b"".join(b"%0100d\n" % number for number in range(5_000)))
+    words = f"{sys.executable} -m siltstone consume {topic} --bootstrap {stack.bootstrap}"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{words} | head -n 2"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert len(done.stdout.splitlines()) == 2 and done.stderr == ""
 
 
 def test_a_record_is_found_down_to_its_bytes(run: Any, topic: str, stack: Stack, diagnose: Any) -> None:
