@@ -2,8 +2,8 @@
 
 One agent as a process, Postgres with its production settings, a connection for each member. A group forms: all members
 come at once, wait the initial delay out (which is extended once, for they came while it ran), and each has its
-assignment when the leader's is stored. Then one more comes, and all others join again as soon as a heartbeat tells them.
-Time beyond the delays is what the agent, the store and these clients take.
+assignment when the leader's is stored. Then one more comes, and all others join again as soon as a heartbeat tells
+them. Time beyond the delays is what the agent, the store and these clients take.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Member:
             )
             joined = await self._client.call(request, JoinGroupResponse)
             self._member_id = joined.member_id
-            if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            if ErrorCode(joined.error_code) is ErrorCode.MEMBER_ID_REQUIRED:
                 continue
             _check(joined.error_code)
             self._generation = joined.generation_id
@@ -78,7 +78,7 @@ class Member:
                 ),
                 SyncGroupResponse,
             )
-            if synced.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if ErrorCode(synced.error_code) is ErrorCode.REBALANCE_IN_PROGRESS:
                 continue
             _check(synced.error_code)
             return
@@ -89,7 +89,7 @@ class Member:
                 group_id=GROUP, generation_id=self._generation, member_id=self._member_id, group_instance_id=None
             )
             answer = await self._client.call(request, HeartbeatResponse)
-            if answer.error_code == ErrorCode.REBALANCE_IN_PROGRESS:
+            if ErrorCode(answer.error_code) is ErrorCode.REBALANCE_IN_PROGRESS:
                 return await self.join()
             _check(answer.error_code)
             await asyncio.sleep(HEARTBEAT_S)
@@ -103,8 +103,8 @@ def _check(code: int) -> None:
 def rebalances(size: Size) -> Table:
     return Table(
         "A rebalance, from the first request to the last assignment",
-        f"The delay is {DELAY_MS:,} ms, twice; members send a heartbeat every {HEARTBEAT_S * 1000:.0f} ms. The members run in"
-        " one process beside the agent, on the same processors.",
+        f"The delay is {DELAY_MS:,} ms, twice; members send a heartbeat every {HEARTBEAT_S * 1000:.0f} ms. The members"
+        " run in one process beside the agent, on the same processors.",
         COLUMNS,
         list(_rows(MEMBERS[size])),
     )

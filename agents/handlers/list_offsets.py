@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from metadata.service import MetadataUnavailableError, Watermarks
 from siltstone.logging import get_logger
@@ -36,6 +37,8 @@ LEADER_EPOCH = 0
 
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    # A client may have heard of a new topic from another agent; some do not ask again.
+    await look_up(broker.catalog, broker.follower, [topic.name for topic in request.topics])
     ids = _partition_ids(broker, request)
     try:
         fresh = await broker.fresh.get(list(ids.values()))

@@ -56,7 +56,7 @@ def consume(
     follow: bool,
     bootstrap: str,
 ) -> None:
-    r"""Print records of TOPICs: on a terminal one readable line each, into a pipe their values.
+    """Print records of TOPICs: on a terminal one readable line each, into a pipe their values.
 
     It joins no group and commits nothing.
 
@@ -64,7 +64,8 @@ def consume(
     Fields of --format:
       %t topic  %p partition  %o offset  %T timestamp in ms  %D as a date
       %k key  %v value  %K %V their lengths (-1 is null)  %h headers (a=1,b=2)
-      %k{hex} %v{base64} for bytes; \n \t \xHH; %% is a percent sign
+      %k{hex} %v{base64} for bytes; \\n \\t \\xHH; %% is a percent sign
+
     A range N:M is from N on and below M. A TIME is a date like 2026-01-31 or 2026-01-31T12:00:00Z, ms or s since
     1970, now, or a time ago like -15m.
 
@@ -72,7 +73,7 @@ def consume(
     Examples:
       siltstone consume orders --offset start --until-end
       siltstone consume orders -o -10 -n 10 --json | jq .value
-      siltstone consume orders users -o @-15m -f '%D %t %k=%v\n'
+      siltstone consume orders users -o @-15m -f '%D %t %k=%v\\n'
       siltstone consume orders -p 3 -o 42:43 --data ./siltstone-data
     """
     if as_json and text is not None:

@@ -154,12 +154,13 @@ def produce(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    r"""Write records to TOPIC: the lines of stdin or of --file.
+    """Write records to TOPIC: the lines of stdin or of --file.
 
     \b
     Fields of --format:
       %k key  %v value  %h headers (a=1,b=2)  %p partition  %T timestamp in ms
-      %k{hex} %v{base64} for bytes; \n \t \xHH; %% is a percent sign
+      %k{hex} %v{base64} for bytes; \\n \\t \\xHH; %% is a percent sign
+
     The text behind the last field ends a record; a newline if there is none.
 
     A key chooses its partition as in Java's clients. Records without one fill one partition after the other.
@@ -168,8 +169,8 @@ def produce(
     \b
     Examples:
       echo hello | siltstone produce greetings
-      siltstone produce users --format '%k\t%v\n' --file users.tsv -z zstd
-      printf 'alice:42\n' | siltstone produce users -f '%k:%v' -H source=cli -v
+      siltstone produce users --format '%k\\t%v\\n' --file users.tsv -z zstd
+      printf 'alice:42\\n' | siltstone produce users -f '%k:%v' -H source=cli -v
       siltstone produce users --key alice --tombstone
     """
     with as_usage():

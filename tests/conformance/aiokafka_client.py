@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
@@ -161,7 +161,7 @@ def _check(answer: Any) -> None:
 class Aiokafka(Client):
     name = "aiokafka"
     always_there = True
-    lacks = {"group deletion": "its admin client has no such call"}
+    lacks: ClassVar = {"group deletion": "its admin client has no such call"}
 
     def write(
         self,

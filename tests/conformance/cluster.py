@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from siltstone.client import KafkaError, connected
-from tests.conformance.contract import Sent
-from tests.fixtures.faults import Processes, in_thread
+from tests.conformance.contract import TIMEOUT_S, Sent
+from tests.fixtures.faults import AgentProcess, Processes, in_thread
+from tests.fixtures.idempotent_load import wait_until
 from wire.batch import iter_headers
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (
@@ -29,10 +30,26 @@ class Cluster:
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         for zone in ZONES:
-            processes.add(agent_zone=zone, **SETTINGS).begin_start()
-        for agent in processes.agents:
-            agent.await_ready()
+            processes.add(agent_zone=zone, **SETTINGS)
+        self.start()
         self._numbers = itertools.count()
+
+    def start(self) -> None:
+        """Until all agents know one another: before that two may take themselves for a group's coordinator, and a
+        member that leaves where the group has been fenced is not heard."""
+        for agent in self.processes.agents:
+            agent.begin_start()
+        for agent in self.processes.agents:
+            agent.await_ready()
+        wait_until(lambda: all(map(self._knows_all, self.processes.agents)), TIMEOUT_S)
+
+    def _knows_all(self, agent: AgentProcess) -> bool:
+        async def ask() -> int:
+            # A client without a zone is named the agents of all.
+            async with connected(agent.address) as client:
+                return len((await client.metadata([])).brokers)
+
+        return in_thread(ask()) == len(self.processes.agents)
 
     @property
     def bootstrap(self) -> str:

@@ -1,9 +1,9 @@
 """What a scenario asks of a Kafka client, whatever it is: a Python library, a command-line tool, a program in another
 language. A client says in `lacks` what it cannot do by its nature, and why; everything else must pass.
 
-Consumers are polled without a pause, each in a thread of its own, as applications do it (`Live`). Two consumers that are
-polled in turn by one thread hold each other up: aiokafka's `getmany` returns when a rebalance has ended, which the other
-one must join; kafka-python (3.0) drops an assignment that came between two polls and joins again.
+Consumers are polled without a pause, each in a thread of its own, as applications do it (`Live`). Two consumers that
+are polled in turn by one thread hold each other up: aiokafka's `getmany` returns when a rebalance has ended, which the
+other one must join; kafka-python (3.0) drops an assignment that came between two of its polls, and joins again.
 """
 
 from __future__ import annotations

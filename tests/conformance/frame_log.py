@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from dataclasses import dataclass
 
@@ -16,7 +17,15 @@ class Call:
     connection: int
     api: str
     asked_s: float
-    answered_s: float | None = None
+    answered_s: float = math.inf
+
+    @property
+    def seconds(self) -> float:
+        """inf when there was no answer."""
+        return self.answered_s - self.asked_s
+
+    def covers(self, at_s: float) -> bool:
+        return self.asked_s < at_s < self.answered_s
 
 
 class FrameLog(ThreadedProxy):

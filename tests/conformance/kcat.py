@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 from tests.conformance.contract import TIMEOUT_S, Client, Consumer, Item, Reading, Sent
 
@@ -87,7 +88,7 @@ def _item(line: bytes) -> Item:
 
 class Kcat(Client):
     name = "kcat"
-    lacks = {
+    lacks: ClassVar = {
         "records: 900 KB": "its input is lines",
         "consume: auto.offset.reset=none": "it ends with librdkafka's error, as confluent-kafka shows it",
         "consume: auto.offset.reset=earliest": "it cannot be paused, so the log does not pass it",

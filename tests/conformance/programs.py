@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bench.kafka import find_jars
 from tests.conformance.contract import Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
@@ -31,7 +31,7 @@ class Program:
     """Its process. Calls wait for one another."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
@@ -239,15 +239,15 @@ def _built(name: str) -> Path:
 
 class FranzGo(Go):
     name = "franz-go"
-    lacks = {
-        "consume: auto.offset.reset=latest": "a consumer that was passed goes on at the log's new start, by its own rule",
+    lacks: ClassVar = {
+        "consume: auto.offset.reset=latest": "a consumer that was passed goes on at the log's start, by its own rule",
         "consume: a topic made anew": "it reports UNKNOWN_TOPIC_ID and reads the topic no further, by its own rule",
     }
 
 
 class Sarama(Go):
     name = "sarama"
-    lacks = {
+    lacks: ClassVar = {
         "consume: auto.offset.reset=earliest": "its consumer of a partition reports the error and ends",
         "consume: auto.offset.reset=latest": "its consumer of a partition reports the error and ends",
         "consume: a topic made anew": "its consumer of a partition reports the error and ends",

@@ -6,15 +6,15 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 import pytest
 
 from tests.conformance.cluster import ZONES, Cluster
-from tests.conformance.contract import CODECS, POLL_S, TIMEOUT_S, Client, Item, Live, NoOffsetError, Reading, Sent
 from tests.conformance.confluent import Confluent
+from tests.conformance.contract import CODECS, TIMEOUT_S, Client, Item, Live, NoOffsetError, Reading, Sent
 from tests.fixtures.idempotent_load import wait_until
 
 Run: TypeAlias = Callable[[Client, Cluster], None]
@@ -109,7 +109,7 @@ LOG, CUT = 100, 90
 def passed_by(reset: str, client: Client, cluster: Cluster) -> None:
     """A consumer that is far behind when the records before it are deleted under it."""
     topic = cluster.topic()
-    cluster.write(topic, numbered(LOG, size=20_000), at_once=1)
+    cluster.write(topic, numbered(LOG, size=20_000), at_once=5)
     with live(client, cluster, Reading(topic=topic, start=0, reset=reset, fetch_bytes=30_000)) as consumer:
         consumer.await_items(1)
         consumer.pause()
@@ -146,7 +146,7 @@ def _last(consumer: Live) -> int:
 
 
 def made_anew(client: Client, cluster: Cluster) -> None:
-    """A topic is deleted and made again under its name while it is read: what is in the new one is read from its start."""
+    """A topic is deleted and made again under its name while it is read: the new one is read from its start."""
     topic = cluster.topic()
     cluster.write(topic, numbered(20))
     with live(client, cluster, Reading(topic=topic, start=0)) as consumer:
@@ -271,7 +271,7 @@ def group_deletion(client: Client, cluster: Cluster) -> None:
     with contextlib.closing(client.admin(cluster.bootstrap)) as admin:
         with live(Confluent(), cluster, Reading(topic=topic, group=topic)) as member:
             shared([member])
-            with pytest.raises(Exception, match="(?i)not.?empty|non.?empty|members"):
+            with pytest.raises(Exception, match=r"(?i)not.?empty|non.?empty|members"):
                 admin.delete_group(topic)
         admin.delete_group(topic)
         assert topic not in admin.groups()
@@ -284,7 +284,7 @@ def topics(client: Client, cluster: Cluster) -> None:
     topic = cluster.name()
     with contextlib.closing(client.admin(cluster.bootstrap)) as admin:
         admin.create(topic, 3, {"retention.ms": "123456789"})
-        with pytest.raises(Exception, match="(?i)exists"):
+        with pytest.raises(Exception, match=r"(?i)exists"):
             admin.create(topic, 3, {})
         wait_until(lambda: admin.count_partitions(topic) == 3, TIMEOUT_S)
         wait_until(lambda: admin.config(topic, "retention.ms") == "123456789", TIMEOUT_S)
@@ -297,7 +297,7 @@ def topics(client: Client, cluster: Cluster) -> None:
         admin.delete_records(topic, 8)
         assert read(Confluent(), cluster, topic, 12, start=8)
         admin.delete(topic)
-        with pytest.raises(Exception, match="(?i)unknown.?topic|does not exist"):
+        with pytest.raises(Exception, match=r"(?i)unknown.?topic|does not exist"):
             admin.delete(topic)
 
 

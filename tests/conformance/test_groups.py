@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
-import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka import TopicPartition as KafkaPythonPartition
@@ -17,7 +17,7 @@ from kafka.errors import GroupSubscribedToTopicError, NoError
 from tests.conformance.aiokafka_client import Aiokafka
 from tests.conformance.cluster import Cluster
 from tests.conformance.confluent import Confluent
-from tests.conformance.contract import TIMEOUT_S, Client, Reading
+from tests.conformance.contract import TIMEOUT_S, Client, Live, Reading
 from tests.conformance.frame_log import FrameLog
 from tests.conformance.kafka_python import KafkaPython
 from tests.conformance.scenarios import (
@@ -25,13 +25,12 @@ from tests.conformance.scenarios import (
     await_all,
     everywhere,
     live,
-    members,
     places,
     shared,
     write_everywhere,
 )
 from tests.fixtures.agents import Dial, StartAgent
-from tests.fixtures.faults import Postgres, Processes, create_topic
+from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.idempotent_load import wait_until
 from tests.fixtures.s3 import free_port
 from wire.error_codes import ErrorCode
@@ -43,7 +42,7 @@ HELD_MS, SESSION_MS = 3_000, 1_000
 
 
 @contextlib.contextmanager
-def everybody(cluster: Cluster, topic: str, kinds: list[Client]) -> Iterator[list]:
+def everybody(cluster: Cluster, topic: str, kinds: list[Client]) -> Iterator[list[Live]]:
     with contextlib.ExitStack() as stack:
         reading = Reading(topic=topic, group=topic)
         yield [stack.enter_context(live(kind, cluster, reading)) for kind in kinds]
@@ -58,10 +57,7 @@ def test_kinds_of_clients_share_a_group_whose_offsets_outlive_its_agents(cluster
             member.commit()
     # when: the others come, and everything is started anew meanwhile
     cluster.processes.stop()
-    for agent in cluster.processes.agents:
-        agent.begin_start()
-    for agent in cluster.processes.agents:
-        agent.await_ready()
+    cluster.start()
     write_everywhere(cluster, topic, 10)
     with everybody(cluster, topic, KINDS[1:]) as second:
         await_all(second, 10 * PARTITIONS)
@@ -82,7 +78,8 @@ def test_offsets_are_set_and_deleted_by_hand(cluster: Cluster) -> None:
             member.commit()
             assert other.delete_group_offsets(topic, [place]) == {place: GroupSubscribedToTopicError}
         moved = [ConsumerGroupTopicPartitions(topic, [TopicPartition(topic, 1, 3)])]
-        admin.alter_consumer_group_offsets(moved)[topic].result(TIMEOUT_S)
+        answer = admin.alter_consumer_group_offsets(moved)[topic].result(TIMEOUT_S)
+        assert [each.error for each in answer.topic_partitions] == [None]
         assert other.delete_group_offsets(topic, [place]) == {place: NoError}
         found = contextlib.closing(Confluent().admin(cluster.bootstrap))
         with found as ours:
@@ -98,10 +95,7 @@ def test_offsets_are_set_and_deleted_by_hand(cluster: Cluster) -> None:
 # ---- joins that are held -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("client", KINDS, ids=lambda client: client.name)
-def test_a_join_that_is_held_for_longer_than_a_session_ends_no_session(
-    postgres: Postgres, processes: Processes, client: Client
-) -> None:
+def test_joins_that_are_held_for_longer_than_a_session_end_no_session(processes: Processes) -> None:
     # given: an agent that clients reach by way of a log of frames, and a first rebalance of three sessions' length
     port = free_port()
     agent = processes.add(
@@ -112,31 +106,31 @@ def test_a_join_that_is_held_for_longer_than_a_session_ends_no_session(
     )
     agent.start()
     create_topic(agent.address, "t", partitions=PARTITIONS)
-    with FrameLog(f"127.0.0.2:{port}", ("127.0.0.1", port)) as log:
-        behind = Cluster.__new__(Cluster)
-        behind.processes = Behind(processes, f"127.0.0.2:{port}")  # type: ignore[assignment]
-        reading = Reading(topic="t", group="g", session_ms=SESSION_MS, heartbeat_ms=200)
-        with members(client, behind, [reading, reading]) as both:
-            shared(both)
-            after = len(log.of("Heartbeat"))
-            wait_until(lambda: len(log.of("Heartbeat")) > after + 6, TIMEOUT_S)
-            assert agent.metric("group_rebalances_total") == 1, "nobody was thought to have gone"
-            shared(both)
-    joins = log.of("JoinGroup")
-    held = [call for call in joins if call.answered_s is not None and call.answered_s - call.asked_s > HELD_MS / 1500]
-    assert len(held) == 2
-    assert len(joins) <= 4, "once for a member id, once to stay"
+    with contextlib.ExitStack() as stack:
+        log = stack.enter_context(FrameLog(f"127.0.0.2:{port}", ("127.0.0.1", port)))
+        groups: list[list[Live]] = []
+        for kind in KINDS:
+            reading = Reading(topic="t", group=kind.name, session_ms=SESSION_MS, heartbeat_ms=200)
+            consumer = partial(kind.consumer, f"127.0.0.2:{port}", reading)
+            groups.append([Live(consumer), Live(consumer)])
+            stack.callback(groups[-1][0].close)
+            stack.callback(groups[-1][1].close)
+        for group in groups:
+            shared(group)
+        before = len(log.of("Heartbeat"))
+        wait_until(lambda: len(log.of("Heartbeat")) > before + 30, TIMEOUT_S)
+        assert agent.metric("group_rebalances_total") == len(KINDS), "nobody was thought to have gone"
+        for group in groups:
+            shared(group)
+    # then: a join is sent once for a member id, and once to stay
+    joins, beats = log.of("JoinGroup"), log.of("Heartbeat")
+    held = [call for call in joins if call.seconds > HELD_MS / 1500]
+    assert len(held) == 2 * len(KINDS) and len(joins) <= 2 * len(held)
     # and: heartbeats take the way of the joins, so they would wait behind a held one; none is sent meanwhile
-    assert {call.connection for call in log.of("Heartbeat")} == {call.connection for call in held}
+    assert {call.connection for call in beats} == {call.connection for call in held}
     for call in held:
-        assert call.answered_s is not None
-        between = (each.asked_s for each in log.of("Heartbeat") if each.connection == call.connection)
-        assert not any(call.asked_s < asked_s < call.answered_s for asked_s in between)
-
-
-class Behind:
-    def __init__(self, processes: Processes, bootstrap: str) -> None:
-        self.agents, self.bootstrap = processes.agents, bootstrap
+        meanwhile = [beat for beat in beats if beat.connection == call.connection and call.covers(beat.asked_s)]
+        assert meanwhile == []
 
 
 async def test_a_heartbeat_behind_ones_own_held_join_is_answered_as_a_members(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, TopicPartition
 
 from siltstone.cli import main
+from siltstone.client import connected
 from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
 
@@ -28,7 +30,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     data = tmp_path_factory.mktemp("groups") / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=OPTIONS) as stack:
+        asyncio.run(until_agents_agree(stack.bootstrap.split(",")))
         yield stack
+
+
+async def until_agents_agree(addresses: Sequence[str]) -> None:
+    """In an agent's first moments it may not have heard of the other: then both think that a group is theirs."""
+    async with asyncio.timeout(TIMEOUT_S):
+        for address in addresses:
+            async with connected(address) as client:
+                while len((await client.metadata([])).brokers) < len(addresses):
+                    await asyncio.sleep(0.05)
 
 
 @pytest.fixture
