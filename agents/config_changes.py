@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agents.broker import Broker
 from agents.topics import RequestError, check_configs
-from metadata.broker_configs import BROKER_CONFIGS, topic_defaults, validate_broker_configs
+from metadata.broker_configs import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
 from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError
 from siltstone.logging import get_logger
 from wire.error_codes import ErrorCode
@@ -66,7 +66,8 @@ async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, vali
     if topic is None:
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
     changes = changes_of(topic.configs, broker.catalog.configs(topic), TOPIC_CONFIGS)
-    check_configs(_merged(topic.configs, changes), topic_defaults(broker.catalog.broker_configs))
+    wanted = _merged(topic.configs, changes)
+    check_configs(wanted, topic_defaults(broker.catalog.broker_configs), topic.configs)
     if validate_only or not changes:
         return
     await broker.metadata.alter_configs(topic.topic_id, changes)
@@ -77,8 +78,10 @@ async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only
     present = broker.catalog.broker_configs
     in_force = {name: config.default for name, config in BROKER_CONFIGS.items()} | dict(present)
     changes = changes_of(present, in_force, BROKER_CONFIGS)
+    wanted = _merged(present, changes)
     try:
-        validate_broker_configs(changes, _merged(present, changes))
+        validate_broker_configs(changes, wanted)
+        check_topics(present, wanted, ((topic.name, topic.configs) for topic in broker.catalog.topics()))
     except InvalidConfigError as error:
         code = ErrorCode.INVALID_REQUEST if error.name in BROKER_CONFIGS else ErrorCode.INVALID_CONFIG
         raise RequestError(code, str(error)) from error

@@ -18,7 +18,7 @@ alone), else Kafka's default. Of several broker configs for one topic config the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from metadata.config_values import (
@@ -30,7 +30,7 @@ from metadata.config_values import (
     check_value,
     unknown_config,
 )
-from metadata.topic_configs import TOPIC_CONFIGS, validate_overrides
+from metadata.topic_configs import LAGS, TOPIC_CONFIGS, check_lags, lags_of, validate_overrides
 
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 _DOUBLE_MAX = 1.7976931348623157e308
@@ -46,10 +46,19 @@ class BrokerConfig(Config):
     """How many of the topic config's or setting's units one of this is."""
     dynamic: bool = True
     """May be altered while the cluster runs."""
+    zero: bool = True
+    """Whether 0 is allowed, where `least` allows it."""
 
 
 def _of_topic(
-    name: str, topic: str, *, unit: int = 1, setting: str = "", default: str | None = None, least: float | None = None
+    name: str,
+    topic: str,
+    *,
+    unit: int = 1,
+    setting: str = "",
+    default: str | None = None,
+    least: float | None = None,
+    zero: bool = True,
 ) -> BrokerConfig:
     """The cluster-wide default of a topic config. `default` "" = none: the next synonym's counts."""
     of = TOPIC_CONFIGS[topic]
@@ -67,6 +76,7 @@ def _of_topic(
         topic=topic,
         setting=setting,
         unit=unit,
+        zero=zero,
     )
 
 
@@ -136,9 +146,10 @@ _DEFAULTS_OF_TOPICS = (
     _of_topic("log.message.timestamp.type", "message.timestamp.type"),
     _of_topic("log.preallocate", "preallocate"),
     _of_topic("log.retention.bytes", "retention.bytes"),
-    _of_topic("log.retention.ms", "retention.ms", default=""),
-    _of_topic("log.retention.minutes", "retention.ms", unit=MINUTE_MS, default=""),
-    _of_topic("log.retention.hours", "retention.ms", unit=HOUR_MS, default="168"),
+    # 0 would empty every topic at the next look; Kafka (KafkaConfig.validateValues) refuses it here, of a topic not.
+    _of_topic("log.retention.ms", "retention.ms", default="", zero=False),
+    _of_topic("log.retention.minutes", "retention.ms", unit=MINUTE_MS, default="", zero=False),
+    _of_topic("log.retention.hours", "retention.ms", unit=HOUR_MS, default="168", zero=False),
     _of_topic("log.roll.ms", "segment.ms", default=""),
     _of_topic("log.roll.hours", "segment.ms", unit=HOUR_MS, default="168"),
     _of_topic("log.roll.jitter.ms", "segment.jitter.ms", default=""),
@@ -276,8 +287,39 @@ def validate_broker_configs(changed: Mapping[str, str | None], configs: Mapping[
                 why = "it cannot be changed while a broker runs"
             raise StaticConfigError(name, f"cannot alter broker config {name!r}: {why}")
     for name, value in configs.items():
-        check_value(BROKER_CONFIGS[name], value)
+        config = BROKER_CONFIGS[name]
+        check_value(config, value)
+        if not config.zero and int(value) == 0:
+            raise InvalidConfigError(name, f"{name} must be at least 1, or -1 for no limit")
     try:
         validate_overrides(topic_defaults(configs))
     except InvalidConfigError as error:
         raise InvalidConfigError(SYNONYMS[error.name][0].name, f"as defaults of topics: {error}") from error
+
+
+def check_topics(
+    present: Mapping[str, str], configs: Mapping[str, str], overrides: Iterable[tuple[str, Mapping[str, str]]]
+) -> None:
+    """That cluster-wide configs, which were checked, contradict the overrides of no topic.
+
+    Args:
+        present: those that are set.
+        configs: those that will be.
+        overrides: of every topic, with its name.
+
+    Raises InvalidConfigError naming the first topic that would come to contradict itself.
+    """
+    before, after = topic_defaults(present), topic_defaults(configs)
+    if lags_of(before) == lags_of(after):
+        return
+    for topic, of_topic in overrides:
+        lags = {name: value for name, value in of_topic.items() if name in LAGS}
+        if not lags:
+            continue
+        try:
+            check_lags({**after, **lags})
+        except InvalidConfigError as error:
+            name = SYNONYMS[error.name][0].name
+            raise InvalidConfigError(
+                name, f"topic {topic!r} has overrides that allow no such default: {error}"
+            ) from error

@@ -84,7 +84,7 @@ def _default_row(config: BrokerConfig) -> Sequence[str]:
         f"`{config.topic}`",
         _type(config),
         f"{_default(config)}{setting}",
-        _allowed(config),
+        _allowed(config) if config.zero else "-1, from 1",
     )
 
 

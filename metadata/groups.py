@@ -208,6 +208,10 @@ class GroupMetadata(Protocol):
         """By group id, in pages: those whose id is above `after`, from the first when it is None."""
         ...
 
+    async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
+        """Ids, by id, in pages as `groups`, of which it is the cheap part: no offsets are counted."""
+        ...
+
     async def group(self, group_id: str) -> GroupRecord | None:
         """As it was last stored, by whoever owns it."""
         ...

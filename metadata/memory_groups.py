@@ -73,6 +73,10 @@ class MemoryGroups:
         ids = sorted(id_ for id_ in self.database.groups if after is None or id_ > after)
         return [self._summary(id_) for id_ in ids[:limit]]
 
+    async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
+        groups = self.database.groups
+        return sorted(id_ for id_ in groups if groups[id_].record.members and (after is None or id_ > after))[:limit]
+
     async def group(self, group_id: str) -> g.GroupRecord | None:
         group = self.database.groups.get(group_id)
         return None if group is None else group.record

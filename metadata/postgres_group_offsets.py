@@ -43,6 +43,9 @@ from siltstone.errors import BugError
 
 OFFSETS_LOCK = 7_310_575_220
 """Shared by all who write rows of `group_offsets`, after they have locked the group; alone by who deletes a topic."""
+LOCK_TIMEOUT_MS = 1_500
+IDLE_TIMEOUT_MS = 2_000
+"""Of the deletion of a topic, when it has come to that lock."""
 CALL = "SELECT * FROM commit_offsets_v1($1, $2, $3, $4, $5, $6, $7, $8)"
 _END_SESSION = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 _SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
@@ -204,10 +207,14 @@ async def delete_places(connection: AsyncConnection, group_id: str, places: Sequ
 
 
 async def delete_offsets_of_topic(connection: AsyncConnection, topic_id: uuid.UUID) -> None:
-    """Late in the deletion of the topic: every commit of offsets waits until it has ended.
+    """Late in the deletion of the topic: every commit of offsets waits until it has ended, and already while we wait
+    for the lock. So from here on no lock is waited for longer than LOCK_TIMEOUT_MS, and an agent that stands still is
+    not waited for longer than IDLE_TIMEOUT_MS; the deletion then fails, undone.
 
     Whoever held the lock before us has committed, so all its rows are seen; who gets it after us sees no partition.
     """
+    await connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+    await connection.execute(sa.text(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TIMEOUT_MS}"))
     await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({OFFSETS_LOCK})"))
     await connection.execute(sa.delete(GROUP_OFFSETS).where(GROUP_OFFSETS.c.topic_id == topic_id))
 

@@ -41,6 +41,9 @@ NEXT_EPOCH = sa.text("nextval('group_epochs')")
 EXPIRED_MAX = 10_000
 """Offsets, and groups, deleted by one call."""
 STRAY_OFFSETS_MAX = 1_000
+TAKE_LOCK_TIMEOUT_MS = 2_000
+"""How long the take of one group may wait for its row: takes of others wait behind it."""
+_TAKE_LOCK_TIMEOUT = statement(f"SET LOCAL lock_timeout = {TAKE_LOCK_TIMEOUT_MS}")
 
 # Kafka's GroupMetadata.removeExpiredOffsets: an offset goes as soon as it is as old as the retention.
 _IS_EXPIRED = """CASE
@@ -123,6 +126,7 @@ class PostgresGroups:
         check_group_id(group_id)
 
         async def work(connection: AsyncConnection) -> TakenGroup | None:
+            await connection.execute(_TAKE_LOCK_TIMEOUT)
             # Both forms give the epoch to a row that is locked, so that it grows with every owner.
             mine = {"epoch": NEXT_EPOCH, "owner_id": owner.writer_id}
             if create:
@@ -196,6 +200,16 @@ class PostgresGroups:
 
         async def work(connection: AsyncConnection) -> Sequence[GroupSummary]:
             return [_summary(row) for row in await connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
+        query = sa.select(GROUPS.c.group_id).where(GROUPS.c.member_count > 0).order_by(GROUPS.c.group_id).limit(limit)
+        if after is not None:
+            query = query.where(GROUPS.c.group_id > after)
+
+        async def work(connection: AsyncConnection) -> Sequence[str]:
+            return (await connection.execute(query)).scalars().all()
 
         return await self._database.read(work)
 

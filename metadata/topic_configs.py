@@ -26,6 +26,7 @@ from metadata.config_values import (
 )
 
 __all__ = [
+    "LAGS",
     "TOPIC_CONFIGS",
     "Config",
     "ConfigType",
@@ -34,6 +35,8 @@ __all__ = [
     "as_float",
     "as_int",
     "as_list",
+    "check_lags",
+    "lags_of",
     "resolve",
     "validate_overrides",
 ]
@@ -221,22 +224,43 @@ _ALL = (
 TOPIC_CONFIGS: Mapping[str, Config] = {config.name: config for config in _ALL}
 """Every topic config by Kafka's name."""
 
+LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+"""The only configs that can contradict each other."""
+
 _DEFAULTS = {config.name: config.default for config in _ALL}
 
 
-def validate_overrides(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> None:
+def validate_overrides(
+    overrides: Mapping[str, str],
+    defaults: Mapping[str, str] | None = None,
+    present: Mapping[str, str] | None = None,
+) -> None:
     """Raises InvalidConfigError naming the first config that is unknown, malformed, out of range or contradictory.
 
-    `defaults`: what takes the place of Kafka's defaults in this cluster, by topic config.
+    `defaults`: what takes the place of Kafka's defaults in this cluster, by topic config. `present`: the overrides that
+    these take the place of. Configs may come to contradict each other while nobody looks, by two alterations at once:
+    only whoever alters one of them is told, or nothing else of the topic could be altered either.
     """
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:
             raise unknown_config("topic", name, TOPIC_CONFIGS)
         check_value(config, value)
-    in_force = resolve({**(defaults or {}), **overrides})
-    least_lag = as_int(in_force, "min.compaction.lag.ms")
-    most_lag = as_int(in_force, "max.compaction.lag.ms")
+    before = present or {}
+    if any(overrides.get(name) != before.get(name) for name in LAGS):
+        check_lags({**(defaults or {}), **overrides})
+
+
+def lags_of(configs: Mapping[str, str]) -> tuple[int, int]:
+    """The least and the greatest compaction lag in force, in ms."""
+    in_force = resolve(configs)
+    least_lag, most_lag = (as_int(in_force, name) for name in LAGS)
+    return least_lag, most_lag
+
+
+def check_lags(configs: Mapping[str, str]) -> None:
+    """Raises InvalidConfigError when no record could keep to both compaction lags."""
+    least_lag, most_lag = lags_of(configs)
     if least_lag > most_lag:
         raise InvalidConfigError(
             "min.compaction.lag.ms",

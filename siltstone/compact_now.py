@@ -173,7 +173,8 @@ def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: Comman
         policy = configs.get("cleanup.policy", "delete")
         raise NotCompactedError(
             f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
-            remedy=f"siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}",
+            remedy="none, if all its records are to stay. To keep the latest of each key only, and lose the others: "
+            f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}`",
         )
 
 

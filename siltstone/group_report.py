@@ -61,10 +61,21 @@ class PartitionLag:
 
 
 def lags(
-    group: Group, committed: Mapping[TopicPartition, Committed], logs: Mapping[TopicPartition, LogEnds]
+    group: Group,
+    committed: Mapping[TopicPartition, Committed],
+    logs: Mapping[TopicPartition, LogEnds],
+    *,
+    partitions: Mapping[str, int] | None = None,
 ) -> Sequence[PartitionLag]:
-    """What is committed or assigned, by topic and partition."""
+    """What is committed or assigned, by topic and partition.
+
+    `partitions`: how many a topic has. Of a topic that the group reads all are shown, for one without an offset is
+    unread, not up to date.
+    """
     readers = assigned(group)
+    read_topics = {topic for topic, _ in (*committed, *readers)}
+    counts = partitions or {}
+    unread = {(topic, partition) for topic in read_topics for partition in range(counts.get(topic, 0))}
     return [
         PartitionLag(
             topic=topic,
@@ -73,7 +84,7 @@ def lags(
             log=logs.get((topic, partition)),
             member=readers.get((topic, partition)),
         )
-        for topic, partition in sorted({*committed, *readers})
+        for topic, partition in sorted({*committed, *readers, *unread})
     ]
 
 
@@ -92,8 +103,11 @@ def total_lag(rows: Sequence[PartitionLag]) -> int:
 
 
 def total_lag_text(rows: Sequence[PartitionLag]) -> str:
-    unknown = sum(each.lag is None for each in rows)
-    return f"{total_lag(rows):,}" + (f" (without {unknown} with nothing committed or gone)" if unknown else "")
+    unread = sum(each.committed is None and each.log is not None for each in rows)
+    gone = sum(each.log is None for each in rows)
+    left_out = [f"{unread} without an offset"] if unread else []
+    left_out += [f"{gone} gone"] if gone else []
+    return f"{total_lag(rows):,}" + (f" (not counted: {', '.join(left_out)})" if left_out else "")
 
 
 LAG_COLUMNS: Sequence[str] = ("topic", "partition", "committed", "log end", "lag", "member", "client")

@@ -26,7 +26,7 @@ from wire.records import Headers
 VALUE_LINES = r"%v\n"
 RECORD_BYTES_MAX = 128 << 20
 """Of input in which no record ends: more is taken for input of another format."""
-REMEDY = r"for example --format '%k\t%v\n'; `siltstone produce --help` lists the fields"
+REMEDY = r"for example --format '%k\t%v\n'; `siltstone produce --help` and `siltstone consume --help` list the fields"
 
 _TOKEN = re.compile(
     r"%(?P<verb>.)(?:\{(?P<encoding>[a-z0-9]*)\})?|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.)", re.DOTALL

@@ -1,17 +1,19 @@
 """What may be asked of a group at all, before its machine is asked; and topics by the name that commits use.
 
-`look_up` is not pure: a name that this agent has not heard of is looked for in the store, once for all of a request.
+This agent may hear late of a topic that another made, deleted, made anew or added partitions to. So that a partition
+does not exist, or that nothing is committed for it, is never said from memory: `Present` looks first.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from contextlib import suppress
-from uuid import UUID
 
 from agents.catalog import Catalog
 from agents.follower import Follower
 from agents.groups.held import GroupRefusedError
+from agents.topic_ids import LOOK_MS_MAX
 from metadata.groups import GroupIdTooLongError, OffsetPlace, check_group_id
 from siltstone.errors import SiltstoneError
 from wire.error_codes import ErrorCode
@@ -42,7 +44,22 @@ async def look_up(catalog: Catalog, follower: Follower, names: Collection[str]) 
             await follower.catch_up()
 
 
-async def look_up_ids(catalog: Catalog, follower: Follower, topic_ids: Collection[UUID]) -> None:
-    if any(catalog.topic_by_id(topic_id) is None for topic_id in topic_ids):
-        with suppress(SiltstoneError):
-            await follower.catch_up()
+class Present:
+    """One request's look at the topics as they are in the store, when something is missing: one at most."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+        self.seen: bool | None = None
+        """None: not looked yet."""
+
+    async def see(self) -> bool:
+        """Whether the catalog now holds all that was committed before this request. Ids do not come back: what is
+        missing by the same topic id after the look was missing before it."""
+        if self.seen is None:
+            try:
+                async with asyncio.timeout(LOOK_MS_MAX / 1000):
+                    await self._follower.catch_up()
+                self.seen = True
+            except (SiltstoneError, TimeoutError):
+                self.seen = False
+        return self.seen

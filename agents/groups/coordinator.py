@@ -3,7 +3,12 @@
 A group is taken when it is first asked for, under an epoch that fences the owner before; it is given up when the agents
 alive say that another owns it, when a write of ours is fenced, or when it is in doubt what a write of ours did. Whoever
 waits is answered NOT_COORDINATOR then and finds the next owner, which goes on with the same members and generation.
-When the agent stops, it serves its groups until the others know that it goes, and gives all up at once.
+When the agent stops, it serves its groups until the others know that it goes, and gives all up at once. When its lease
+may have run out it gives all up too and answers nothing from memory, whatever its list of agents says: others may have
+had its groups meanwhile, and the list look as before.
+
+Groups that have members and that nobody asks for are taken by and by, so that sessions of members end that went
+together with their owner.
 
 Nothing here waits for the object store. What a client's disconnect leaves is a future that nobody awaits, and it goes.
 
@@ -16,11 +21,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agents.groups.events import (
     CommitRequested,
+    DeleteRequested,
     GroupOptions,
+    GroupState,
     GroupView,
     HeartbeatRequested,
     JoinRequested,
@@ -44,6 +51,9 @@ GROUPS_MAX = 20_000
 BYTES_MAX = 256 << 20
 IDLE_MS = 60_000.0
 SWEEP_MS = 5_000.0
+ADOPTED_PER_SWEEP = 50
+"""Groups with members that nobody asked for."""
+ADOPTION_PAGE_GROUPS = 1_000
 LOADS_MAX = 2
 """At once: after a failover there are many, and commits of records share the store's connections."""
 LOAD_WAIT_MS_MAX = 5_000.0
@@ -72,6 +82,11 @@ class GroupCoordinator:
         self._held: dict[str, HeldGroup] = {}
         self._loading: dict[str, asyncio.Task[HeldGroup | None]] = {}
         self._loads = asyncio.Semaphore(LOADS_MAX)
+        self._deletions: dict[str, asyncio.Task[ErrorCode]] = {}
+        self._lapses = 0
+        self._adopted: str | None = None
+        """Up to this id groups were looked at."""
+        self._adopts_at_version = -1
         self._sweeps: asyncio.Task[None] | None = None
         self._bytes = 0
         self._last_request = 0
@@ -82,6 +97,7 @@ class GroupCoordinator:
     def start(self) -> None:
         self.commits.start()
         self._membership.on_change = self._agents_changed
+        self._membership.on_lapse = self._lapsed
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="group sweep")
 
     async def drain(self) -> None:
@@ -93,7 +109,8 @@ class GroupCoordinator:
 
     async def close(self) -> None:
         self._stopped = True
-        tasks = [*self.tasks, *self._loading.values(), *([self._sweeps] if self._sweeps is not None else [])]
+        sweeps = [self._sweeps] if self._sweeps is not None else []
+        tasks: list[asyncio.Task[Any]] = [*self.tasks, *self._loading.values(), *self._deletions.values(), *sweeps]
         for held in list(self._held.values()):
             self._unload(held, ErrorCode.NOT_COORDINATOR)
         for task in tasks:
@@ -109,14 +126,19 @@ class GroupCoordinator:
 
     def owns(self, group_id: str) -> bool:
         """Whether a group would be taken here. What is held is held until somebody else is known to own it."""
-        if self._stopped:
+        if self._stopped or not self._membership.lease_runs:
             return False
         found = self.owner(group_id)
         return found is not None and found.writer_id == self._membership.node_id
 
+    @property
+    def lease_runs(self) -> bool:
+        """While it does not, nothing is owned here, and nobody knows yet by whom it is."""
+        return self._membership.lease_runs
+
     def check_owned(self, group_id: str) -> None:
         """Raises GroupRefusedError."""
-        if group_id not in self._held and not self.owns(group_id):
+        if self._holding(group_id) is None and not self.owns(group_id):
             raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "another agent coordinates the group")
 
     # ---- requests
@@ -146,7 +168,7 @@ class GroupCoordinator:
         Without a turn of the event loop, so that heartbeats that arrived while it stood still are heard before the
         timers that would end their members.
         """
-        held = self._held.get(group_id)
+        held = self._holding(group_id)
         answer = None if held is None else held.ask_at_once(event)
         return None if answer is None else _of_kind(answer, PlainAnswer)
 
@@ -162,19 +184,24 @@ class GroupCoordinator:
         return await self.commits.add(held.lease, offsets)
 
     async def view(self, group_id: str) -> GroupView | None:
-        """The group as it is; of one that is not held, as it was stored, without taking it. None when there is none.
+        """The group as it is; one that is not held is taken if it has members, for only then they can be known to
+        live, and is shown as it was stored if it has none. None when there is none.
 
         Raises GroupRefusedError.
         """
         self.check_owned(group_id)
-        held = self._held.get(group_id)
-        if held is not None:
-            return held.machine.view()
-        try:
-            record = await self.metadata.group(group_id)
-        except MetadataUnavailableError as error:
-            raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)) from error
-        return None if record is None else self._machine(group_id, record).view()
+        held = self._holding(group_id)
+        if held is None:
+            try:
+                record = await self.metadata.group(group_id)
+            except MetadataUnavailableError as error:
+                raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)) from error
+            if record is None:
+                return None
+            if not record.members:
+                return self._machine(group_id, record).view()
+            held = await self._group(group_id, create=False)
+        return None if held is None else held.machine.view()
 
     def state_of(self, group_id: str) -> str | None:
         """Of a group that is held."""
@@ -192,25 +219,56 @@ class GroupCoordinator:
         except (GroupFencedError, MetadataUnavailableError) as error:
             raise self._given_up(held, error) from error
 
-    async def delete(self, held_id: str) -> None:
-        """Delete a group whose machine has agreed (`DeleteRequested`). Raises GroupRefusedError."""
-        held = self._held.get(held_id)
-        if held is None:
-            raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "the group was unloaded")
-        await self.commits.settled(held_id)
+    async def delete(self, group_id: str) -> ErrorCode:
+        """Delete a group without members, with its offsets. It goes on when whoever asked has gone; who asks meanwhile
+        hears what becomes of it. Raises GroupRefusedError."""
+        deletion = self._deletions.get(group_id)
+        if deletion is None:
+            deletion = asyncio.create_task(self._delete(group_id), name="group deletion")
+            self._deletions[group_id] = deletion
+            deletion.add_done_callback(_heard)
+        return await asyncio.shield(deletion)
+
+    async def _delete(self, group_id: str) -> ErrorCode:
+        """From the machine's consent on the group is Dead, so it must not stay held, whatever comes between."""
+        held = None
         try:
-            await self.metadata.delete_group(held.lease)
-        except (GroupFencedError, MetadataUnavailableError) as error:
-            raise self._given_up(held, error) from error
-        self._unload(held, ErrorCode.GROUP_ID_NOT_FOUND)
+            held = await self._group(group_id, create=False)
+            if held is None:
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            answer = _of_kind(await held.ask(DeleteRequested(request=self.next_request())), PlainAnswer)
+            if answer.error is not ErrorCode.NONE:
+                return answer.error
+            await self.commits.settled(group_id)
+            try:
+                await self.metadata.delete_group(held.lease)
+            except (GroupFencedError, MetadataUnavailableError) as error:
+                raise self._given_up(held, error) from error
+            self._unload(held, ErrorCode.GROUP_ID_NOT_FOUND)
+            return ErrorCode.NONE
+        finally:
+            del self._deletions[group_id]
+            if held is not None and held.machine.state is GroupState.DEAD:
+                self._lost(held.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     # ---- loading
+
+    def _holding(self, group_id: str) -> HeldGroup | None:
+        """The group, if it is held and may be answered for from memory."""
+        held = self._held.get(group_id)
+        if held is None:
+            return None
+        if not self._membership.lease_runs:
+            self._lapsed()
+        elif held.machine.state is GroupState.DEAD and group_id not in self._deletions:
+            self._lost(held.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return self._held.get(group_id)
 
     async def _group(self, group_id: str, *, create: bool) -> HeldGroup | None:
         """The group, taken first if need be. None when there is none and `create` is False. One take of a group is
         under way at a time: a second would fence the first. Raises GroupRefusedError."""
         while True:
-            held = self._held.get(group_id)
+            held = self._holding(group_id)
             if held is not None:
                 return held
             self.check_owned(group_id)
@@ -235,16 +293,16 @@ class GroupCoordinator:
             async with self._loads:
                 self._make_room()
                 self.check_owned(group_id)  # waiting took time
+                lapses = self._lapses
                 taken = await self.metadata.take_group(group_id, owner=self._membership.current, create=create)
             if taken is None:
                 return None
-            if not self.owns(group_id):
+            if not self.owns(group_id) or lapses != self._lapses:
                 raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "another agent coordinates the group by now")
             held = self._held[group_id] = HeldGroup(
                 coordinator=self,
                 lease=taken.lease,
                 machine=self._machine(group_id, taken.record),
-                record=taken.record,
                 on_lost=self._lost,
                 on_bytes=self._count_bytes,
             )
@@ -279,6 +337,13 @@ class GroupCoordinator:
             if not self.owns(held.group_id):
                 self._unload(held, ErrorCode.NOT_COORDINATOR)
 
+    def _lapsed(self) -> None:
+        self._lapses += 1
+        if self._held:
+            _log.warning("lease may have run out, groups given up", groups=len(self._held))
+        for held in list(self._held.values()):
+            self._unload(held, ErrorCode.NOT_COORDINATOR)
+
     def _lost(self, lease: GroupLease, error: ErrorCode) -> None:
         held = self._held.get(lease.group_id)
         if held is not None and held.lease == lease:
@@ -307,7 +372,36 @@ class GroupCoordinator:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self.clock.sleep_ms(SWEEP_MS)
+            if self._held and not self._membership.lease_runs:
+                self._lapsed()
             self._forget_idle(IDLE_MS)
+            try:
+                await self.adopt()
+            except (GroupRefusedError, MetadataUnavailableError) as error:
+                _log.info("groups that nobody asks for are not looked at this time", error=str(error))
+            except Exception:
+                _log.exception("groups that nobody asks for are not looked at this time")
+
+    async def adopt(self) -> None:
+        """Take some of the groups with members that are ours and not held: the ids after those of the last round.
+
+        Not while agents come and go, for then others may differ about who owns what. Raises MetadataUnavailableError,
+        GroupRefusedError.
+        """
+        version, self._adopts_at_version = self._adopts_at_version, self._membership.version
+        if version != self._membership.version or self._stopped or not self._membership.lease_runs:
+            return
+        page = await self.metadata.groups_with_members(after=self._adopted, limit=ADOPTION_PAGE_GROUPS)
+        adopted = 0
+        for group_id in page:
+            if adopted == ADOPTED_PER_SWEEP or self._membership.version != version:
+                return
+            self._adopted = group_id
+            if group_id not in self._held and self.owns(group_id):
+                await self._group(group_id, create=False)
+                adopted += 1
+        if len(page) < ADOPTION_PAGE_GROUPS:
+            self._adopted = None
 
 
 def _of_kind(answer: AnyAnswer, kind: type[A]) -> A:
@@ -316,7 +410,7 @@ def _of_kind(answer: AnyAnswer, kind: type[A]) -> A:
     return answer
 
 
-def _heard(loading: asyncio.Task[HeldGroup | None]) -> None:
-    """Whoever waited may be gone: a load that fails with nobody there is no news."""
-    if not loading.cancelled():
-        loading.exception()
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Whoever waited may be gone: a load or a deletion that fails with nobody there is no news."""
+    if not task.cancelled():
+        task.exception()

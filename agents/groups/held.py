@@ -47,9 +47,6 @@ from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
 
-MEMBER_BYTES = 2_000
-"""What Python needs for one member without its metadata and assignment, about."""
-GROUP_BYTES = 4_000
 TIMER_MS_MIN = 1.0
 
 AnyAnswer: TypeAlias = JoinAnswer | SyncAnswer | LeaveAnswer | PlainAnswer
@@ -88,7 +85,6 @@ class HeldGroup:
         coordinator: Coordinated,
         lease: GroupLease,
         machine: Group,
-        record: GroupRecord,
         on_lost: Callable[[GroupLease, ErrorCode], None],
         on_bytes: Callable[[int], None],
     ) -> None:
@@ -106,10 +102,8 @@ class HeldGroup:
         self._timer_at_ms = 0.0
         self._state: GroupState | None = None
         self._bytes = 0
-        self._joined_bytes: dict[str, int] = {}
         self.ended = False
         self.used_ms = self._clock.monotonic_ms()
-        self._weigh(record)
         self._took_place(self.used_ms)
 
     @property
@@ -168,10 +162,6 @@ class HeldGroup:
             raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "the group was unloaded")
         waiting: asyncio.Future[AnyAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[event.request] = waiting
-        if isinstance(event, JoinRequested):
-            size = MEMBER_BYTES + sum(len(name) + len(metadata) for name, metadata in event.protocols)
-            self._joined_bytes[event.member_id or event.new_member_id] = size
-            self._set_bytes(self._record_bytes + sum(self._joined_bytes.values()))
         self._handle(event)
         return waiting
 
@@ -194,6 +184,7 @@ class HeldGroup:
 
     def _took_place(self, now_ms: float) -> None:
         self.used_ms = now_ms
+        self._set_bytes(self.machine.bytes)
         self._count(self.machine.state)
         self._set_timer(now_ms)
         if self._saves and self._saver is None:
@@ -265,20 +256,9 @@ class HeldGroup:
         except SiltstoneError as error:
             _log.warning("group refused by the metadata store", group=self.group_id, error=str(error))
             return False
-        self._weigh(record)
         return True
 
     # ---- memory
-
-    def _weigh(self, record: GroupRecord) -> None:
-        self._joined_bytes.clear()
-        self._record_bytes = GROUP_BYTES + sum(
-            MEMBER_BYTES
-            + len(member.assignment)
-            + sum(len(name) + len(metadata) for name, metadata in member.protocols)
-            for member in record.members
-        )
-        self._set_bytes(self._record_bytes)
 
     def _set_bytes(self, total: int) -> None:
         self._on_bytes(total - self._bytes)

@@ -73,8 +73,10 @@ def _join_without_id(group: RebalancingGroup, event: JoinRequested) -> None:
             _replace(group, event, old)
             return
     elif event.id_required:
-        group.pending.add(event.new_member_id)
-        group.sessions.set(event.new_member_id, group.now_ms + event.session_timeout_ms)
+        if not group.may_give_ids:
+            _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        group.give_id(event.new_member_id, event.session_timeout_ms)
         required = JoinAnswer(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id)
         group.answer(event.request, required)
         return

@@ -6,6 +6,7 @@ all the others.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from agents.groups.subscription import subscribed_topics
 from metadata.groups import MemberRecord
 from wire.error_codes import ErrorCode
+
+MEMBER_BYTES = 2_000
+"""What Python needs for one member without its texts, metadata and assignment, about."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -26,6 +30,9 @@ class Member:
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
+    """Of one that is among `Members` it is changed by `Members.assign` alone."""
+    weighed: int = 0
+    """With how many bytes it counts in the sum of `Members`, which alone changes it."""
     parked_join: int | None = None
     """The number of the request that waits for an answer; changed by `Members` alone."""
     parked_sync: int | None = None
@@ -35,6 +42,13 @@ class Member:
     @property
     def waits(self) -> bool:
         return self.parked_join is not None or self.parked_sync is not None
+
+    @property
+    def bytes(self) -> int:
+        """Memory it takes, about: all that a client may make long is counted."""
+        texts = (self.member_id, self.instance_id or "", self.client_id, self.client_host)
+        size = MEMBER_BYTES + sum(sys.getsizeof(text) for text in texts) + len(self.assignment)
+        return size + sum(sys.getsizeof(name) + sys.getsizeof(metadata) for name, metadata in self.protocols)
 
     def metadata(self, protocol: str | None) -> bytes:
         """What it joined with under this protocol; b"" if it does not support it."""
@@ -74,6 +88,7 @@ class Members:
         self._by_instance: dict[str, Member] = {}
         self._support: Counter[str] = Counter()
         self._joins_parked = 0
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -114,6 +129,8 @@ class Members:
         self._by_id[member.member_id] = member
         self._support.update({name for name, _ in member.protocols})
         self._joins_parked += member.parked_join is not None
+        member.weighed = 0
+        self._weigh(member)
 
     def remove(self, member: Member) -> None:
         del self._by_id[member.member_id]
@@ -121,17 +138,30 @@ class Members:
             del self._by_instance[member.instance_id]
         self._withdraw(member)
         self._joins_parked -= member.parked_join is not None
+        self._bytes -= member.weighed
+        member.weighed = 0
 
     def clear(self) -> None:
         self._by_id.clear()
         self._by_instance.clear()
         self._support.clear()
         self._joins_parked = 0
+        self._bytes = 0
 
     def change_protocols(self, member: Member, protocols: tuple[tuple[str, bytes], ...]) -> None:
         self._withdraw(member)
         member.protocols = protocols
         self._support.update({name for name, _ in protocols})
+        self._weigh(member)
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        member.assignment = assignment
+        self._weigh(member)
+
+    @property
+    def bytes(self) -> int:
+        """Memory all of them take, about."""
+        return self._bytes
 
     # ---- who waits
 
@@ -185,6 +215,11 @@ class Members:
                 return None
             topics |= of_member
         return frozenset(topics) if self._by_id else None
+
+    def _weigh(self, member: Member) -> None:
+        size = member.bytes
+        self._bytes += size - member.weighed
+        member.weighed = size
 
     def _withdraw(self, member: Member) -> None:
         for name in {name for name, _ in member.protocols}:

@@ -12,6 +12,7 @@ who are still members have come is never waited for; a failed save of a group th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -37,6 +38,10 @@ from wire.error_codes import ErrorCode
 POSTPONED_JOIN_MS_MIN = 1_000
 """Nobody came, and static members are waited for again: at least so long, whatever timeouts they asked for."""
 SAVE_AGAIN_AFTER_MS = 5_000
+PENDING_MIN = 1_000
+PENDING_PER_MEMBER = 2
+PENDING_BYTES = 500
+"""What Python needs for one id that was given out, without its text, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,7 @@ class RebalancingGroup:
         self.members = Members()
         self.pending: set[str] = set()
         """Ids that were given out, and nobody has joined with yet."""
+        self.pending_bytes = 0
         self.pending_syncs: set[str] = set()
         self.sessions = Deadlines()
         """Of members that do not wait, of new ones, and of pending ids."""
@@ -181,7 +187,7 @@ class RebalancingGroup:
             self.protocol_type = protocol_type
         if self.initial is not None:
             self.initial.others_came = True
-        self.pending.discard(member.member_id)
+        self._end_pending(member.member_id)
         self.members.add(member)
         if self.leader is None:
             self.leader = member.member_id
@@ -199,9 +205,25 @@ class RebalancingGroup:
         if self.leader == member.member_id:
             self.leader = next((other.member_id for other in self.members), None)
 
+    @property
+    def may_give_ids(self) -> bool:
+        """No more are out than members could come of: who asks for ids and never comes back costs memory."""
+        return len(self.pending) < max(PENDING_MIN, PENDING_PER_MEMBER * len(self.members))
+
+    def give_id(self, member_id: str, session_timeout_ms: int) -> None:
+        """It is forgotten when nobody joins with it in that time."""
+        self.pending.add(member_id)
+        self.pending_bytes += _pending_bytes(member_id)
+        self.sessions.set(member_id, self.now_ms + session_timeout_ms)
+
     def forget_pending(self, member_id: str) -> None:
-        self.pending.discard(member_id)
+        self._end_pending(member_id)
         self.sessions.drop(member_id)
+
+    def _end_pending(self, member_id: str) -> None:
+        if member_id in self.pending:
+            self.pending.discard(member_id)
+            self.pending_bytes -= _pending_bytes(member_id)
 
     def replace(self, old: Member, new: Member) -> None:
         """`new` has the same instance id. The old one's requests that wait are fenced at once."""
@@ -295,7 +317,7 @@ class RebalancingGroup:
 
     def reset_assignments(self, error: ErrorCode) -> None:
         for member in self.members:
-            member.assignment = b""
+            self.members.assign(member, b"")
             self.answer_sync(member, SyncAnswer(error=error))
 
     # ---- what is stored
@@ -329,7 +351,7 @@ class RebalancingGroup:
             return
         self.state = GroupState.STABLE
         for member in self.members:
-            member.assignment = save.assignments.get(member.member_id, b"")
+            self.members.assign(member, save.assignments.get(member.member_id, b""))
             self.answer_sync(member, self.synced(member))
 
     def synced(self, member: Member) -> SyncAnswer:
@@ -387,7 +409,7 @@ class RebalancingGroup:
 
     def _session_ended(self, member_id: str) -> None:
         member = self.members.get(member_id)
-        self.pending.discard(member_id)
+        self._end_pending(member_id)
         if member is not None:
             self.remove(member)
             if self.state is not GroupState.PREPARING_REBALANCE:
@@ -403,6 +425,7 @@ class RebalancingGroup:
         self.state = GroupState.DEAD
         self.members.clear()
         self.pending.clear()
+        self.pending_bytes = 0
         self.pending_syncs.clear()
         self.sessions.clear()
         self.saves.clear()
@@ -410,3 +433,7 @@ class RebalancingGroup:
         self.leader = None
         self.subscribed_topics = None
         self.join_deadline_ms = self.sync_deadline_ms = self.save_again_ms = None
+
+
+def _pending_bytes(member_id: str) -> int:
+    return PENDING_BYTES + sys.getsizeof(member_id)

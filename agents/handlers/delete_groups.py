@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.groups.checks import check_id
-from agents.groups.events import DeleteRequested, PlainAnswer
 from agents.groups.held import GroupRefusedError
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
@@ -26,14 +25,9 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsReq
 async def _delete(broker: Broker, group_id: str) -> ErrorCode:
     try:
         check_id(group_id, may_be_empty=True)
-        event = DeleteRequested(request=broker.groups.next_request())
-        answer = await broker.groups.ask(group_id, event, PlainAnswer)
-        if answer is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        if answer.error is not ErrorCode.NONE:
-            return answer.error
-        await broker.groups.delete(group_id)
+        error = await broker.groups.delete(group_id)
     except GroupRefusedError as refused:
         return refused.code
-    _log.info("group deleted", group=group_id)
-    return ErrorCode.NONE
+    if error is ErrorCode.NONE:
+        _log.info("group deleted", group=group_id)
+    return error

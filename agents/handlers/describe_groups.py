@@ -1,6 +1,12 @@
-"""DescribeGroups 0-6, by the owner. A group that does not exist is Dead up to v5, GROUP_ID_NOT_FOUND from v6."""
+"""DescribeGroups 0-6, by the owner. A group that does not exist is Dead up to v5, GROUP_ID_NOT_FOUND from v6.
+
+A group is described once, however often the request names it. One answer holds ANSWER_BYTES_MAX: groups beyond that are
+told to come again (COORDINATOR_LOAD_IN_PROGRESS).
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from agents.broker import Broker
 from agents.groups.checks import check_id
@@ -18,10 +24,21 @@ from wire.messages.describe_groups import (
 GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
 """READ, DELETE, DESCRIBE: everything, as without an authorizer."""
 GROUP_ID_NOT_FOUND_SINCE = 6
+ANSWER_BYTES_MAX = 32 << 20
+"""Of what members said and were assigned, in all groups of an answer; one group alone may have more."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    groups = [await _describe(broker, header, group_id) for group_id in request.groups]
+    groups: list[DescribedGroup] = []
+    room = ANSWER_BYTES_MAX
+    for group_id in dict.fromkeys(request.groups):
+        groups.append(
+            await _describe(broker, header, group_id)
+            if room > 0
+            else DescribedGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        )
+        room -= sum(len(member.member_metadata) + len(member.member_assignment) for member in groups[-1].members)
+        await asyncio.sleep(0)
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agents.broker import Broker
-from agents.groups.checks import check_id, look_up, place_of
+from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
 from metadata.groups import OffsetPlace
@@ -23,9 +23,12 @@ CONSUMER = "consumer"
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    await look_up(broker.catalog, broker.follower, [topic.name for topic in request.topics])
     try:
         check_id(request.group_id)
+        broker.groups.check_owned(request.group_id)
+        # Always: by a topic id that is not current any more nothing would be deleted, and no error say so.
+        if not await Present(broker.follower).see():
+            raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody knows what topics there are")
         view = await broker.groups.view(request.group_id)
         if view is None or view.state is GroupState.DEAD:
             raise GroupRefusedError(ErrorCode.GROUP_ID_NOT_FOUND, "there is no such group")

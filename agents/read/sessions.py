@@ -17,7 +17,8 @@ Rules of Kafka's `FetchManager`, `FetchSession` and `FetchSessionCacheShard`:
   EVICT_MS, else the one with the fewest partitions among those older than EVICT_MS, if it has fewer than the newcomer.
 
 Not of Kafka: the partitions of all sessions are bounded too. A newcomer for which there is no room is answered without
-a session, which is always legal; a session that would outgrow the bound is closed.
+a session, which is always legal; a session that would outgrow the bound is closed. So that a partition has a bound as
+well, names that no topic can have are answered (there is no such topic, nor will there be) and not kept.
 
 Sessions live in this process alone. Any connection may go on with one; after a restart, or at another agent, its id is
 unknown and the client sends a full fetch. Ids are drawn at random, so that one of another agent is not taken for ours.
@@ -33,6 +34,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from agents.log_index import PartitionLog
+from agents.topics import NAME_CHARACTERS_MAX
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
 
@@ -46,7 +48,8 @@ FULL_WITH_SESSION, FULL_WITHOUT = 0, -1
 FIRST_EPOCH, LAST_EPOCH = 1, 0x7FFFFFFF
 EVICT_MS = 120_000
 PARTITIONS_MAX = 100_000
-"""Of all sessions together. One takes 450 bytes, measured: 45 MB when the bound is reached."""
+"""Of all sessions together. One takes 450 bytes, measured: 45 MB when the bound is reached; 30 MB more if each is of a
+topic of its own with the longest name."""
 
 
 class FetchPart:
@@ -111,15 +114,18 @@ class Session:
     answering: bool = False
     """Whether a request has the parts, or had them when its client went away."""
 
-    def take(self, request: FetchRequest) -> None:
-        """Add, change and forget what the request says."""
+    def take(self, request: FetchRequest) -> list[FetchPart]:
+        """Add, change and forget what the request says. Returns what cannot be kept."""
+        strangers: list[FetchPart] = []
         if self.answering:
             self.parts = {key: part.again() for key, part in self.parts.items()}
         for topic in request.topics:
             name: TopicKey = topic.topic_id if self.by_id else topic.topic
             for asked in topic.partitions:
                 known = self.parts.get((name, asked.partition))
-                if known is None:
+                if known is None and not _may_exist(name):
+                    strangers.append(FetchPart(name, asked))
+                elif known is None:
                     self.parts[name, asked.partition] = FetchPart(name, asked)
                 else:
                     known.asked = asked
@@ -127,6 +133,7 @@ class Session:
             name = forgotten.topic_id if self.by_id else forgotten.topic
             for partition in forgotten.partitions:
                 self.parts.pop((name, partition), None)
+        return strangers
 
 
 @dataclass(slots=True)
@@ -181,7 +188,7 @@ class FetchSessions:
             return FetchContext(error=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
             return FetchContext(error=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        session.take(request)
+        strangers = session.take(request)
         if not session.parts:
             self._close(session)
             return FetchContext(list(_parts(request, by_id)), by_id)
@@ -193,7 +200,7 @@ class FetchSessions:
         self._touch(session, now_ms)
         session.epoch = FIRST_EPOCH if session.epoch == LAST_EPOCH else session.epoch + 1
         session.answering = True
-        return FetchContext(list(session.parts.values()), by_id, session=session, epoch=session.epoch)
+        return FetchContext([*session.parts.values(), *strangers], by_id, session=session, epoch=session.epoch)
 
     def answer(self, context: FetchContext, *, now_ms: float) -> FetchResponse:
         """The answer made of those of the parts. A part without one is left out, which only a session may do."""
@@ -234,7 +241,9 @@ class FetchSessions:
         opens: dict[Key, FetchPart] = {}
         for part in parts:
             opens[part.topic, part.asked.partition] = part
-        return FetchContext(list(opens.values()), by_id, opens=opens)
+        kept = {key: part for key, part in opens.items() if _may_exist(part.topic)}
+        # With nothing to keep there is no session to open.
+        return FetchContext(list(opens.values()), by_id, opens=None if opens and not kept else kept)
 
     def _open(self, parts: dict[Key, FetchPart], by_id: bool, now_ms: float) -> int:
         """The new session's id, or NO_SESSION when there is no room."""
@@ -298,6 +307,10 @@ def _parts(request: FetchRequest, by_id: bool) -> Iterable[FetchPart]:
         name: TopicKey = topic.topic_id if by_id else topic.topic
         for asked in topic.partitions:
             yield FetchPart(name, asked)
+
+
+def _may_exist(topic: TopicKey) -> bool:
+    return not isinstance(topic, str) or (len(topic) <= NAME_CHARACTERS_MAX and topic.isascii())
 
 
 def _by_topic(answered: Iterable[tuple[FetchPart, PartitionData]]) -> list[FetchableTopicResponse]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import click
 
 from siltstone.cli.agents import agent_options, given_agents
-from siltstone.cli.groups_asked import confirm, group_hints, log_ends, tell
+from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.client import KafkaError
@@ -113,8 +113,10 @@ async def _describe(
             committed = await client.committed()
             if not group.exists and not committed:
                 raise KafkaError(69, f"group {name!r}")
-        wanted = {(row.topic, row.partition) for row in lags(group, committed, {})}
-        described.append((group, lags(group, committed, await log_ends(bootstrap, wanted))))
+        counts = await partition_counts(bootstrap, {row.topic for row in lags(group, committed, {})})
+        wanted = {(row.topic, row.partition) for row in lags(group, committed, {}, partitions=counts)}
+        ends = await log_ends(bootstrap, wanted)
+        described.append((group, lags(group, committed, ends, partitions=counts)))
     return described
 
 

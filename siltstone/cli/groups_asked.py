@@ -33,6 +33,15 @@ def nearest_group(name: str, names: Sequence[str], words: CommandWords) -> str:
     return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{words.agents}` shows the groups"
 
 
+async def partition_counts(bootstrap: str, topics: Collection[str]) -> Mapping[str, int]:
+    """Of those topics that are there."""
+    if not topics:
+        return {}
+    async with connected(bootstrap) as client:
+        known = (await client.metadata(sorted(topics))).topics
+    return {topic.name: len(topic.partitions) for topic in known if topic.name is not None and not topic.error_code}
+
+
 async def log_ends(bootstrap: str, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
     """Of those partitions that are there. Raises KafkaError for any other error."""
     if not partitions:

@@ -250,6 +250,17 @@ async def test_groups_are_listed_in_pages_by_code_points(world: World) -> None:
     assert seen == sorted(ids)
 
 
+async def test_groups_with_members_are_found_in_pages_without_the_others(world: World) -> None:
+    owner = await Owner.register(world.service)
+    for group_id in ("c", "a", "b", "empty"):
+        lease = await owner.lease_of(group_id)
+        if group_id != "empty":
+            await world.service.save_group(lease, record(member()))
+    assert list(await world.service.groups_with_members()) == ["a", "b", "c"]
+    assert list(await world.service.groups_with_members(limit=2)) == ["a", "b"]
+    assert list(await world.service.groups_with_members(after="b")) == ["c"]
+
+
 async def test_a_group_id_may_be_long_but_not_without_end(world: World) -> None:
     topic = await new_topic(world.service)
     owner = await Owner.register(world.service)

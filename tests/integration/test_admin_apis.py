@@ -46,6 +46,7 @@ from wire.records import NewRecord, build_batch
 
 TOPIC, BROKER, ALL_BROKERS = 2, 4, ""
 SET, DELETE, APPEND, SUBTRACT = range(4)
+LEAST_LAG, MOST_LAG = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
 
 
 async def replace(
@@ -61,12 +62,16 @@ async def replace(
 
 
 async def alter(
-    raw: RawConnection, *changes: tuple[str, int, str | None], name: str = ALL_BROKERS, resource: int = BROKER
+    raw: RawConnection,
+    *changes: tuple[str, int, str | None],
+    name: str = ALL_BROKERS,
+    resource: int = BROKER,
+    validate_only: bool = False,
 ) -> int:
     """IncrementalAlterConfigs of one resource; the error code."""
     configs = [Change(name=key, config_operation=operation, value=value) for key, operation, value in changes]
     asked = Changes(resource_type=resource, resource_name=name, configs=configs)
-    request = IncrementalAlterConfigsRequest(resources=[asked])
+    request = IncrementalAlterConfigsRequest(resources=[asked], validate_only=validate_only)
     return (await raw.call(request, IncrementalAlterConfigsResponse, 1)).responses[0].error_code
 
 
@@ -258,6 +263,7 @@ WRONG_FOR_BROKERS: list[tuple[str, int, str | None, ErrorCode]] = [
     ("log.retention.ms", SET, None, ErrorCode.INVALID_REQUEST),
     ("log.retention.hours", SET, "99999999999", ErrorCode.INVALID_REQUEST),
     ("log.roll.hours", SET, "0", ErrorCode.INVALID_REQUEST),
+    ("log.retention.hours", SET, "0", ErrorCode.INVALID_REQUEST),
     ("log.cleanup.policy", APPEND, "burn", ErrorCode.INVALID_REQUEST),
     ("log.retention.ms", APPEND, "1", ErrorCode.INVALID_CONFIG),
     ("log.retention.ms", 9, "1", ErrorCode.INVALID_REQUEST),
@@ -271,9 +277,58 @@ async def test_wrong_broker_configs_are_refused_with_kafkas_errors_and_change_no
     for name, operation, value, expected in WRONG_FOR_BROKERS:
         assert await alter(raw, good, (name, operation, value)) == expected, (name, operation, value)
     assert await alter(raw, good, name=await node_id(agent)) == ErrorCode.INVALID_REQUEST, "one agent's are settings"
-    lags = [("log.cleaner.min.compaction.lag.ms", SET, "5"), ("log.cleaner.max.compaction.lag.ms", SET, "4")]
+    lags = [(LEAST_LAG, SET, "5"), (MOST_LAG, SET, "4")]
     assert await alter(raw, *lags) == ErrorCode.INVALID_REQUEST
     assert await rows(raw, BROKER, ALL_BROKERS) == {}
+
+
+async def test_cluster_wide_configs_that_are_only_validated_are_not_written(raw: RawConnection) -> None:
+    good = ("log.retention.hours", SET, "3")
+    assert await alter(raw, good, validate_only=True) == 0
+    assert await replace(raw, {"log.retention.hours": "3"}, name=ALL_BROKERS, resource=BROKER, validate_only=True) == 0
+    assert await alter(raw, ("log.roll.hours", SET, "0"), validate_only=True) == ErrorCode.INVALID_REQUEST
+    assert await rows(raw, BROKER, ALL_BROKERS) == {}
+    # and neither is a deletion
+    assert await alter(raw, good) == 0
+    assert await replace(raw, {}, name=ALL_BROKERS, resource=BROKER, validate_only=True) == 0
+    assert await rows(raw, BROKER, ALL_BROKERS) != {}
+
+
+async def test_a_topic_is_checked_over_the_cluster_wide_defaults(raw: RawConnection, client: KafkaClient) -> None:
+    assert await alter(raw, (MOST_LAG, SET, "1000")) == 0
+    await client.create_topic("t", partitions=1)
+    slow = {"min.compaction.lag.ms": "1001"}
+    assert await replace(raw, slow) == ErrorCode.INVALID_CONFIG
+    with pytest.raises(KafkaError, match="INVALID_CONFIG"):
+        await client.create_topic("slow", partitions=1, configs=slow)
+    assert await replace(raw, {"min.compaction.lag.ms": "1000"}) == 0
+    assert await overrides(raw) == {"min.compaction.lag.ms": "1000"}
+
+
+async def test_a_default_that_contradicts_a_topics_override_is_refused(raw: RawConnection, client: KafkaClient) -> None:
+    await client.create_topic("t", partitions=1, configs={"min.compaction.lag.ms": "50000"})
+    assert await alter(raw, (MOST_LAG, SET, "1000")) == ErrorCode.INVALID_REQUEST
+    asked = Changes(resource_type=BROKER, resource_name=ALL_BROKERS, configs=[Change(name=MOST_LAG, value="1000")])
+    request = IncrementalAlterConfigsRequest(resources=[asked])
+    [answer] = (await raw.call(request, IncrementalAlterConfigsResponse, 1)).responses
+    assert "topic 't'" in (answer.error_message or "")
+    assert await rows(raw, BROKER, ALL_BROKERS) == {}
+    assert await alter(raw, (MOST_LAG, SET, "50000")) == 0
+
+
+async def test_a_topic_that_came_to_contradict_a_default_can_still_be_altered_otherwise(
+    raw: RawConnection, agent: RunningAgent, client: KafkaClient
+) -> None:
+    await client.create_topic("t", partitions=1, configs={"min.compaction.lag.ms": "50000"})
+    # given: the default was altered by another agent that did not know of the topic's override yet
+    await agent.metadata.alter_broker_configs({MOST_LAG: "1000"})  # type: ignore[attr-defined]
+    # then
+    assert await alter(raw, ("retention.ms", SET, "9"), name="t", resource=TOPIC) == 0
+    assert await replace(raw, {"min.compaction.lag.ms": "50000", "retention.ms": "8"}) == 0
+    assert await alter(raw, ("min.compaction.lag.ms", SET, "40000"), name="t", resource=TOPIC) == 40
+    assert await alter(raw, ("log.retention.ms", SET, "9")) == 0
+    assert await alter(raw, ("min.compaction.lag.ms", SET, "1000"), name="t", resource=TOPIC) == 0
+    assert await overrides(raw) == {"min.compaction.lag.ms": "1000", "retention.ms": "8"}
 
 
 async def test_lists_are_appended_to_what_is_in_force(raw: RawConnection, client: KafkaClient) -> None:

@@ -28,6 +28,7 @@ from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from wire.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -189,6 +190,25 @@ async def test_a_join_that_waits_leaves_nothing_when_its_client_goes(owner: Runn
     # then: the group goes on, with the member that was heard of, until its session ends
     assert await member.join() is ErrorCode.NONE
     assert member.generation == 2
+
+
+async def test_members_leave_together_by_id_or_by_instance_and_each_is_told_of_itself(
+    owner: RunningAgent, dial: Dial
+) -> None:
+    one, other = await stable_group(dial, owner.address, 2)
+    static = GroupMember(await dial.kafka(owner.address), instance_id="i")
+    joining = asyncio.create_task(static.join())
+    await until(lambda: groups_of(owner).state_of("g") == "PreparingRebalance")
+    assert await asyncio.gather(one.join(), other.join(), joining) == [ErrorCode.NONE] * 3
+    leaving = [(one.member_id, None), ("", "i"), ("nobody", None), ("", "no instance"), ("", None)]
+    members = [MemberIdentity(member_id=member_id, group_instance_id=instance) for member_id, instance in leaving]
+    answer = await one.client.call(LeaveGroupRequest(group_id="g", members=members), LeaveGroupResponse)
+    unknown = ErrorCode.UNKNOWN_MEMBER_ID
+    assert answer.error_code == ErrorCode.NONE
+    assert [(each.member_id, each.group_instance_id) for each in answer.members] == leaving
+    assert [each.error_code for each in answer.members] == [ErrorCode.NONE, ErrorCode.NONE, unknown, unknown, unknown]
+    assert await other.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+    assert await one.heartbeat() is unknown
 
 
 # ---- offsets -------------------------------------------------------------------------------------------------------

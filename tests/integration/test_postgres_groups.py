@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from urllib.parse import urlsplit
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata import migrations
+from metadata import migrations, postgres_group_offsets
 from metadata.asyncpg_driver import Connection
-from metadata.groups import GroupFencedError, GroupLease
+from metadata.groups import GroupFencedError, GroupLease, OffsetCommitBatch
 from metadata.postgres import PostgresMetadata
 from metadata.postgres_connection import MetadataInDoubtError, connect
-from metadata.postgres_group_offsets import OFFSETS_LOCK
+from metadata.postgres_group_offsets import OFFSETS_LOCK, _Session
+from metadata.postgres_groups import TAKE_LOCK_TIMEOUT_MS
 from metadata.service import MetadataUnavailableError, UnknownTopicError
 from siltstone.errors import Outcome
 from tests.contract.groups import Owner, at, batch_of, committed, member, record, violations
@@ -66,6 +72,23 @@ async def seen_waiting(session: Connection, application: str, *, count: int = 1)
         while len(pids := await waiting(session, application)) < count:
             await asyncio.sleep(0.01)
     return pids[0]
+
+
+async def test_a_group_whose_row_is_locked_does_not_hold_a_take_for_long(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    owner = await Owner.register(service)
+    await owner.take("g")
+    # given: somebody stopped in the middle of a save
+    await session.execute("BEGIN")
+    await session.execute("UPDATE groups SET generation = generation")
+    # then
+    async with asyncio.timeout(TAKE_LOCK_TIMEOUT_MS / 1000 + 2):
+        with pytest.raises(MetadataUnavailableError):
+            await owner.take("g")
+    await owner.take("another")
+    await session.execute("ROLLBACK")
+    await owner.take("g")
 
 
 # ---- the next owner and the commits of the last ----------------------------------------------------------------------
@@ -204,6 +227,53 @@ async def test_the_deletion_of_a_topic_waits_for_commits_in_flight_and_takes_the
     assert (await committed(service), await violations(service)) == ({}, [])
 
 
+@pytest.mark.parametrize("held", ["a commit that hangs", "a change that hangs"])
+async def test_a_deletion_that_cannot_go_on_does_not_stop_commits_for_long(
+    service: PostgresMetadata, other: PostgresMetadata, session: Connection, held: str
+) -> None:
+    # given a deletion that waits for the lock of all offsets, or has it and waits for its last
+    topic, doomed = (await new_topic(service)).topic_id, (await new_topic(service, "doomed")).topic_id
+    lease = await (await Owner.register(service)).lease_of()
+    lock = f"_shared({OFFSETS_LOCK})" if held == "a commit that hangs" else "(7310575217)"
+    await session.execute(f"BEGIN; SELECT pg_advisory_xact_lock{lock}")
+    deleting = asyncio.ensure_future(other.delete_topic(doomed))
+    await seen_waiting(session, POOL)
+    # then a commit goes on although nobody lets go, and the deletion is undone
+    async with asyncio.timeout(5):
+        (result,) = await service.commit_offsets([batch_of(lease, {at(topic): 1, at(doomed): 2})])
+    assert (result.fenced, result.unknown) == (False, frozenset())
+    with pytest.raises(MetadataUnavailableError):
+        await deleting
+    # and can be repeated
+    await session.execute("ROLLBACK")
+    await other.delete_topic(doomed)
+    assert (await committed(service), await violations(service)) == ({at(topic): 1}, [])
+
+
+async def test_a_deletion_whose_agent_stands_still_does_not_stop_commits_for_long(
+    service: PostgresMetadata, other: PostgresMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_group_offsets, "IDLE_TIMEOUT_MS", 300)
+    topic = (await new_topic(service)).topic_id
+    lease = await (await Owner.register(service)).lease_of()
+    has_lock, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def stand_still(connection: AsyncConnection) -> None:
+        await postgres_group_offsets.delete_offsets_of_topic(connection, topic)
+        has_lock.set()
+        await goes_on.wait()
+        await connection.execute(sa.text("SELECT 1"))
+
+    deleting = asyncio.ensure_future(other._database.write(stand_still))
+    async with asyncio.timeout(5):
+        await has_lock.wait()
+        (result,) = await service.commit_offsets([batch_of(lease, {at(topic): 1})])
+    assert result.unknown == frozenset()
+    goes_on.set()
+    with pytest.raises(MetadataUnavailableError):
+        await deleting
+
+
 # ---- calls that are given up -----------------------------------------------------------------------------------------
 
 
@@ -261,6 +331,59 @@ async def test_a_commit_that_was_given_up_is_ended_before_the_next_one_begins(
         await newer
         assert await committed(service) == {at(topic): 20}
         await service.close()
+
+
+async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
+    service: PostgresMetadata, session: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_group_offsets, "END_SESSION_PATIENCE_MS", 100)
+    topic = (await new_topic(service)).topic_id
+    lease = await (await Owner.register(service)).lease_of()
+    await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
+    given_up = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 10})]))
+    pid = await seen_waiting(session, COMMIT)
+    # given a commit whose caller has gone, and whose session hears nothing
+    os.kill(pid, SIGSTOP)
+    try:
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        # then the next one is refused, as often as it is tried
+        for _ in range(2):
+            with pytest.raises(MetadataUnavailableError, match="does not end"):
+                async with asyncio.timeout(10):
+                    await service.commit_offsets([batch_of(lease, {at(topic): 20})])
+    finally:
+        os.kill(pid, SIGCONT)
+    await session.execute("ROLLBACK")
+    # and when that session has heard, it goes through
+    async with asyncio.timeout(30):
+        while not await is_committed(service, batch_of(lease, {at(topic): 20})):
+            await asyncio.sleep(0.01)
+    assert await committed(service) == {at(topic): 20}
+
+
+async def is_committed(service: PostgresMetadata, batch: OffsetCommitBatch) -> bool:
+    try:
+        [result] = await service.commit_offsets([batch])
+    except MetadataUnavailableError:
+        return False
+    return not result.fenced
+
+
+async def test_a_session_that_has_the_number_of_a_lost_one_is_let_be(
+    service: PostgresMetadata, session: Connection
+) -> None:
+    # given a lost call whose session has ended long ago, and a later session that was given its number
+    topic = (await new_topic(service)).topic_id
+    owner = await Owner.register(service)
+    lease = await owner.lease_of()
+    pid = await session.fetchval("SELECT pg_backend_pid()")
+    service._offset_committer._lost.append(_Session(pid, datetime(2020, 1, 1, tzinfo=UTC)))
+    # when
+    await owner.commit(lease, {at(topic): 1})
+    # then
+    assert await session.fetchval("SELECT pg_backend_pid()") == pid
+    assert service._offset_committer._lost == []
 
 
 async def test_expiry_passes_by_groups_that_are_being_written_to(

@@ -254,6 +254,24 @@ def test_what_is_added_and_forgotten_at_once_is_forgotten() -> None:
     assert broker.sessions.partitions == 1
 
 
+@pytest.mark.parametrize("name", ["n" * 250, "\u0101"])
+def test_names_that_no_topic_can_have_are_answered_and_not_kept(name: str) -> None:
+    broker = Broker()
+    broker.errors[name, 0] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    # in a full fetch
+    answer = broker.fetch(asks((name, 0), ("n" * 249, 0)))
+    assert told(answer) == [(name, 0), ("n" * 249, 0)]
+    assert broker.sessions.partitions == 1
+    # and in those that follow
+    again = broker.fetch(asks((name, 0), session_id=answer.session_id, epoch=1))
+    assert told(again) == [(name, 0)]
+    assert told(broker.fetch(asks(session_id=answer.session_id, epoch=2))) == []
+    assert broker.sessions.partitions == 1
+    # and alone they are no session
+    assert broker.opens((name, 0)) == 0
+    assert len(broker.sessions) == 1
+
+
 def test_a_session_with_nothing_left_ends() -> None:
     broker = Broker()
     session_id = broker.opens(("a", 0))

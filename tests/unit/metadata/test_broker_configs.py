@@ -11,6 +11,7 @@ from metadata.broker_configs import (
     SYNONYMS,
     StaticConfigError,
     as_topic_value,
+    check_topics,
     topic_defaults,
     validate_broker_configs,
 )
@@ -84,6 +85,12 @@ def test_cluster_wide_configs_are_defaults_of_topics(configs: dict[str, str], ex
         ("log.retention.hour", "3", InvalidConfigError, "did you mean 'log.retention.hours'"),
         ("log.retention.hours", "2147483648", InvalidConfigError, "outside"),
         ("log.roll.hours", "0", InvalidConfigError, "outside"),
+        ("log.retention.ms", "0", InvalidConfigError, "at least 1, or -1"),
+        ("log.retention.minutes", " +0 ", InvalidConfigError, "at least 1, or -1"),
+        ("log.retention.hours", "0", InvalidConfigError, "at least 1, or -1"),
+        ("log.retention.ms", "1", None, ""),
+        ("log.retention.hours", "-1", None, ""),
+        ("log.retention.bytes", "0", None, ""),
         ("log.cleaner.io.buffer.load.factor", "nan", InvalidConfigError, "outside"),
         ("log.message.timestamp.type", "now", InvalidConfigError, "CreateTime"),
         ("log.cleaner.min.compaction.lag.ms", "9223372036854775807", None, ""),
@@ -105,6 +112,17 @@ def test_defaults_of_topics_may_not_contradict_each_other() -> None:
     with pytest.raises(InvalidConfigError, match="must not exceed") as refused:
         validate_broker_configs({}, lags)
     assert refused.value.name == "log.cleaner.min.compaction.lag.ms"
+
+
+def test_defaults_may_not_contradict_what_a_topic_has_set() -> None:
+    topics = [("plain", {"retention.ms": "1"}), ("slow", {"min.compaction.lag.ms": "50"})]
+    fast, faster = {"log.cleaner.max.compaction.lag.ms": "50"}, {"log.cleaner.max.compaction.lag.ms": "49"}
+    check_topics({}, fast, topics)
+    check_topics(fast, {}, topics)
+    with pytest.raises(InvalidConfigError, match="'slow'"):
+        check_topics(fast, faster, topics)
+    # and who alters something else is not told of it
+    check_topics(faster, faster | {"log.retention.ms": "7"}, topics)
 
 
 def test_docs_configs_md_is_what_the_tables_say() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from siltstone.client_groups import Committed, Group, Member
@@ -62,10 +64,17 @@ def test_what_is_assigned_or_committed_is_shown_and_what_is_not_known_is_said() 
     rows = lags(GROUP, committed(p0=60, p7=5), LOGS)
     assert [(each.partition, each.committed, each.lag) for each in rows] == [(0, 60, 40), (1, None, None), (7, 5, None)]
     assert rows[2].note == "the partition is gone" and bar(rows[1].fraction) == ""
-    assert total_lag(rows) == 40 and total_lag_text(rows) == "40 (without 2 with nothing committed or gone)"
+    assert total_lag(rows) == 40 and total_lag_text(rows) == "40 (not counted: 1 without an offset, 1 gone)"
     assert lag_cells(rows[0]) == ["orders", "0", "60", "100", "40", "reader-80e1b562…", "reader /127.0.0.1"]
     assert lag_cells(rows[2])[-2:] == ["-", "-"]
     assert describe_json(GROUP, rows)["members"][0]["assignment"] == {"orders": [0, 1]}
+
+
+def test_a_partition_that_a_group_without_members_never_read_is_shown_and_not_called_read() -> None:
+    nobody = replace(GROUP, members=())
+    rows = lags(nobody, committed(p0=100), LOGS, partitions={"orders": 2, "others": 9})
+    assert [(each.topic, each.partition, each.lag) for each in rows] == [("orders", 0, 0), ("orders", 1, None)]
+    assert total_lag_text(rows) == "0 (not counted: 1 without an offset)"
 
 
 def test_a_members_id_is_cut_only_where_a_coordinator_made_it() -> None:
