@@ -18,12 +18,17 @@ from agents.broker import Broker
 from agents.catalog import Catalog
 from agents.follower import Follower
 from agents.fresh import FreshWatermarks
+from agents.groups.coordinator import GroupCoordinator
+from agents.groups.events import GroupOptions
+from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
 from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath
+from agents.read.sessions import FetchSessions
 from agents.server import Server, bind
+from agents.topic_ids import TopicIds
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
 from agents.write.stall import StallLimits, WriteStall
@@ -94,6 +99,8 @@ class Agent:
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
         self._write_path: WritePath | None = None
+        self._groups: GroupCoordinator | None = None
+        self._expiry: asyncio.Task[None] | None = None
         self._server: Server | None = None
         self.address = ""
         """HOST:PORT as clients are told it; known once started."""
@@ -115,8 +122,11 @@ class Agent:
             await membership.join()
             await self._follower.start()
             write_path = self._write_path = self._new_write_path(membership)
-            server = self._server = Server(self._broker(identity.cluster_id, membership, write_path))
+            groups = self._groups = self._new_groups(membership)
+            server = self._server = Server(self._broker(identity.cluster_id, membership, write_path, groups))
             write_path.start()
+            groups.start()
+            self._expiry = asyncio.create_task(self._new_expiry(groups).run_for_ever(), name="offset expiry")
             await server.serve(listening)
         except BaseException:
             listening.close()
@@ -135,6 +145,11 @@ class Agent:
                     await self._drain()
             except TimeoutError:
                 _log.error("not drained in time; unanswered records were not acknowledged and will be sent again")
+        if self._expiry is not None:
+            self._expiry.cancel()
+            await asyncio.gather(self._expiry, return_exceptions=True)
+        if self._groups is not None:
+            await self._groups.close()
         if self._server is not None:
             await self._server.close()
         if self._write_path is not None:
@@ -144,14 +159,15 @@ class Agent:
         await asyncio.gather(*self._hints, return_exceptions=True)
         if self._membership is not None:
             await self._membership.leave()
-        self._server = self._write_path = self._membership = None
+        self._server = self._write_path = self._membership = self._groups = self._expiry = None
         if not self.failed.done():
             self.failed.cancel()
 
     async def _drain(self) -> None:
-        if self._membership is None or self._server is None or self._write_path is None:
+        if self._membership is None or self._server is None or self._write_path is None or self._groups is None:
             return
         await self._membership.drain(notice_ms=self._settings.drain_timeout_ms / 4)
+        await self._groups.drain()
         self._server.stop_accepting()
         self._stall.end()
         await self._write_path.drain()
@@ -184,7 +200,34 @@ class Agent:
             metrics=self._metrics,
         )
 
-    def _broker(self, cluster_id: str, membership: Membership, write_path: WritePath) -> Broker:
+    def _new_groups(self, membership: Membership) -> GroupCoordinator:
+        settings = self._settings
+        return GroupCoordinator(
+            options=GroupOptions(
+                session_timeout_ms_min=settings.group_min_session_timeout_ms,
+                session_timeout_ms_max=settings.group_max_session_timeout_ms,
+                initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+                max_size=settings.group_max_size,
+            ),
+            metadata=self._metadata,
+            membership=membership,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+
+    def _new_expiry(self, groups: GroupCoordinator) -> OffsetExpiry:
+        return OffsetExpiry(
+            coordinator=groups,
+            metadata=self._metadata,
+            retention_ms=self._settings.offsets_retention_ms,
+            interval_ms=self._settings.offsets_retention_check_interval_ms,
+            clock=self._clock,
+            ids=self._ids,
+        )
+
+    def _broker(
+        self, cluster_id: str, membership: Membership, write_path: WritePath, groups: GroupCoordinator
+    ) -> Broker:
         return Broker(
             settings=self._settings,
             cluster_id=cluster_id,
@@ -192,6 +235,12 @@ class Agent:
             index=self._index,
             reader=self._reads.reader,
             timestamps=self._reads.timestamps,
+            fetch_sessions=FetchSessions(
+                slots_max=self._settings.max_incremental_fetch_session_cache_slots,
+                draw=self._ids.jitter,
+                on_evicted=self._metrics.fetch_session_evictions_total.inc,
+            ),
+            topic_ids=TopicIds(self._catalog, self._follower.catch_up),
             write_path=write_path,
             stall=self._stall,
             arrivals=self._arrivals,
@@ -199,8 +248,10 @@ class Agent:
             fresh=FreshWatermarks(self._metadata),
             membership=membership,
             producer_ids=ProducerIds(self._metadata, self._clock),
+            groups=groups,
             metadata=self._metadata,
             clock=self._clock,
+            ids=self._ids,
             metrics=self._metrics,
         )
 

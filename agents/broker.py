@@ -9,16 +9,20 @@ from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.follower import Follower
 from agents.fresh import FreshWatermarks
+from agents.groups.coordinator import GroupCoordinator
 from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
+from agents.read.sessions import FetchSessions
 from agents.read.timestamps import TimestampSearch
 from agents.topic_entries import TopicEntries
+from agents.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
 from metadata.compaction import Metadata
 from siltstone.clock import Clock
+from siltstone.ids import IdSource
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
 
@@ -31,6 +35,8 @@ class Broker:
     index: LogIndex
     reader: Reader
     timestamps: TimestampSearch
+    fetch_sessions: FetchSessions
+    topic_ids: TopicIds
     write_path: WritePath
     stall: WriteStall
     arrivals: Arrivals
@@ -38,8 +44,10 @@ class Broker:
     fresh: FreshWatermarks
     membership: Membership
     producer_ids: ProducerIds
+    groups: GroupCoordinator
     metadata: Metadata
     clock: Clock
+    ids: IdSource
     metrics: Metrics
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

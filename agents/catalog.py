@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.write.validation import TopicRules
+from metadata.broker_configs import topic_defaults
 from metadata.service import Change, ChangeKind, Topic
 from metadata.topic_configs import as_int, as_list, resolve
 
@@ -35,15 +36,19 @@ class Catalog:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._partitions: dict[int, PartitionRef] = {}
         self._rules: dict[uuid.UUID, TopicRules] = {}
+        self.broker_configs: Mapping[str, str] = {}
+        """The cluster-wide ones that are set, by Kafka's names."""
+        self._topic_defaults: Mapping[str, str] = {}
         self.version = 0
 
-    def load(self, topics: Iterable[Topic]) -> None:
+    def load(self, topics: Iterable[Topic], broker_configs: Mapping[str, str] | None = None) -> None:
         """Start anew from a snapshot."""
         self._by_name.clear()
         self._names.clear()
         self._by_id.clear()
         self._partitions.clear()
         self._rules.clear()
+        self._set_broker_configs(broker_configs or {})
         for topic in sorted(topics, key=lambda topic: topic.name):
             self._put(topic)
         self.version += 1
@@ -62,8 +67,9 @@ class Catalog:
         return self._partitions.get(partition_id)
 
     def configs(self, topic: Topic) -> Mapping[str, str]:
-        """Every config of the topic as it is in force: override, else our broker-wide default, else Kafka's."""
-        return resolve({**self._broker_defaults, **topic.configs})
+        """Every config of the topic as it is in force: override, else the cluster-wide default, else our setting, else
+        Kafka's default."""
+        return resolve({**self._broker_defaults, **self._topic_defaults, **topic.configs})
 
     def rules(self, topic: Topic) -> TopicRules:
         """What a produced batch must keep to; computed once per change of configs."""
@@ -74,6 +80,9 @@ class Catalog:
 
     def apply(self, change: Change) -> list[int]:
         """Take in one change. Returns the partition ids that ended with it."""
+        if change.kind is ChangeKind.BROKER_CONFIGS_CHANGED:
+            self._set_broker_configs(change.detail["configs"])
+            return []
         topic_id, detail = change.topic_id, change.detail
         if topic_id is None:
             return []
@@ -94,6 +103,11 @@ class Catalog:
                 return []
         self.version += 1
         return []
+
+    def _set_broker_configs(self, configs: Mapping[str, str]) -> None:
+        self.broker_configs = dict(configs)
+        self._topic_defaults = topic_defaults(configs)
+        self._rules.clear()
 
     def _put(self, topic: Topic) -> None:
         if topic.name not in self._by_name:

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agents.answers import HeldAnswer
+from agents.client_host import CLIENT_HOST
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
@@ -97,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._descriptor = -1
         """Of a plain socket; -1 where bytes must go through the transport."""
         self._peer = "?"
+        self._host = ""
         self._exclusive = False
         self._write_paused = False
         self._write_paused_ms = 0.0
@@ -112,6 +114,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self._host = self._peer.rpartition(":")[0]
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -257,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
             return self._protocol_error(error)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
         handler = HANDLERS[header.api_key]
+        CLIENT_HOST.set(self._host)
         try:
             answer = handler.handle(self._broker, header, request)
             if isinstance(answer, Message | HeldAnswer) or answer is None:

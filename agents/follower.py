@@ -157,7 +157,7 @@ class Follower:
     # ---- taking in
 
     def _load(self, snapshot: Snapshot) -> None:
-        self._catalog.load(snapshot.topics)
+        self._catalog.load(snapshot.topics, snapshot.broker_configs)
         self._index.clear()
         for watermarks in snapshot.watermarks:
             self._index.open_partition(

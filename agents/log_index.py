@@ -113,6 +113,11 @@ class PartitionLog:
             row += 1
         return min(total, bytes_max)
 
+    @property
+    def bytes(self) -> int:
+        """Stored bytes of the extents here; what lies in merged files is not counted."""
+        return sum(self._lengths)
+
     def first_row_with_timestamp(self, timestamp_ms: int, from_row: int = 0) -> int:
         """First row at or after `from_row` whose largest timestamp is at or above `timestamp_ms`; len(self) if none."""
         stamps = self._max_timestamps

@@ -5,16 +5,21 @@ from there: so what we write is dated and named by one clock, whatever ours says
 again at the next beat; the list of agents then stands as it was last seen. When a newer epoch of our address exists we
 are fenced: nothing sealed under the old lease can be committed any more, and `renew` takes a new epoch so that the next
 file can be.
+
+Whoever answers from memory what only one agent may answer asks `lease_runs` first: an agent that was away for longer
+than its lease is not told what others did meanwhile, for its list of agents may be what it was. It hears of that at
+the first beat that succeeds (`on_lapse`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from metadata.service import (
     BEAT_MS,
+    LEASE_MS,
     AgentAddress,
     AgentInfo,
     MetadataService,
@@ -51,9 +56,17 @@ class Membership:
         self._store_ahead_ms = 0.0
         """What to add to our monotonic clock for the store's time."""
         self._apart = False
+        self._beat_ms = float("-inf")
+        self._store_beat_ms = 0
+        """When the last beat that succeeded was sent, and when the store took it, each by its own clock."""
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
         """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
+        self.on_change: Callable[[], None] | None = None
+        """Called when `agents` has changed."""
+        self.on_lapse: Callable[[], None] | None = None
+        """Called when our lease may have run out before it was extended, and when it is a new one: by now others may
+        have had, and given back, what was ours."""
 
     @property
     def current(self) -> WriterLease:
@@ -68,6 +81,11 @@ class Membership:
     def now_ms(self) -> int:
         """The store's time; known once joined."""
         return int(self._clock.monotonic_ms() + self._store_ahead_ms)
+
+    @property
+    def lease_runs(self) -> bool:
+        """Whether nobody can have taken us for dead yet."""
+        return self._clock.monotonic_ms() - self._beat_ms <= LEASE_MS
 
     async def join(self) -> None:
         """Take the lease and learn who else is alive. Raises MetadataUnavailableError."""
@@ -117,6 +135,7 @@ class Membership:
             while self._lease == fenced:
                 try:
                     self._lease = await self._metadata.register_agent(self._address)
+                    self._lapsed()
                     await self._beat(self._lease)
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
                 except (MetadataUnavailableError, WriterFencedError) as error:
@@ -144,9 +163,16 @@ class Membership:
                 _log.warning("beat failed", error=str(error))
 
     async def _beat(self, lease: WriterLease) -> None:
+        sent_ms = self._clock.monotonic_ms()
         now_ms = await self._metadata.heartbeat(lease, draining=self._draining)
+        came_ms = self._clock.monotonic_ms()
         # The answer took its time, so ours is behind by that.
-        self._store_ahead_ms = now_ms - self._clock.monotonic_ms()
+        self._store_ahead_ms = now_ms - came_ms
+        # By the store's clock too, on which leases run: ours may stand still while the machine sleeps.
+        lapsed = max(came_ms - self._beat_ms, now_ms - self._store_beat_ms) > LEASE_MS
+        self._beat_ms, self._store_beat_ms = max(sent_ms, self._beat_ms), now_ms
+        if lapsed:
+            self._lapsed()
         ahead_ms = self._clock.wall_ms() - now_ms
         self._metrics.clock_ahead_seconds.set(ahead_ms / 1000)
         if (abs(ahead_ms) > CLOCK_APART_MS) != self._apart:
@@ -157,11 +183,17 @@ class Membership:
             else:
                 _log.info("this machine's clock agrees with the metadata store's again")
 
+    def _lapsed(self) -> None:
+        if self.on_lapse is not None:
+            self.on_lapse()
+
     def _see(self, agents: Sequence[AgentInfo]) -> None:
         # An empty list (the last one drains) tells a client nothing it could use.
         if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)
             self.version += 1
+            if self.on_change is not None:
+                self.on_change()
 
 
 def _utc(wall_ms: int) -> str:

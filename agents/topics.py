@@ -53,9 +53,12 @@ def check_partitions(count: int) -> None:
         )
 
 
-def check_configs(configs: Mapping[str, str]) -> None:
+def check_configs(
+    configs: Mapping[str, str], defaults: Mapping[str, str], present: Mapping[str, str] | None = None
+) -> None:
+    """Of a topic, over the cluster-wide defaults, in the place of `present`. Raises RequestError(INVALID_CONFIG)."""
     try:
-        validate_overrides(configs)
+        validate_overrides(configs, defaults, present)
     except InvalidConfigError as error:
         raise RequestError(ErrorCode.INVALID_CONFIG, str(error)) from error
 

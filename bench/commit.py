@@ -15,17 +15,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.databases import held_snapshot, migrated_database, wal_position
 from bench.limits import plain_insert_p50_ms
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import postgres_usage
-from metadata.asyncpg_driver import open_connection
-from metadata.migrate import migrate_async
 from metadata.postgres import PostgresMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch, WriterLease
 from siltstone.embedded.postgres import EmbeddedPostgres
@@ -142,7 +140,7 @@ def _row(case: Case, figures: Figures, measured: Sequence[tuple[Case, Figures]],
 
 
 async def _measure(server: EmbeddedPostgres, database: str, case: Case) -> Figures:
-    async with _database(server, database) as url, _held_snapshot(url, case.snapshot_held):
+    async with migrated_database(server, database) as url, held_snapshot(url, case.snapshot_held):
         service = PostgresMetadata(url)
         await service.open()
         try:
@@ -160,14 +158,14 @@ async def _commit_many(service: PostgresMetadata, server: EmbeddedPostgres, url:
         await service.commit_l0(next(requests))
     times: list[float] = []
     agent_cpu_s = 0.0
-    wal_before, cpu_before = await _wal_position(url), postgres_usage(server.pid).cpu_s
+    wal_before, cpu_before = await wal_position(url), postgres_usage(server.pid).cpu_s
     for _ in range(case.commits):
         request = next(requests)
         cpu_started, started = time.process_time(), time.perf_counter()
         await service.commit_l0(request)
         times.append(time.perf_counter() - started)
         agent_cpu_s += time.process_time() - cpu_started
-    cpu_after, wal_after = postgres_usage(server.pid).cpu_s, await _wal_position(url)
+    cpu_after, wal_after = postgres_usage(server.pid).cpu_s, await wal_position(url)
     return Figures(
         p50_ms=statistics.median(times) * 1000,
         p99_ms=sorted(times)[int(len(times) * 0.99)] * 1000,
@@ -203,39 +201,3 @@ def _request(lease: WriterLease, seq: int, partition_ids: Sequence[int], produce
 
 def _uuid7(number: int) -> uuid.UUID:
     return uuid.UUID(int=NOW_MS << 80 | 7 << 76 | 2 << 62 | number)
-
-
-async def _wal_position(url: str) -> int:
-    connection = await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
-    try:
-        return int(await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def _database(server: EmbeddedPostgres, name: str) -> AsyncGenerator[str]:
-    """A migrated database that is dropped at the end."""
-    connection = await open_connection(server.url, connect_timeout_s=10, command_timeout_s=60, settings={})
-    try:
-        await connection.execute(f"CREATE DATABASE {name}")
-        url = f"{server.url.rpartition('/')[0]}/{name}"
-        await migrate_async(url)
-        yield url
-        await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await connection.close()
-
-
-@asynccontextmanager
-async def _held_snapshot(url: str, held: bool) -> AsyncGenerator[None]:
-    if not held:
-        yield
-        return
-    connection = await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
-    try:
-        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        await connection.fetchval("SELECT count(*) FROM cluster")
-        yield
-    finally:
-        await connection.close()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from agents.agent import Agent
 from agents.broker import Broker
 from agents.handlers import metadata_api
+from bench.metadata_clients import metadata_clients
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from metadata.memory import MemoryMetadata
@@ -61,6 +62,7 @@ class Figures:
 
 def run(size: Size) -> Iterator[Table]:
     yield asyncio.run(measure([(topics, PARTITIONS // topics) for topics in TOPICS[size]]))
+    yield metadata_clients(size)
 
 
 async def measure(shapes: Sequence[tuple[int, int]]) -> Table:

@@ -35,6 +35,7 @@ def _module(name: str, doc: str) -> Benchmark:
 BENCHMARKS: tuple[Benchmark, ...] = (
     _module("file_build", "grouping batches by partition and laying out one 8 MiB file"),
     _module("commit", "the metadata commit of one file at 10 to 5,000 partitions"),
+    _module("groups", "commits of consumer groups' offsets: rate, WAL, and how large the table becomes"),
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),

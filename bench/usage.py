@@ -63,6 +63,11 @@ def usage(pid: int) -> Usage:
     return Usage(user_s, system_s, status.get("VmHWM", 0) * 1024, voluntary, involuntary)
 
 
+def resident_bytes(pid: int) -> int:
+    """What a process holds now."""
+    return parse_status(Path(f"/proc/{pid}/status").read_text())["VmRSS"] * 1024
+
+
 def usage_of_all(pids: Iterable[int]) -> Usage:
     """The sum over processes; one that has ended between listing and reading counts nothing."""
     total = Usage()

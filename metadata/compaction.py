@@ -15,9 +15,7 @@ only when
 
 What retention, DeleteRecords or the deletion of a topic killed meanwhile is *trimmed* by the commit: an output extent
 that lies wholly below the log start, or whose partition is gone, is stored dead. A crash before the commit leaves
-objects that no row names (orphans for the janitor); after it, everything.
-
-All times are the store's own (`clock_timestamp()`), never the caller's.
+objects that no row names (orphans for the janitor); after it, everything. All times are the store's own clock's.
 """
 
 from __future__ import annotations
@@ -28,6 +26,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from metadata.admin import AdminMetadata
+from metadata.groups import GroupMetadata
 from metadata.history import History, ServerHistory
 from metadata.leveled import FileClass as FileClass  # part of this contract
 from metadata.leveled import LeveledExtent as LeveledExtent
@@ -112,7 +112,7 @@ class PartitionView:
     topic_name: str
     partition: int
     configs: Mapping[str, str]
-    """Overrides only."""
+    """Overrides over the cluster-wide defaults."""
     config_version: int
     log_start_offset: int
     last_stable_offset: int
@@ -220,7 +220,7 @@ class InputPartition:
     topic_name: str
     partition: int
     configs: Mapping[str, str]
-    """Overrides only."""
+    """Overrides over the cluster-wide defaults."""
     config_version: int
     log_start_offset: int
     last_stable_offset: int
@@ -496,5 +496,5 @@ class CompactionMetadata(Protocol):
         ...
 
 
-class Metadata(MetadataService, CompactionMetadata, Protocol):
-    """Both contracts, as both implementations keep them."""
+class Metadata(MetadataService, CompactionMetadata, GroupMetadata, AdminMetadata, Protocol):
+    """All contracts, as both implementations keep them."""

@@ -6,6 +6,7 @@
 - LOG-3  live extents of a partition are disjoint and cover [log start, high watermark);
 - FILE-1 a live file's object exists, with its length and CRC;
 - FILE-2, FILE-3, MERGE-1, and LOG-2 of the bytes of L1 and above: `metadata/invariants_leveled.py`;
+- GRP-1, GRP-2, GRP-3: `metadata/invariants_groups.py`;
 - PROD-1 a retried batch is stored once: a producer's remembered batches are distinct, consecutive and below the high
          watermark, and no two stored batches carry the same producer id, epoch and sequence.
 

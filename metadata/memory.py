@@ -16,6 +16,8 @@ from typing import Any
 
 from metadata import service as s
 from metadata.job_rules import holds
+from metadata.memory_admin import MemoryAdmin
+from metadata.memory_groups import MemoryGroups
 from metadata.memory_jobs import MemoryJobs
 from metadata.memory_retention import MemoryRetention
 from metadata.memory_tables import File, MemoryDatabase, Partition, Writer
@@ -29,8 +31,8 @@ from siltstone.ids import IdSource, SystemIds
 from wire.error_codes import ErrorCode
 
 
-class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
-    """Both contracts over a `MemoryDatabase`. The three parents are `CompactionMetadata`."""
+class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, MemoryAdmin):
+    """All contracts over a `MemoryDatabase`. The first three parents are `CompactionMetadata`."""
 
     def __init__(
         self,
@@ -131,6 +133,8 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
         db.partitions = {id_: partition for id_, partition in db.partitions.items() if id_ not in gone}
         db.producers = {where: state for where, state in db.producers.items() if where[0] not in gone}
         db.producers_seen_ms = {where: at for where, at in db.producers_seen_ms.items() if where[0] not in gone}
+        for group in db.groups.values():
+            group.offsets = {place: offset for place, offset in group.offsets.items() if place.topic_id != topic_id}
         self._changed(s.ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
 
     async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
@@ -164,7 +168,8 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
         db.producer_id_blocks.append((block, self._clock.wall_ms()))
         return block
 
-    async def producer_states(self) -> Sequence[s.ProducerState]:
+    async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[s.ProducerState]:
+        wanted = None if partition_ids is None else set(partition_ids)
         return [
             s.ProducerState(
                 partition_id=partition_id,
@@ -174,6 +179,7 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
                 last_seen_ms=self.database.producers_seen_ms[partition_id, producer_id],
             )
             for (partition_id, producer_id), producer in sorted(self.database.producers.items())
+            if wanted is None or partition_id in wanted
         ]
 
     # -- the log
@@ -258,6 +264,7 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention):
                 writers={id_: (writer.epoch, writer.last_seq) for id_, writer in db.writers.items()},
                 change_id=db.next_change_id - 1,
             ),
+            broker_configs=dict(db.broker_configs),
         )
 
     async def tail(self, cursor: s.Cursor) -> s.Tail:

@@ -335,7 +335,7 @@ class MemoryJobs:
             topic_id=topic.topic_id,
             topic_name=topic.name,
             partition=number,
-            configs=topic.configs,
+            configs=self.database.in_force(topic),
             config_version=self.database.config_versions.get(topic.topic_id, 1),
             log_start_offset=partition.log_start_offset,
             last_stable_offset=partition.next_offset,

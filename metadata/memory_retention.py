@@ -48,7 +48,7 @@ class MemoryRetention:
         killed: list[int] = []
         due: list[Sequence[AgedExtent]] = []
         for topic in db.topics.values():
-            policy = retention_policy(topic.configs)
+            policy = retention_policy(db.in_force(topic))
             for partition_id in topic.partition_ids:
                 aged = [self._aged(row) for row in db.leveled(partition_id)]
                 log_start = db.partitions[partition_id].log_start_offset

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metadata import service as s
+from metadata.broker_configs import topic_defaults
 from metadata.compaction import JobState, LeveledExtent, MergeCommitted, MergeJob, NewJob
+from metadata.groups import CommittedOffset, GroupRecord, OffsetPlace
 from metadata.history import ServerHistory
 from metadata.merge_commit import CleanedState
 from metadata.producer_state import Producer
@@ -104,6 +106,16 @@ class Pin:
 
 
 @dataclass(slots=True)
+class Group:
+    epoch: int = 0
+    owner_id: int = 0
+    record: GroupRecord = field(default_factory=GroupRecord)
+    empty_since_ms: int | None = None
+    """None: it has members."""
+    offsets: dict[OffsetPlace, CommittedOffset] = field(default_factory=dict[OffsetPlace, CommittedOffset])
+
+
+@dataclass(slots=True)
 class MemoryDatabase:
     """What the tables hold."""
 
@@ -120,12 +132,14 @@ class MemoryDatabase:
     next_extent_id: int = 1
     next_job_id: int = 1
     next_pin_id: int = 1
+    last_group_epoch: int = 0
     forgotten_key_hour: int = 0
     forgotten_change_id: int = 0
     writers: dict[int, Writer] = field(default_factory=dict[int, Writer])
     topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
     config_versions: dict[uuid.UUID, int] = field(default_factory=dict[uuid.UUID, int])
     """1 where absent."""
+    broker_configs: dict[str, str] = field(default_factory=dict[str, str])
     deleted_topics: dict[str, int] = field(default_factory=dict[str, int])
     """The time of the last deletion, by name."""
     partitions: dict[int, Partition] = field(default_factory=dict[int, Partition])
@@ -141,6 +155,7 @@ class MemoryDatabase:
     producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
     producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
+    groups: dict[str, Group] = field(default_factory=dict[str, Group])
     changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
     """With the time each was made."""
     news: list[asyncio.Event] = field(default_factory=list[asyncio.Event])
@@ -153,6 +168,10 @@ class MemoryDatabase:
         change = s.Change(change_id=self.next_change_id, kind=kind, topic_id=topic_id, detail=detail)
         self.changes.append((change, now_ms))
         self.next_change_id += 1
+
+    def in_force(self, topic: s.Topic) -> Mapping[str, str]:
+        """A topic's overrides over the cluster-wide defaults."""
+        return {**topic_defaults(self.broker_configs), **topic.configs}
 
     def leveled(self, partition_id: int) -> list[LeveledExtent]:
         """Live L1+ extents of a partition by offset."""

@@ -34,7 +34,7 @@ class MemoryViews:
     async def compaction_view(self) -> CompactionView:
         db = self.database
         busy_l0, busy_extents = db.busy()
-        policies = {topic_id: retention_policy(topic.configs) for topic_id, topic in db.topics.items()}
+        policies = {topic_id: retention_policy(db.in_force(topic)) for topic_id, topic in db.topics.items()}
         views: list[PartitionView] = []
         for topic_id, policy in policies.items():
             if policy.compacts:
@@ -61,9 +61,10 @@ class MemoryViews:
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
         topic = self._known_topic(topic_id)
-        if not retention_policy(topic.configs).compacts:
+        configs = self.database.in_force(topic)
+        if not retention_policy(configs).compacts:
             raise NotCompactedError(f"topic {topic.name!r} is not compacted", remedy="set cleanup.policy=compact")
-        min_lag_ms = as_int(resolve(topic.configs), "min.compaction.lag.ms")
+        min_lag_ms = as_int(resolve(configs), "min.compaction.lag.ms")
         through: dict[int, int] = {}
         for partition_id in topic.partition_ids:
             partition = self.database.partitions[partition_id]
@@ -201,7 +202,7 @@ def _partition_views(db: MemoryDatabase, topic: s.Topic) -> list[PartitionView]:
                 topic_id=topic.topic_id,
                 topic_name=topic.name,
                 partition=number,
-                configs=topic.configs,
+                configs=db.in_force(topic),
                 config_version=db.config_versions.get(topic.topic_id, 1),
                 log_start_offset=partition.log_start_offset,
                 last_stable_offset=partition.next_offset,

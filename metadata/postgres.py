@@ -1,15 +1,17 @@
 """The metadata contracts over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
 
-Connections of one service: a pool of 4 (up to 8), one for commits, one for the tail and watermarks, one each to listen
-and to notify. None stays in a transaction between two calls.
+Connections of one service: a pool of 4 (up to 8), one for commits, one for commits of offsets, one for the tail and
+watermarks, one each to listen and to notify. None stays in a transaction between two calls.
 """
 
 from __future__ import annotations
 
+from metadata.postgres_admin import PostgresAdmin
 from metadata.postgres_agents import PostgresAgents
 from metadata.postgres_commit import Committer
 from metadata.postgres_compaction import PostgresCompaction
 from metadata.postgres_connection import Database
+from metadata.postgres_groups import PostgresGroups
 from metadata.postgres_jobs import PostgresJobs
 from metadata.postgres_log import PostgresLog
 from metadata.postgres_merge import PostgresMerge
@@ -29,8 +31,10 @@ class PostgresMetadata(
     PostgresMerge,
     PostgresCompaction,
     PostgresRetention,
+    PostgresGroups,
+    PostgresAdmin,
 ):
-    """Both contracts: `MetadataService` and `CompactionMetadata`. The parents are its parts; each works on the one
+    """All contracts: those that `metadata.compaction.Metadata` names. The parents are its parts; each works on the one
     `Database`."""
 
     def __init__(
@@ -46,6 +50,7 @@ class PostgresMetadata(
         PostgresTopics.__init__(self, database)
         PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
         PostgresRetention.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
+        PostgresGroups.__init__(self, database)
         self._committer = Committer(database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._postgres_news = PostgresNews(database)
 
@@ -57,6 +62,7 @@ class PostgresMetadata(
     async def close(self) -> None:
         await self._postgres_news.close()
         await self._committer.close()
+        await PostgresGroups.close(self)
         await PostgresLog.close(self)
         await self._database.close()
 

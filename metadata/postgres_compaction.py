@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata import compaction as c
 from metadata.asyncpg_driver import driver_of
 from metadata.packed_index import iter_index
+from metadata.postgres_admin import TOPICS_IN_FORCE
 from metadata.postgres_connection import Database
 from metadata.postgres_log import WATERMARKS_QUERY, l0_file_of, watermarks_of
 from metadata.postgres_rows import INTS, LEVELED, LONGS, UUIDS, any_of, leveled, lock_partitions, now_ms, statement
@@ -100,7 +101,7 @@ class PostgresCompaction:
     async def compaction_view(self) -> c.CompactionView:
         async def work(connection: AsyncConnection) -> _ViewRows:
             at_ms = await now_ms(connection)
-            topics = (await connection.execute(sa.select(TOPICS).order_by(TOPICS.c.created_ms, TOPICS.c.name))).all()
+            topics = (await connection.execute(TOPICS_IN_FORCE.order_by(TOPICS.c.created_ms, TOPICS.c.name))).all()
             policies = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
             expiries = {
                 "topic_ids": list(policies),
@@ -212,8 +213,8 @@ class PostgresCompaction:
 
 
 async def _topic(connection: AsyncConnection, topic_id: uuid.UUID) -> Any:
-    """The topic's row. Raises UnknownTopicError."""
-    topic = (await connection.execute(sa.select(TOPICS).where(TOPICS.c.topic_id == topic_id))).one_or_none()
+    """The topic's row, with its configs in force. Raises UnknownTopicError."""
+    topic = (await connection.execute(TOPICS_IN_FORCE.where(TOPICS.c.topic_id == topic_id))).one_or_none()
     if topic is None:
         raise UnknownTopicError(f"there is no topic with id {topic_id}")
     return topic

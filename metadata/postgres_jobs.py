@@ -62,9 +62,10 @@ _INPUT_EXTENTS = statement(
     job_id=sa.BigInteger,
 )
 _INPUT_PARTITIONS = statement(
-    """SELECT p.partition_id, p.topic_id, t.name, p.partition, t.configs, t.config_version, l.log_start_offset,
+    """SELECT p.partition_id, p.topic_id, t.name, p.partition, c.topic_defaults || t.configs AS configs,
+        t.config_version, l.log_start_offset,
         coalesce(l.last_stable_offset, w.next_offset) AS last_stable_offset, w.next_offset
-    FROM partitions p JOIN topics t ON t.topic_id = p.topic_id
+    FROM cluster c, partitions p JOIN topics t ON t.topic_id = p.topic_id
     JOIN watermarks w ON w.partition_id = p.partition_id JOIN log_starts l ON l.partition_id = p.partition_id
     WHERE p.partition_id = ANY (:partition_ids)""",
     partition_ids=INTS,

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata.job_rules import UNREADABLE
 from metadata.object_keys import hour_at, key_level
 from metadata.postgres_connection import CONNECTION_ERRORS, Database, DedicatedConnection, unavailable
+from metadata.postgres_rows import any_of
 from metadata.postgres_topics import read_topics
 from metadata.service import (
     Change,
@@ -31,7 +32,7 @@ from metadata.service import (
     Tail,
     Watermarks,
 )
-from metadata.tables import FILES, PRODUCERS, WRITERS
+from metadata.tables import CLUSTER, FILES, PRODUCERS, WRITERS
 
 TAIL_FILES_MAX = 1000
 """Per writer and call; a follower that is further behind calls again."""
@@ -120,7 +121,8 @@ class PostgresLog:
                 await connection.execute(sa.select(WRITERS.c.writer_id, WRITERS.c.epoch, WRITERS.c.last_seq))
             ).all()
             change_id = await connection.execute(sa.text("SELECT coalesce(max(change_id), 0) FROM changes"))
-            floor = await connection.execute(sa.text("SELECT forgotten_change_id FROM cluster"))
+            cluster = sa.select(CLUSTER.c.forgotten_change_id, CLUSTER.c.broker_configs)
+            floor, broker_configs = (await connection.execute(cluster)).one()
             live = sa.select(FILES).where(FILES.c.level == 0, FILES.c.state == "live").order_by(FILES.c.file_id)
             files = (await connection.execute(live)).mappings().all()
             watermarks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings().all()
@@ -130,8 +132,9 @@ class PostgresLog:
                 files=[l0_file_of(row, row["file_id"], row["key"]) for row in files],
                 cursor=Cursor(
                     writers={row.writer_id: (row.epoch, row.last_seq) for row in writers},
-                    change_id=max(change_id.scalar_one(), floor.scalar_one()),
+                    change_id=max(change_id.scalar_one(), floor),
                 ),
+                broker_configs=broker_configs,
             )
 
         snapshot = await self._database.read(work, repeatable=True)
@@ -157,9 +160,11 @@ class PostgresLog:
 
         return await self._database.read(work)
 
-    async def producer_states(self) -> Sequence[ProducerState]:
+    async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
         async def work(connection: AsyncConnection) -> Sequence[ProducerState]:
             query = sa.select(PRODUCERS).order_by(PRODUCERS.c.partition_id, PRODUCERS.c.producer_id)
+            if partition_ids is not None:
+                query = query.where(any_of(PRODUCERS.c.partition_id, partition_ids))
             return [
                 ProducerState(
                     partition_id=row.partition_id,

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata import compaction as c
 from metadata import postgres_history
 from metadata.history import History, ServerHistory
+from metadata.postgres_admin import CONFIGS_IN_FORCE
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import (
     INTS,
@@ -241,7 +242,7 @@ class PostgresRetention:
 
 async def _expiring(connection: AsyncConnection, at_ms: int) -> dict[int, RetentionPolicy]:
     """Partitions of which at least the first extent goes, the oldest first, with their topic's policy."""
-    topics = await connection.execute(sa.select(TOPICS.c.topic_id, TOPICS.c.configs))
+    topics = await connection.execute(sa.select(TOPICS.c.topic_id, CONFIGS_IN_FORCE))
     limited = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
     limited = {topic_id: policy for topic_id, policy in limited.items() if policy.is_limited}
     bounds = {

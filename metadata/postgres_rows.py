@@ -5,9 +5,11 @@
 2. the job's row;
 3. rows of `log_starts`, by partition id: each is the lock of its partition's extents. It comes before the extents,
    because a deletion that waited for a merge elsewhere would not see the extents that the merge put in;
-4. extents by id; 5. files by id; 6. the lock of `changes`, which `append_change` takes last of all.
+4. extents by id; 5. files by id; 6. the lock of all committed offsets (`metadata/postgres_group_offsets.py`), only in
+   `delete_topic`; 7. the lock of `changes`, which `append_change` takes last of all.
 
-`delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these.
+`delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these;
+whoever writes for a consumer group takes the rows of groups, which nobody else does, and then 6, shared.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.postgres_connection import Database
+from metadata.postgres_group_offsets import delete_offsets_of_topic
 from metadata.postgres_rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
 from metadata.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
 from metadata.tables import DELETED_TOPICS, EXTENTS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
@@ -86,6 +87,7 @@ class PostgresTopics:
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):
                 await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))
+            await delete_offsets_of_topic(connection, topic_id)
             detail = {"partition_ids": list(topic.partition_ids)}
             await _append(connection, ChangeKind.TOPIC_DELETED, topic, detail)
 

@@ -195,6 +195,7 @@ class ChangeKind(StrEnum):
     CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides, as they now are)
     PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, as they now are)
     LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
+    BROKER_CONFIGS_CHANGED = "broker_configs_changed"  # configs (all cluster-wide ones that are set, by Kafka's names)
     MERGED = "merged"  # job_id, l0_files: [ids of L0 files it replaced], deduped: [partition ids]; never both empty
 
 
@@ -247,6 +248,8 @@ class Snapshot:
     files: Sequence[L0File]
     """Live L0 files in file id order."""
     cursor: Cursor
+    broker_configs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The cluster-wide ones that are set, by Kafka's names."""
 
 
 # ---- files, for people and for invariants -------------------------------------------------------------------------
@@ -413,7 +416,9 @@ class MetadataService(Protocol):
         """Pages of file rows of any state, by file id."""
         ...
 
-    async def producer_states(self) -> Sequence[ProducerState]: ...
+    async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
+        """Of these partitions, or of all, by partition and producer id."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ carry checks, storage parameters and functions; a test compares the two. What ea
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
@@ -11,6 +13,20 @@ SCHEMA_REVISION = "0001"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
+
+
+class Utf8(sa.TypeDecorator[str]):
+    """What clients name: any `str`, NUL characters and lone surrogates too, as bytea."""
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Any) -> bytes | None:
+        return None if value is None else value.encode("utf-8", "surrogatepass")
+
+    def process_result_value(self, value: Any, dialect: Any) -> str | None:
+        return None if value is None else bytes(value).decode("utf-8", "surrogatepass")
+
 
 CLUSTER = sa.Table(
     "cluster",
@@ -21,6 +37,8 @@ CLUSTER = sa.Table(
     sa.Column("adopted_system_identifier", sa.BigInteger, nullable=False),
     sa.Column("adopted_timeline", sa.BigInteger, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False, server_default=sa.text("clock_ms()")),
+    sa.Column("broker_configs", pg.JSONB, nullable=False, server_default=sa.text("'{}'")),
+    sa.Column("topic_defaults", pg.JSONB, nullable=False, server_default=sa.text("'{}'")),
     sa.Column("next_producer_id", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("forgotten_key_hour", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("forgotten_change_id", sa.BigInteger, nullable=False, server_default="0"),
@@ -242,6 +260,35 @@ PRODUCER_ID_BLOCKS = sa.Table(
     sa.Column("first_id", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("count", sa.BigInteger, nullable=False),
     sa.Column("allocated_ms", sa.BigInteger, nullable=False),
+)
+
+GROUPS = sa.Table(
+    "groups",
+    METADATA,
+    sa.Column("group_id", Utf8, primary_key=True, autoincrement=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("owner_id", sa.Integer, nullable=False),
+    sa.Column("protocol_type", Utf8, nullable=False, server_default=r"\x"),
+    sa.Column("generation", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("protocol", Utf8),
+    sa.Column("leader", Utf8),
+    sa.Column("members", sa.LargeBinary, nullable=False, server_default=r"\x0100000000"),
+    sa.Column("member_count", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("subscribed_topics", pg.ARRAY(Utf8)),
+    sa.Column("empty_since_ms", sa.BigInteger),
+)
+
+GROUP_OFFSETS = sa.Table(
+    "group_offsets",
+    METADATA,
+    sa.Column("group_id", Utf8, primary_key=True, autoincrement=False),
+    sa.Column("topic_id", sa.Uuid, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("committed_offset", sa.BigInteger, nullable=False),
+    sa.Column("leader_epoch", sa.Integer, nullable=False),
+    sa.Column("metadata", Utf8, nullable=False),
+    sa.Column("committed_ms", sa.BigInteger, nullable=False),
+    sa.Index("group_offsets_topic", "topic_id"),
 )
 
 CHANGES = sa.Table(

@@ -1,92 +1,81 @@
 """Kafka's topic configs: names, types, defaults, valid values, and whether they mean anything here.
 
-A topic stores overrides only (`Topic.configs`); `resolve` lays them over the defaults. Configs that steer broker disks
-or replicas are accepted, stored and described, because tools set them, and marked `effective=False`.
-Defaults and ranges are those of Kafka 4 (`org.apache.kafka.storage.internals.log.LogConfig`).
+A topic stores overrides only (`Topic.configs`); `resolve` lays them over the defaults, between them the cluster-wide
+defaults of `metadata/broker_configs.py`, where the caller has them. Configs that steer broker disks or replicas are
+accepted, stored and described, because tools set them, and marked `effective=False`.
+Defaults and ranges are those of Kafka 4 (`org.apache.kafka.storage.internals.log.LogConfig`); names that Kafka 3.9 had
+and 4 dropped are here too.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import IntEnum
 
-from siltstone.errors import BadInputError
+from metadata.config_values import (
+    INT_MAX,
+    LONG_MAX,
+    Config,
+    ConfigType,
+    InvalidConfigError,
+    as_bool,
+    as_float,
+    as_int,
+    as_list,
+    check_value,
+    unknown_config,
+)
 
-INT_MAX = 2**31 - 1
-LONG_MAX = 2**63 - 1
-
-
-class ConfigType(IntEnum):
-    """Kafka's DescribeConfigs type codes (ConfigDef.Type)."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    LONG = 5
-    DOUBLE = 6
-    LIST = 7
-
-
-class InvalidConfigError(BadInputError):
-    """A topic config that does not exist or may not have this value. Nothing was changed."""
-
-    def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
-        self.name = name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicConfig:
-    name: str
-    type: ConfigType
-    default: str
-    doc: str
-    effective: bool
-    """False = kept and described for tools, but nothing here acts on it."""
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    """For STRING: the values allowed; for LIST: the items allowed. Empty = any."""
+__all__ = [
+    "LAGS",
+    "TOPIC_CONFIGS",
+    "Config",
+    "ConfigType",
+    "InvalidConfigError",
+    "as_bool",
+    "as_float",
+    "as_int",
+    "as_list",
+    "check_lags",
+    "lags_of",
+    "resolve",
+    "validate_overrides",
+]
 
 
 def _number(
     type_: ConfigType, name: str, default: float, doc: str, *, least: float, most: float | None = None, effective: bool
-) -> TopicConfig:
+) -> Config:
     if most is None:
         most = INT_MAX if type_ is ConfigType.INT else LONG_MAX
-    return TopicConfig(
-        name=name, type=type_, default=str(default), doc=doc, effective=effective, least=least, most=most
-    )
+    return Config(name=name, type=type_, default=str(default), doc=doc, effective=effective, least=least, most=most)
 
 
-def _int(name: str, default: int, doc: str, *, least: int, most: int = INT_MAX, effective: bool = False) -> TopicConfig:
+def _int(name: str, default: int, doc: str, *, least: int, most: int = INT_MAX, effective: bool = False) -> Config:
     return _number(ConfigType.INT, name, default, doc, least=least, most=most, effective=effective)
 
 
-def _long(name: str, default: int, doc: str, *, least: int, effective: bool = False) -> TopicConfig:
+def _long(name: str, default: int, doc: str, *, least: int, effective: bool = False) -> Config:
     return _number(ConfigType.LONG, name, default, doc, least=least, effective=effective)
 
 
-def _bool(name: str, default: bool, doc: str) -> TopicConfig:
-    return TopicConfig(
-        name=name, type=ConfigType.BOOLEAN, default="true" if default else "false", doc=doc, effective=False
-    )
+def _bool(name: str, default: bool, doc: str) -> Config:
+    return Config(name=name, type=ConfigType.BOOLEAN, default="true" if default else "false", doc=doc, effective=False)
 
 
-def _throttle(name: str) -> TopicConfig:
-    doc = "Replicas whose replication traffic is throttled. There is no replication here."
-    return TopicConfig(name=name, type=ConfigType.LIST, default="", doc=doc, effective=False)
+def _throttle(name: str) -> Config:
+    doc = "Replicas whose replication traffic is throttled, as `partition:broker`, or `*`. Nothing is replicated here."
+    pattern = r"\*|[0-9]+:[0-9]+"
+    return Config(name=name, type=ConfigType.LIST, default="", doc=doc, effective=False, pattern=pattern)
 
 
 _NO_REMOTE_TIER = "Steers Kafka's tiered storage. Every record is in the object store here already."
+_NO_LOCAL_TIER = "How much a broker's disk keeps of a tiered topic. Agents have no disks, only caches."
+_OLD_FORMATS = "Old message formats, which Kafka 4 dropped. Nothing is converted here."
 _NO_INDEX_FILE = "Steers the index files of a broker's disk. There are none here."
 _NO_FLUSH = "Forces a broker to fsync. A record is durable here before it is acknowledged."
 
 _ALL = (
-    TopicConfig(
+    Config(
         name="cleanup.policy",
         type=ConfigType.LIST,
         default="delete",
@@ -97,7 +86,7 @@ _ALL = (
     ),
     _int("compression.gzip.level", -1, "Level when a broker recompresses; never done on produce.", least=-1, most=9),
     _int("compression.lz4.level", 9, "Level when a broker recompresses; never done on produce.", least=1, most=17),
-    TopicConfig(
+    Config(
         name="compression.type",
         type=ConfigType.STRING,
         default="producer",
@@ -121,8 +110,8 @@ _ALL = (
     _throttle("follower.replication.throttled.replicas"),
     _int("index.interval.bytes", 4096, _NO_INDEX_FILE, least=0),
     _throttle("leader.replication.throttled.replicas"),
-    _long("local.retention.bytes", -2, _NO_REMOTE_TIER, least=-2),
-    _long("local.retention.ms", -2, _NO_REMOTE_TIER, least=-2),
+    _long("local.retention.bytes", -2, _NO_LOCAL_TIER, least=-2),
+    _long("local.retention.ms", -2, _NO_LOCAL_TIER, least=-2),
     _long(
         "max.compaction.lag.ms",
         LONG_MAX,
@@ -137,7 +126,15 @@ _ALL = (
         least=0,
         effective=True,
     ),
-    _bool("message.downconversion.enable", True, "Old message formats. Nothing is converted here."),
+    _bool("message.downconversion.enable", True, _OLD_FORMATS),
+    Config(
+        name="message.format.version",
+        type=ConfigType.STRING,
+        default="3.0-IV1",
+        doc=_OLD_FORMATS,
+        effective=False,
+        pattern=r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?",
+    ),
     _long(
         "message.timestamp.after.max.ms",
         3_600_000,
@@ -152,7 +149,13 @@ _ALL = (
         least=0,
         effective=True,
     ),
-    TopicConfig(
+    _long(
+        "message.timestamp.difference.max.ms",
+        LONG_MAX,
+        "Gone from Kafka 4: set message.timestamp.before.max.ms and message.timestamp.after.max.ms.",
+        least=0,
+    ),
+    Config(
         name="message.timestamp.type",
         type=ConfigType.STRING,
         default="CreateTime",
@@ -160,7 +163,7 @@ _ALL = (
         effective=True,
         choices=("CreateTime", "LogAppendTime"),
     ),
-    TopicConfig(
+    Config(
         name="min.cleanable.dirty.ratio",
         type=ConfigType.DOUBLE,
         default="0.5",
@@ -180,7 +183,11 @@ _ALL = (
     _bool("preallocate", False, _NO_INDEX_FILE),
     _bool("remote.log.copy.disable", False, _NO_REMOTE_TIER),
     _bool("remote.log.delete.on.disable", False, _NO_REMOTE_TIER),
-    _bool("remote.storage.enable", False, _NO_REMOTE_TIER),
+    _bool(
+        "remote.storage.enable",
+        False,
+        "Whether a topic's records are moved to the object store. They all lie there, of compacted topics too.",
+    ),
     _long(
         "retention.bytes",
         -1,
@@ -214,24 +221,46 @@ _ALL = (
     _bool("unclean.leader.election.enable", False, "Elects a stale replica. There are no replicas here."),
 )
 
-TOPIC_CONFIGS: Mapping[str, TopicConfig] = {config.name: config for config in _ALL}
+TOPIC_CONFIGS: Mapping[str, Config] = {config.name: config for config in _ALL}
 """Every topic config by Kafka's name."""
 
+LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+"""The only configs that can contradict each other."""
+
 _DEFAULTS = {config.name: config.default for config in _ALL}
-_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-def validate_overrides(overrides: Mapping[str, str]) -> None:
-    """Raises InvalidConfigError naming the first config that is unknown, malformed, out of range or contradictory."""
+def validate_overrides(
+    overrides: Mapping[str, str],
+    defaults: Mapping[str, str] | None = None,
+    present: Mapping[str, str] | None = None,
+) -> None:
+    """Raises InvalidConfigError naming the first config that is unknown, malformed, out of range or contradictory.
+
+    `defaults`: what takes the place of Kafka's defaults in this cluster, by topic config. `present`: the overrides that
+    these take the place of. Configs may come to contradict each other while nobody looks, by two alterations at once:
+    only whoever alters one of them is told, or nothing else of the topic could be altered either.
+    """
     for name, value in overrides.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:
-            near = difflib.get_close_matches(name, TOPIC_CONFIGS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise InvalidConfigError(name, f"unknown topic config {name!r}{hint}")
-        _check_value(config, value)
-    least_lag = as_int(resolve(overrides), "min.compaction.lag.ms")
-    most_lag = as_int(resolve(overrides), "max.compaction.lag.ms")
+            raise unknown_config("topic", name, TOPIC_CONFIGS)
+        check_value(config, value)
+    before = present or {}
+    if any(overrides.get(name) != before.get(name) for name in LAGS):
+        check_lags({**(defaults or {}), **overrides})
+
+
+def lags_of(configs: Mapping[str, str]) -> tuple[int, int]:
+    """The least and the greatest compaction lag in force, in ms."""
+    in_force = resolve(configs)
+    least_lag, most_lag = (as_int(in_force, name) for name in LAGS)
+    return least_lag, most_lag
+
+
+def check_lags(configs: Mapping[str, str]) -> None:
+    """Raises InvalidConfigError when no record could keep to both compaction lags."""
+    least_lag, most_lag = lags_of(configs)
     if least_lag > most_lag:
         raise InvalidConfigError(
             "min.compaction.lag.ms",
@@ -242,62 +271,3 @@ def validate_overrides(overrides: Mapping[str, str]) -> None:
 def resolve(overrides: Mapping[str, str]) -> Mapping[str, str]:
     """Every topic config with the value in force: the override, else the default."""
     return {**_DEFAULTS, **overrides}
-
-
-def as_int(configs: Mapping[str, str], name: str) -> int:
-    """An INT or LONG of a resolved mapping. Raises InvalidConfigError when it is none."""
-    value = configs[name].strip()
-    if not _INTEGER.fullmatch(value):
-        raise InvalidConfigError(name, f"{name}={value!r} is not a whole number")
-    return int(value)
-
-
-def as_float(configs: Mapping[str, str], name: str) -> float:
-    """A DOUBLE of a resolved mapping. Raises InvalidConfigError when it is none."""
-    try:
-        return float(configs[name])
-    except ValueError as error:
-        raise InvalidConfigError(name, f"{name}={configs[name]!r} is not a number") from error
-
-
-def as_bool(configs: Mapping[str, str], name: str) -> bool:
-    """A BOOLEAN of a resolved mapping; Kafka takes any case. Raises InvalidConfigError when it is none."""
-    value = configs[name].strip().lower()
-    if value not in {"true", "false"}:
-        raise InvalidConfigError(name, f"{name}={configs[name]!r} is neither 'true' nor 'false'")
-    return value == "true"
-
-
-def as_list(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """The items of a LIST of a resolved mapping, in order, without blanks."""
-    return tuple(item.strip() for item in configs[name].split(",") if item.strip())
-
-
-def _check_value(config: TopicConfig, value: str) -> None:
-    """Raises InvalidConfigError when `value` is malformed or outside the config's range."""
-    one = {config.name: value}
-    match config.type:
-        case ConfigType.BOOLEAN:
-            as_bool(one, config.name)
-        case ConfigType.INT | ConfigType.LONG:
-            _check_range(config, as_int(one, config.name))
-        case ConfigType.DOUBLE:
-            _check_range(config, as_float(one, config.name))
-        case ConfigType.STRING:
-            _check_choice(config, value)
-        case ConfigType.LIST:
-            for item in as_list(one, config.name):
-                _check_choice(config, item)
-
-
-def _check_range(config: TopicConfig, number: float) -> None:
-    above = config.least is None or number >= config.least
-    below = config.most is None or number <= config.most
-    if not (above and below):  # also refuses NaN
-        raise InvalidConfigError(config.name, f"{config.name}={number} lies outside [{config.least}, {config.most}]")
-
-
-def _check_choice(config: TopicConfig, value: str) -> None:
-    if config.choices and value not in config.choices:
-        allowed = ", ".join(config.choices)
-        raise InvalidConfigError(config.name, f"{config.name}: {value!r} is not one of {allowed}")

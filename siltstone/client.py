@@ -46,6 +46,8 @@ LATEST = -1
 """The timestamp that asks ListOffsets for the high watermark."""
 EARLIEST = -2
 _TOPIC_RESOURCE = 2
+_LAST_VERSION_WITH_NAMES: Mapping[int, int] = {0: 12, 1: 12}
+"""Produce and Fetch know a topic by its id alone from the next version on (KIP-516); this client names topics."""
 _OP_SET, _OP_DELETE = 0, 1
 _CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
@@ -218,6 +220,26 @@ class KafkaClient:
             )
         return answer
 
+    async def send(self, request: Message) -> None:
+        """Send one request that gets no answer (Produce with acks 0): nothing tells whether it is carried out."""
+        table = message_table(type(request))
+        version = self._version(table.api_key, table.versions)
+        async with self._one_at_a_time:
+            if self._broken:
+                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect anew")
+            self._correlation_id += 1
+            try:
+                async with asyncio.timeout(self._timeout_ms / 1000):
+                    self._writer.writelines(
+                        encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
+                    )
+                    await self._writer.drain()
+            except BaseException as error:
+                self._broken = True
+                if isinstance(error, (OSError, TimeoutError)):
+                    raise ConnectionLostError(f"{self._address} does not take what is sent") from error
+                raise
+
     def supports(self, api_key: int) -> bool:
         """Whether the agent advertises this API."""
         return api_key in self._served
@@ -369,7 +391,7 @@ class KafkaClient:
         theirs = self._served.get(api_key)
         if theirs is None:
             raise BadInputError(f"{self._address} does not serve API key {api_key}")
-        version = min(ours.high, theirs.high)
+        version = min(ours.high, theirs.high, _LAST_VERSION_WITH_NAMES.get(api_key, ours.high))
         if version < max(ours.low, theirs.low):
             raise BadInputError(
                 f"{self._address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "

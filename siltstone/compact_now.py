@@ -167,22 +167,28 @@ def did_you_mean(name: str, names: Sequence[str], words: CommandWords = NO_WORDS
     return f"`siltstone topics list{words.agents}` shows the topics there are"
 
 
-def require_compacted(topic: Topic, *, words: CommandWords = NO_WORDS) -> None:
-    """Raises NotCompactedError."""
-    if not is_compacted(topic.configs):
-        policy = topic.configs.get("cleanup.policy", "delete")
+def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: CommandWords = NO_WORDS) -> None:
+    """`configs`: of a view of the topic, where the cluster's defaults count too. Raises NotCompactedError."""
+    if not is_compacted(configs):
+        policy = configs.get("cleanup.policy", "delete")
         raise NotCompactedError(
             f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
-            remedy=f"siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}",
+            remedy="none, if all its records are to stay. To keep the latest of each key only, and lose the others: "
+            f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}`",
         )
+
+
+def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[str, str]:
+    """The topic's overrides over the cluster-wide defaults, as the views of its partitions say."""
+    return views[0].configs if views else topic.configs
 
 
 async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
     topic = await find_topic(metadata, name, words=words)
-    require_compacted(topic, words=words)
-    newest = await metadata.jobs(limit=1)
     views = await metadata.partition_views(topic.topic_id)
+    require_compacted(topic, configs_in_force(topic, views), words=words)
+    newest = await metadata.jobs(limit=1)
     wanted = await metadata.request_compaction(topic.topic_id)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
     ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}

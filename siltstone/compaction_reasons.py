@@ -51,7 +51,8 @@ def _plain(topic: str, view: PartitionView, words: CommandWords) -> Reason:
         code="plain",
         partition=None,
         says=f"{topic} is not compacted: its cleanup.policy is {policy}. Every record stays until retention takes it.",
-        remedy=f"siltstone topics alter {topic} --config cleanup.policy=compact{words.agents}",
+        remedy="none, if that is how it should be. To keep the latest record of each key only, and lose the others: "
+        f"`siltstone topics alter {topic} --config cleanup.policy=compact{words.agents}`",
     )
 
 

@@ -2,8 +2,9 @@
 
 What is read, in this order, so that a running system is not accused of what it did in between: the list of objects,
 file rows and producers, then one view of everything that lives (watermarks only grow: what was seen first must lie
-below what was seen later), then the objects, which stay for a grace after they are replaced. What was found wrong with
-an object is looked at again at the end: its file may have been merged away, or the janitor may have come by.
+below what was seen later) and one of the consumer groups, then the objects, which stay for a grace after they are
+replaced. What was found wrong with an object is looked at again at the end: its file may have been merged away, or the
+janitor may have come by.
 
 L0 objects are read whole, once for CRC and batches and once more for the producers' sequences, a few ahead; larger
 ones stream by in chunks. So memory is bounded by READ_AHEAD files or chunks.
@@ -29,6 +30,7 @@ from metadata.invariants import (
     check_prod_1_bytes,
     live_extents,
 )
+from metadata.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 from metadata.invariants_leveled import (
     Allowances,
     check_file_2,
@@ -54,6 +56,9 @@ INVARIANTS = {
     "FILE-3": "a merged file counts its live extents right",
     "MERGE-1": "nothing is input of two live merges",
     "PROD-1": "a retried batch is stored once",
+    "GRP-1": "no group has an epoch that another was given",
+    "GRP-2": "a committed offset belongs to a group and a partition",
+    "GRP-3": "a group's members, leader and protocol fit together",
 }
 
 Progress = Callable[[int, int], None]
@@ -88,6 +93,7 @@ async def check_system(
     files = await all_files(metadata)
     states = await metadata.producer_states()
     view = await metadata.system_view()
+    groups = await metadata.groups_view()
     marks = {mark.partition_id: mark for mark in view.watermarks}
     extents = live_extents(view.l0_files, marks, view.extents)
     live = [file for file in files if file.state is FileState.LIVE]
@@ -104,6 +110,9 @@ async def check_system(
         *check_file_3(view),
         *check_merge_1(view),
         *check_prod_1(states, marks),
+        *check_grp_1(groups),
+        *check_grp_2(groups),
+        *check_grp_3(groups),
         *await _looked_at_again(unsettled, metadata, store),
     ]:
         found[violation.id].append(violation)
@@ -116,6 +125,9 @@ async def check_system(
         "FILE-3": (len(view.live_extents), "files"),
         "MERGE-1": (len(view.job_inputs), "inputs"),
         "PROD-1": (len(states), "producers"),
+        "GRP-1": (len(groups.groups), "groups"),
+        "GRP-2": (sum(summary.offsets for summary, _ in groups.groups), "offsets"),
+        "GRP-3": (len(groups.groups), "groups"),
     }
     return [
         Finding(id=id_, rule=rule, checked=counts[id_][0], unit=counts[id_][1], violations=_distinct(found[id_]))

@@ -41,6 +41,7 @@ class Metrics:
         self._declare_clients()
         self._declare_files()
         self._declare_reads_and_health()
+        self._declare_groups()
         self._declare_merges()
         self._declare_dedupe()
         self._declare_deletion()
@@ -118,6 +119,11 @@ class Metrics:
         self.cache_requests_total = self._counter(
             "cache_requests_total", "Look-ups in the block cache: `hit` or `miss`.", "pool", "outcome"
         )
+        self.fetch_sessions = self._gauge("fetch_sessions", "Fetch sessions (KIP-227) that the agent keeps.")
+        self.fetch_session_partitions = self._gauge("fetch_session_partitions", "Partitions of all fetch sessions.")
+        self.fetch_session_evictions_total = self._counter(
+            "fetch_session_evictions_total", "Fetch sessions that made room for others, or outgrew what there is."
+        )
         self.index_bytes = self._gauge("index_bytes", "Memory of the index of live L0 files.")
         self.index_extents = self._gauge("index_extents", "Extents in the index of live L0 files.")
         self.live_l0_files = self._gauge("live_l0_files", "Live L0 files known; many mean that merging lags.")
@@ -128,6 +134,31 @@ class Metrics:
             "clock_ahead_seconds", "This machine's clock less the metadata store's, at an agent's last beat."
         )
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
+
+    def _declare_groups(self) -> None:
+        self.groups = self._gauge(
+            "groups",
+            "Consumer groups in the hands of this agent, by state: `Empty`, `PreparingRebalance`,"
+            " `CompletingRebalance`, `Stable` or `Dead`.",
+            "state",
+        )
+        self.group_bytes = self._gauge("group_bytes", "Memory they take, about.")
+        self.group_rebalances_total = self._counter(
+            "group_rebalances_total", "Generations begun: all members of a group have joined."
+        )
+        self.groups_fenced_total = self._counter(
+            "groups_fenced_total", "Groups given up because a write showed that another agent owns them."
+        )
+        self.offset_commits_total = self._counter(
+            "offset_commits_total",
+            "Offset commits answered: `committed`, `refused` by the group (generation, member), `fenced` (another agent"
+            " owns it) or `failed` (Postgres did not answer).",
+            "outcome",
+        )
+        self.committed_offsets_total = self._counter("committed_offsets_total", "Offsets in those that were committed.")
+        self.offset_commit_seconds = self._histogram(
+            "offset_commit_seconds", "Writing one lot of offset commits to Postgres.", SECONDS
+        )
 
     def _declare_merges(self) -> None:
         self.merges_total = self._counter(

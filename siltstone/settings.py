@@ -72,6 +72,7 @@ _ZONE = re.compile(r"[^,;&]*")  # what `zone=...` in a client.id can spell
 
 _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network"
 _TOPICS, _WATCHING = "Topics and producers", "Watching"
+_GROUPS = "Consumer groups"
 _COMPACTOR, _PLAN, _DELETION = "Compactor", "When merges are made", "Retention and deletion"
 
 
@@ -141,6 +142,12 @@ class Settings:
     fetch_max_wait_ms: int = duration_ms(
         60_000, _READ, "How long a fetch may wait for data, whatever the client asks.", minimum=0
     )
+    max_incremental_fetch_session_cache_slots: int = count(
+        1_000,
+        _READ,
+        "Fetch sessions of one agent at most, with 100,000 partitions in all: 45 MB. 0: none.",
+        minimum=0,
+    )
     cache_hot_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of the tail.", minimum=0)
     cache_cold_bytes: int = size_bytes(134_217_728, _READ, "Memory for blocks of history.", minimum=0)
     read_concurrency: int = count(16, _READ, "Reads from the object store at once.")
@@ -176,6 +183,34 @@ class Settings:
     )
     producer_id_expiration_ms: int = duration_ms(
         86_400_000, _TOPICS, "A producer silent for longer may start anew with any sequence number."
+    )
+
+    # ---- consumer groups
+    group_initial_rebalance_delay_ms: int = duration_ms(
+        3_000,
+        _GROUPS,
+        "How long the first rebalance of an empty group waits for more members.",
+        minimum=0,
+        maximum=INT31,
+    )
+    group_min_session_timeout_ms: int = duration_ms(
+        6_000, _GROUPS, "The shortest session timeout that a member may ask for.", maximum=INT31
+    )
+    group_max_session_timeout_ms: int = duration_ms(
+        1_800_000, _GROUPS, "The longest session timeout that a member may ask for.", maximum=INT31
+    )
+    group_max_size: int = count(INT31, _GROUPS, "Members of one group at most.")
+    offset_metadata_max_bytes: int = size_bytes(
+        4_096, _GROUPS, "The longest text that may stand beside a committed offset.", minimum=0, maximum=INT31
+    )
+    offsets_retention_ms: int = duration_ms(
+        7 * _DAY_MS,
+        _GROUPS,
+        "Committed offsets are kept this long after their group lost its last member; Kafka's"
+        " `offsets.retention.minutes`.",
+    )
+    offsets_retention_check_interval_ms: int = duration_ms(
+        600_000, _GROUPS, "How often offsets and empty groups past it are deleted."
     )
 
     # ---- compactor
@@ -341,6 +376,7 @@ def _check_together(settings: Settings) -> None:
         ("compaction.output.bytes", "compaction.plain.bytes.max"),
         ("compaction.plain.bytes.max", "compaction.merge.bytes.max"),
         ("gc.grace.ms", "purge.deadline.ms"),
+        ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("gc.grace.ms", "orphan.age.ms"),
     )
     for low, high in not_above:

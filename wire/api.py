@@ -16,20 +16,39 @@ from typing import Final
 
 from wire.compiler import decode, encode
 from wire.errors import EncodingError, MalformedMessageError, UnknownApiError, UnsupportedVersionError
+from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from wire.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from wire.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from wire.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from wire.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
+from wire.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from wire.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+from wire.messages.describe_producers import DescribeProducersRequest, DescribeProducersResponse
+from wire.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from wire.messages.fetch import FetchRequest, FetchResponse
 from wire.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from wire.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from wire.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from wire.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
 from wire.messages.metadata import MetadataRequest, MetadataResponse
+from wire.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from wire.messages.produce import ProduceRequest, ProduceResponse
+from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from wire.primitives import skip_tagged_fields
 from wire.schema import Message, Octets, message_table
 
@@ -63,20 +82,36 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
         api.key: api
         for api in (
             # librdkafka before 2.11.1 sends uncompressed to a broker that does not list Produce 0 (issue 4956).
-            _api(ProduceRequest, ProduceResponse, (0, 12), (3, 12)),
-            _api(FetchRequest, FetchResponse, (4, 12)),
-            _api(ListOffsetsRequest, ListOffsetsResponse, (0, 8)),
-            _api(MetadataRequest, MetadataResponse, (0, 12)),
-            _api(FindCoordinatorRequest, FindCoordinatorResponse, (0, 4)),
+            _api(ProduceRequest, ProduceResponse, (0, 13), (3, 13)),
+            _api(FetchRequest, FetchResponse, (4, 16)),
+            _api(ListOffsetsRequest, ListOffsetsResponse, (0, 9)),
+            _api(MetadataRequest, MetadataResponse, (0, 13)),
+            _api(OffsetCommitRequest, OffsetCommitResponse, (1, 9)),
+            _api(OffsetFetchRequest, OffsetFetchResponse, (1, 9)),
+            _api(FindCoordinatorRequest, FindCoordinatorResponse, (0, 5)),
+            _api(JoinGroupRequest, JoinGroupResponse, (0, 9)),
+            _api(HeartbeatRequest, HeartbeatResponse, (0, 4)),
+            _api(LeaveGroupRequest, LeaveGroupResponse, (0, 5)),
+            _api(SyncGroupRequest, SyncGroupResponse, (0, 5)),
+            _api(DescribeGroupsRequest, DescribeGroupsResponse, (0, 6)),
+            _api(ListGroupsRequest, ListGroupsResponse, (0, 5)),
             _api(ApiVersionsRequest, ApiVersionsResponse, (0, 4)),
             _api(CreateTopicsRequest, CreateTopicsResponse, (2, 7)),
             _api(DeleteTopicsRequest, DeleteTopicsResponse, (1, 6)),
             _api(DeleteRecordsRequest, DeleteRecordsResponse, (0, 2)),
             _api(InitProducerIdRequest, InitProducerIdResponse, (0, 5)),
+            _api(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse, (2, 4)),
             _api(DescribeConfigsRequest, DescribeConfigsResponse, (0, 4)),
+            _api(AlterConfigsRequest, AlterConfigsResponse, (0, 2)),
+            _api(DescribeLogDirsRequest, DescribeLogDirsResponse, (1, 4)),
             _api(CreatePartitionsRequest, CreatePartitionsResponse, (0, 3)),
+            _api(DeleteGroupsRequest, DeleteGroupsResponse, (0, 2)),
+            _api(ElectLeadersRequest, ElectLeadersResponse, (0, 2)),
             _api(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse, (0, 1)),
+            _api(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse, (0, 0)),
+            _api(OffsetDeleteRequest, OffsetDeleteResponse, (0, 0)),
             _api(DescribeClusterRequest, DescribeClusterResponse, (0, 1)),
+            _api(DescribeProducersRequest, DescribeProducersResponse, (0, 0)),
         )
     }
 )

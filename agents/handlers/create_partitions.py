@@ -1,5 +1,8 @@
 """CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are accepted and mean nothing, there is nothing to
-place."""
+place.
+
+A compacted topic that grows keeps, for every key that a client now sends to another partition, the last record in the
+old one. Kafka says nothing; here the agent warns in its log and the command line tells whoever asked."""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections import Counter
 from agents.broker import Broker
 from agents.topics import RequestError, check_partitions, code_of
 from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import (
@@ -16,6 +20,8 @@ from wire.messages.create_partitions import (
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+
+_log = get_logger(__name__)
 
 
 async def handle(broker: Broker, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
@@ -53,6 +59,12 @@ async def _grow(
         check_partitions(asked.count)
         if not validate_only:
             await broker.metadata.create_partitions(topic.topic_id, asked.count)
+            if broker.catalog.rules(topic).compacted:
+                _log.warning(
+                    "a compacted topic grew: keys that now go elsewhere keep an old record in the partition before",
+                    topic=asked.name,
+                    partitions=asked.count,
+                )
     except SiltstoneError as error:
         return _result(asked, error)
     return CreatePartitionsTopicResult(name=asked.name)

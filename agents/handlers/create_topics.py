@@ -8,6 +8,7 @@ from collections import Counter
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
+from metadata.broker_configs import topic_defaults
 from metadata.service import Topic, TopicExistsError
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -45,14 +46,24 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
     check_name(asked.name)
     partitions = _partitions(broker, asked)
     check_partitions(partitions)
-    configs = {config.name: config.value for config in asked.configs if config.value is not None}
-    check_configs(configs)
+    configs = _configs(asked)
+    check_configs(configs, topic_defaults(broker.catalog.broker_configs))
     if broker.catalog.topic(asked.name) is not None:
         raise TopicExistsError(f"topic {asked.name!r} exists already")
     if validate_only:
         return _described(broker, asked.name, partitions, None, configs)
     topic = await broker.metadata.create_topic(asked.name, partitions=partitions, configs=configs)
     return _described(broker, topic.name, partitions, topic, configs)
+
+
+def _configs(asked: CreatableTopic) -> dict[str, str]:
+    """Raises RequestError(INVALID_CONFIG) for a config without a value."""
+    configs: dict[str, str] = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise RequestError(ErrorCode.INVALID_CONFIG, f"config {config.name!r} needs a value")
+        configs[config.name] = config.value
+    return configs
 
 
 def _partitions(broker: Broker, asked: CreatableTopic) -> int:
@@ -93,7 +104,7 @@ def _described(
         replication_factor=REPLICATION_FACTOR,
         configs=[
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.source)
-            for entry in topic_entries(configs, broker.settings)
+            for entry in topic_entries(configs, broker.catalog.broker_configs, broker.settings)
             if entry.source == TOPIC_OVERRIDE or entry.value
         ],
     )

@@ -1,6 +1,6 @@
 """DescribeConfigs 0-4: every topic config with its default, source, synonyms, type and words; the agent's own settings.
 
-A BROKER resource is answered by the agent it names; the empty name (cluster-wide dynamic defaults) has none.
+A BROKER resource is answered by the agent it names; the empty name has the cluster-wide configs that are set.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from agents.broker import Broker
-from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, topic_entries
+from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, cluster_entries, topic_entries
 from agents.topics import RequestError, code_of
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -70,16 +70,16 @@ def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneErro
         topic = broker.catalog.topic(asked.resource_name)
         if topic is None:
             raise away or RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
-        return topic_entries(topic.configs, broker.settings)
+        return topic_entries(topic.configs, broker.catalog.broker_configs, broker.settings)
     if asked.resource_type == BROKER:
         if asked.resource_name == "":
-            return []
+            return cluster_entries(broker.catalog.broker_configs)
         if asked.resource_name != str(broker.membership.node_id):
             raise RequestError(
                 ErrorCode.INVALID_REQUEST,
                 f"broker {asked.resource_name!r} is not this one ({broker.membership.node_id}); ask it itself",
             )
-        return broker_entries(broker.settings)
+        return broker_entries(broker.catalog.broker_configs, broker.settings)
     raise RequestError(
         ErrorCode.INVALID_REQUEST,
         f"resource type {asked.resource_type} has no configs here; topics (2) and brokers (4)",

@@ -1,85 +1,106 @@
-"""Fetch 4-12 (KIP-74 limits, KIP-227 sessions declined): whole batches from memory or the store, with their offsets.
+"""Fetch 4-16 (KIP-74 limits, KIP-227 sessions, KIP-516 topic ids): whole batches from memory or the store.
 
-Sessions: every answer says session 0, "no session", which is always legal; a request that names one gets
-FETCH_SESSION_ID_NOT_FOUND and the client falls back to full fetches. A request waits until `min_bytes` are there or
-`max_wait_ms` have passed, parked in memory; records come by the follower, so a caught-up consumer costs the store
-nothing.
+A request waits until `min_bytes` are there or `max_wait_ms` have passed, parked in memory; records come by the
+follower, so a caught-up consumer costs the store nothing. Within a session (`agents/read/sessions.py`) the answer names
+only what is news to the client.
 
 An offset outside what we know is out of range only if a fresh read of the watermarks says so: the agent's view may be
-late. Above our end but not above the fresh one means: wait, another agent's commit is on its way here.
+late. Above our end but not above the fresh one means: wait, another agent's commit is on its way here. A topic id that
+we do not know is looked for in the store before it is called unknown, once: ids do not come back.
+
+Any agent serves any partition, so no answer is NOT_LEADER_OR_FOLLOWER and none names another leader (KIP-951) or a
+replica to read from (KIP-392); a topic is found by its id alone, so none is INCONSISTENT_TOPIC_ID.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from agents.answers import HeldAnswer
 from agents.broker import Broker
-from agents.log_index import PartitionLog
 from agents.read.budget import Release
 from agents.read.reader import Taken, Want
-from metadata.service import MetadataUnavailableError
+from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
+from metadata.service import MetadataUnavailableError, Topic
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
-from wire.messages.fetch import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
+from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 
 READ_COMMITTED = 1
 LEADER_EPOCH = 0
-
-
-@dataclass(slots=True)
-class _Part:
-    """One partition of the request on its way to an answer."""
-
-    asked: FetchPartition
-    answer: PartitionData
-    partition_id: int = -1
-    log: PartitionLog | None = None
-
-    def fail(self, error: ErrorCode) -> None:
-        self.answer.error_code = error
-        self.log = None
+TOPIC_IDS_SINCE = 13
+_NO_TOPIC, _NO_PARTITION = -1, -2
+"""In place of a partition id."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -> FetchResponse | HeldAnswer:
-    if request.session_id != 0:
-        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    sessions = broker.fetch_sessions
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    context = sessions.begin(request, by_id=by_id, now_ms=broker.clock.monotonic_ms())
+    if context.error is not ErrorCode.NONE:
+        return FetchResponse(error_code=context.error)
     deadline_ms = broker.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), broker.settings.fetch_max_wait_ms)
-    response, parts = _resolve(broker, request)
+    if by_id:
+        await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
+    parts = context.parts
+    _resolve(broker, parts)
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms)
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
+    response = sessions.answer(context, now_ms=broker.clock.monotonic_ms())
+    if request.session_id or request.session_epoch != FULL_WITHOUT:
+        broker.metrics.fetch_sessions.set(len(sessions))
+        broker.metrics.fetch_session_partitions.set(sessions.partitions)
     return HeldAnswer(response, release)
 
 
-def _resolve(broker: Broker, request: FetchRequest) -> tuple[FetchResponse, list[_Part]]:
-    """The answer's skeleton, in the request's order, and the same partitions in one list."""
-    parts: list[_Part] = []
-    response = FetchResponse()
-    for asked_topic in request.topics:
-        topic = broker.catalog.topic(asked_topic.topic)
-        answers: list[PartitionData] = []
-        for asked in asked_topic.partitions:
-            part = _Part(asked, PartitionData(partition_index=asked.partition, high_watermark=-1, records=b""))
-            if topic is None or not 0 <= asked.partition < len(topic.partition_ids):
-                part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            elif asked.current_leader_epoch > LEADER_EPOCH:
-                part.fail(ErrorCode.UNKNOWN_LEADER_EPOCH)
-            else:
-                part.partition_id = topic.partition_ids[asked.partition]
-                part.log = broker.index.partition(part.partition_id)
-                if part.log is None:
-                    part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            parts.append(part)
-            answers.append(part.answer)
-        response.responses.append(FetchableTopicResponse(topic=asked_topic.topic, partitions=answers))
-    return response, parts
+def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
+    """Find the logs. What a session found out before holds for as long as the catalog is the same."""
+    version = broker.catalog.version
+    name: TopicKey | None = None
+    topic: Topic | None = None
+    for part in parts:
+        part.answer = None
+        if part.catalog_version != version:
+            if part.topic != name:
+                name = part.topic
+                topic = broker.catalog.topic(name) if isinstance(name, str) else broker.catalog.topic_by_id(name)
+            part.partition_id = _partition_id(topic, part.asked.partition)
+            part.catalog_version = version
+        if part.partition_id == _NO_PARTITION:
+            _fail(part, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        elif part.partition_id == _NO_TOPIC:
+            _fail_gone(part)
+        elif part.asked.current_leader_epoch > LEADER_EPOCH:
+            _fail(part, ErrorCode.UNKNOWN_LEADER_EPOCH)
+        else:
+            part.log = broker.index.partition(part.partition_id)
+            if part.log is None:
+                _fail_gone(part)
 
 
-async def _check_ranges(broker: Broker, parts: Sequence[_Part]) -> None:
+def _partition_id(topic: Topic | None, partition: int) -> int:
+    if topic is None:
+        return _NO_TOPIC
+    return topic.partition_ids[partition] if 0 <= partition < len(topic.partition_ids) else _NO_PARTITION
+
+
+def _fail(part: FetchPart, error: ErrorCode) -> None:
+    part.log = None
+    part.answer = PartitionData(partition_index=part.asked.partition, error_code=error, high_watermark=-1, records=b"")
+
+
+def _fail_gone(part: FetchPart) -> None:
+    """There is no such topic, or not any more."""
+    _fail(
+        part,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(part.topic, str) else ErrorCode.UNKNOWN_TOPIC_ID,
+    )
+
+
+async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
     """Refuse offsets that are out of range by the store's own word."""
     doubtful = [
         part for part in parts if part.log is not None and not part.log.start <= part.asked.fetch_offset <= part.log.end
@@ -94,14 +115,14 @@ async def _check_ranges(broker: Broker, parts: Sequence[_Part]) -> None:
     for part in doubtful:
         watermarks = fresh.get(part.partition_id)
         if watermarks is None:
-            part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            _fail_gone(part)
         elif not watermarks.log_start_offset <= part.asked.fetch_offset <= watermarks.high_watermark:
-            part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
+            _fail(part, ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
-async def _wait_for_bytes(broker: Broker, parts: Sequence[_Part], bytes_min: int, deadline_ms: float) -> None:
+async def _wait_for_bytes(broker: Broker, parts: Sequence[FetchPart], bytes_min: int, deadline_ms: float) -> None:
     waiting = [part.partition_id for part in parts if part.log is not None]
-    while waiting and not any(part.answer.error_code for part in parts):
+    while waiting and not any(part.answer is not None for part in parts):
         if _bytes_at_hand(parts, bytes_min) >= bytes_min:
             return
         left_ms = deadline_ms - broker.clock.monotonic_ms()
@@ -112,21 +133,21 @@ async def _wait_for_bytes(broker: Broker, parts: Sequence[_Part], bytes_min: int
             if part.log is not None:
                 part.log = broker.index.partition(part.partition_id)
                 if part.log is None:
-                    part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                    _fail_gone(part)
 
 
-def _bytes_at_hand(parts: Sequence[_Part], enough: int) -> int:
+def _bytes_at_hand(parts: Sequence[FetchPart], enough: int) -> int:
     total = 0
     for part in parts:
-        if part.log is not None:
+        if part.log is not None and part.asked.fetch_offset < part.log.end:
             total += part.log.bytes_from(part.asked.fetch_offset, min(part.asked.partition_max_bytes, enough))
             if total >= enough:
                 break
     return total
 
 
-async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, committed_only: bool) -> Release:
-    readable: list[_Part] = []
+async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, committed_only: bool) -> Release:
+    readable: list[tuple[FetchPart, PartitionData]] = []
     caught_up: list[int] = []
     for part in parts:
         if part.log is None:
@@ -134,28 +155,36 @@ async def _read(broker: Broker, parts: Sequence[_Part], bytes_max: int, *, commi
         # Looked up again: the topic may have been deleted, or the index loaded anew, while we waited.
         log = part.log = broker.index.partition(part.partition_id)
         if log is None:
-            part.fail(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            _fail_gone(part)
             continue
-        # Taken before the bytes are: an answer may say less than there is by now, never more than it can prove.
-        part.answer.high_watermark = part.answer.last_stable_offset = log.end
-        part.answer.log_start_offset = log.start
-        part.answer.aborted_transactions = [] if committed_only else None
-        if part.asked.fetch_offset < log.end:
-            readable.append(part)
-        else:
+        is_caught_up = part.asked.fetch_offset >= log.end
+        if is_caught_up:
             caught_up.append(part.partition_id)
-    wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part in readable]
+            if part.is_told(log.end, log.start):
+                continue
+        # Taken before the bytes are: an answer may say less than there is by now, never more than it can prove.
+        part.answer = PartitionData(
+            partition_index=part.asked.partition,
+            high_watermark=log.end,
+            last_stable_offset=log.end,
+            log_start_offset=log.start,
+            aborted_transactions=[] if committed_only else None,
+            records=b"",
+        )
+        if not is_caught_up:
+            readable.append((part, part.answer))
+    wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
     news = partial(broker.arrivals.wait, caught_up, broker.settings.fetch_max_wait_ms) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
-    for part, taken in zip(readable, reading.taken, strict=True):
-        _fill_records(part, taken)
+    for (_, answer), taken in zip(readable, reading.taken, strict=True):
+        _fill_records(answer, taken)
     return reading.release
 
 
-def _fill_records(part: _Part, taken: Taken) -> None:
+def _fill_records(answer: PartitionData, taken: Taken) -> None:
     if taken.error is not ErrorCode.NONE:
-        part.answer.error_code = taken.error
+        answer.error_code = taken.error
     if taken.error is ErrorCode.OFFSET_OUT_OF_RANGE:
         # The log start has moved past it while we looked.
-        part.answer.high_watermark = part.answer.last_stable_offset = part.answer.log_start_offset = -1
-    part.answer.records = taken.buffers
+        answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
+    answer.records = taken.buffers

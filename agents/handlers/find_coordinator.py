@@ -1,33 +1,53 @@
-"""FindCoordinator 0-4. There are no coordinators yet.
+"""FindCoordinator 0-5: which agent coordinates a group, by id alone. Any agent answers, by its list of who is alive.
 
-A group is answered COORDINATOR_NOT_AVAILABLE: clients that only `assign()` ask now and then and go on without one. A
-transactional id is answered TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as everywhere until transactions exist: a retriable
-error would leave `init_transactions()` waiting until its time is up, with nothing said.
+A transactional id is answered TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as everywhere until transactions exist: a
+retriable error would leave `init_transactions()` waiting until its time is up, with nothing said.
 """
 
 from __future__ import annotations
 
 from agents.broker import Broker
+from agents.groups.checks import check_id
+from agents.groups.held import GroupRefusedError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 
 _GROUP, _TRANSACTION = 0, 1
-_REFUSALS = {
-    _GROUP: (ErrorCode.COORDINATOR_NOT_AVAILABLE, "consumer groups are not supported yet; assign() partitions"),
-    _TRANSACTION: (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported yet"),
-}
 
 
 def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    error, message = _REFUSALS.get(
-        request.key_type, (ErrorCode.INVALID_REQUEST, f"coordinator type {request.key_type} is not known")
-    )
-    if header.api_version < 4:
-        return FindCoordinatorResponse(error_code=error, error_message=message, node_id=-1, port=-1)
+    if header.api_version >= 4:
+        return FindCoordinatorResponse(
+            coordinators=[_find(broker, request.key_type, key) for key in request.coordinator_keys]
+        )
+    found = _find(broker, request.key_type, request.key)
     return FindCoordinatorResponse(
-        coordinators=[
-            Coordinator(key=key, node_id=-1, port=-1, error_code=error, error_message=message)
-            for key in request.coordinator_keys
-        ]
+        error_code=found.error_code,
+        error_message=found.error_message,
+        node_id=found.node_id,
+        host=found.host,
+        port=found.port,
     )
+
+
+def _find(broker: Broker, key_type: int, key: str) -> Coordinator:
+    if key_type == _TRANSACTION:
+        error = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return _none(key, error, "transactions are not supported yet")
+    if key_type != _GROUP:
+        return _none(key, ErrorCode.INVALID_REQUEST, f"coordinator type {key_type} is not known")
+    try:
+        check_id(key, may_be_empty=True)
+    except GroupRefusedError as refused:
+        return _none(key, refused.code, str(refused))
+    owner = broker.groups.owner(key)
+    if owner is None:
+        return _none(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "no agent is alive")
+    return Coordinator(
+        key=key, node_id=owner.writer_id, host=owner.address.host, port=owner.address.port, error_message=None
+    )
+
+
+def _none(key: str, error: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, port=-1, error_code=error, error_message=message)

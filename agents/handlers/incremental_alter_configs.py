@@ -1,17 +1,15 @@
-"""IncrementalAlterConfigs 0-1 (KIP-339): SET, DELETE, and APPEND, SUBTRACT on lists, of topics. All or nothing per
-topic.
-
-Broker configs are settings and not alterable over the protocol; asking is refused, not ignored.
-"""
+"""IncrementalAlterConfigs 0-1 (KIP-339): SET, DELETE, and APPEND, SUBTRACT on lists, of topics and of the whole cluster
+(`agents/config_changes.py`)."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.topics import RequestError, check_configs, code_of
-from metadata.service import Topic
-from metadata.topic_configs import TOPIC_CONFIGS, ConfigType, as_list
+from agents.config_changes import alter, check_once, no_value
+from agents.topics import RequestError, code_of
+from metadata.topic_configs import Config, ConfigType, as_list
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -23,7 +21,6 @@ from wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 
-TOPIC = 2
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
@@ -47,51 +44,31 @@ async def handle(
 
 
 async def _alter(broker: Broker, asked: AlterConfigsResource, *, validate_only: bool) -> None:
-    if asked.resource_type != TOPIC:
-        raise RequestError(
-            ErrorCode.INVALID_REQUEST,
-            f"only topics (2) can be altered here, not resource type {asked.resource_type}; "
-            "an agent's settings are read when it starts",
-        )
-    # APPEND and SUBTRACT build on what is there: see the present first.
-    await broker.follower.catch_up()
-    topic = broker.catalog.topic(asked.resource_name)
-    if topic is None:
-        raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
-    changes = _changes(broker, topic, asked.configs)
-    after = {**topic.configs, **changes}
-    check_configs({name: value for name, value in after.items() if value is not None})
-    if validate_only or not changes:
-        return
-    await broker.metadata.alter_configs(topic.topic_id, changes)
-    await broker.follower.catch_up()
+    check_once(config.name for config in asked.configs)
+
+    def changes_of(
+        present: Mapping[str, str], in_force: Mapping[str, str], table: Mapping[str, Config]
+    ) -> Mapping[str, str | None]:
+        return {config.name: _new_value(config, in_force, table.get(config.name)) for config in asked.configs}
+
+    await alter(broker, asked.resource_type, asked.resource_name, changes_of, validate_only=validate_only)
 
 
-def _changes(broker: Broker, topic: Topic, configs: list[AlterableConfig]) -> dict[str, str | None]:
-    changes: dict[str, str | None] = {}
-    for config in configs:
-        if config.name in changes:
-            raise RequestError(ErrorCode.INVALID_REQUEST, f"config {config.name!r} is named more than once")
-        changes[config.name] = _new_value(broker, topic, config)
-    return changes
-
-
-def _new_value(broker: Broker, topic: Topic, config: AlterableConfig) -> str | None:
-    known = TOPIC_CONFIGS.get(config.name)
-    if config.config_operation == DELETE:
+def _new_value(asked: AlterableConfig, in_force: Mapping[str, str], known: Config | None) -> str | None:
+    if asked.config_operation == DELETE:
         if known is None:
-            raise RequestError(ErrorCode.INVALID_CONFIG, f"unknown topic config {config.name!r}")
+            raise RequestError(ErrorCode.INVALID_CONFIG, f"unknown config {asked.name!r}")
         return None
-    if config.value is None:
-        raise RequestError(ErrorCode.INVALID_CONFIG, f"config {config.name!r} needs a value")
-    if config.config_operation == SET:
-        return config.value
-    if config.config_operation not in (APPEND, SUBTRACT):
-        raise RequestError(ErrorCode.INVALID_REQUEST, f"unknown operation {config.config_operation}")
+    if asked.value is None:
+        raise no_value(asked.name)
+    if asked.config_operation == SET:
+        return asked.value
+    if asked.config_operation not in (APPEND, SUBTRACT):
+        raise RequestError(ErrorCode.INVALID_REQUEST, f"unknown operation {asked.config_operation}")
     if known is None or known.type is not ConfigType.LIST:
-        raise RequestError(ErrorCode.INVALID_CONFIG, f"{config.name!r} is not a list: only set or delete it")
-    present = list(as_list(broker.catalog.configs(topic), config.name))
-    named = as_list({config.name: config.value}, config.name)
-    if config.config_operation == APPEND:
+        raise RequestError(ErrorCode.INVALID_CONFIG, f"{asked.name!r} is not a list: only set or delete it")
+    present = list(as_list(in_force, asked.name))
+    named = as_list({asked.name: asked.value}, asked.name)
+    if asked.config_operation == APPEND:
         return ",".join(present + [item for item in named if item not in present])
     return ",".join(item for item in present if item not in named)

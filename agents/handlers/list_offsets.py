@@ -1,4 +1,7 @@
-"""ListOffsets 0-8: latest (-1), earliest (-2), largest timestamp (-3, v7), earliest local (-4, v8), or by timestamp.
+"""ListOffsets 0-9: latest (-1), earliest (-2), largest timestamp (-3), the edges of tiers (-4, -5), or by timestamp.
+
+There is one tier, and all of it is what Kafka calls local: the earliest local offset (-4, v8) is the log start, and of
+the latest tiered one (-5, v9) there is none.
 
 Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp Kafka's rule is by record,
 not by batch: the first record in offset order whose timestamp is at or above the one asked for. v0 answers a list.
@@ -10,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from metadata.service import MetadataUnavailableError, Watermarks
 from siltstone.logging import get_logger
@@ -25,14 +29,16 @@ from wire.messages.list_offsets import (
 
 _log = get_logger(__name__)
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
-_SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 SEE_PRESENT_MS = 5_000.0
 """How long a look-up by timestamp waits for this agent to have seen what the store has."""
 LEADER_EPOCH = 0
 
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    # A client may have heard of a new topic from another agent; some do not ask again.
+    await look_up(broker.catalog, broker.follower, [topic.name for topic in request.topics])
     ids = _partition_ids(broker, request)
     try:
         fresh = await broker.fresh.get(list(ids.values()))
@@ -84,6 +90,8 @@ async def _answer(
         found = TimestampedOffset(watermarks.high_watermark, -1)
     elif asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
         found = TimestampedOffset(watermarks.log_start_offset, -1)
+    elif asked.timestamp == LATEST_TIERED:
+        found = None
     else:
         try:
             found = await _by_timestamp(broker, asked.timestamp, watermarks)

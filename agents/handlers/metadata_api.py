@@ -1,4 +1,4 @@
-"""Metadata 0-12: which agents there are and which of them is named for each partition.
+"""Metadata 0-13: which agents there are and which of them is named for each partition.
 
 Every partition names one live agent of the client's zone as leader, its only replica and its in-sync set, by
 rendezvous hashing; leader epoch 0 always, because there is nothing to diverge. In v0 an empty list asks for all

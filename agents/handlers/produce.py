@@ -1,9 +1,13 @@
-"""Produce 3-12: validate every batch, hand the good ones to the write path, answer when they are committed.
+"""Produce 3-13: validate every batch, hand the good ones to the write path, answer when they are committed.
 
 Validation runs in the read callback, so batches enter the buffer in the order they came; only the waiting is
 asynchronous, and a connection may have many requests waiting. Partitions succeed and fail one by one. acks 1 and -1
 both wait for the commit. acks 0 gets no answer, and any error closes the connection, for that is all a client could
 notice. Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
+
+From v13 topics have ids instead of names (KIP-516): a topic made anew under an old name does not get what was meant for
+the old one. An id that we do not know is looked for in the store before it is UNKNOWN_TOPIC_ID, and requests that name
+it wait in line meanwhile. That a topic was deleted without our knowing is found out by the commit.
 """
 
 from __future__ import annotations
@@ -27,10 +31,14 @@ from wire.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
+    TopicProduceData,
     TopicProduceResponse,
 )
 
 _ResultsFuture: TypeAlias = "asyncio.Future[Sequence[BatchResult]]"
+
+
+TOPIC_IDS_SINCE = 13
 
 
 class DropConnectionError(Exception):
@@ -48,16 +56,37 @@ def handle(
     broker: Broker, header: RequestHeader, request: ProduceRequest
 ) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     """None = no answer (acks 0)."""
+    if header.api_version >= TOPIC_IDS_SINCE:
+        topic_ids = {topic.topic_id for topic in request.topic_data}
+        records_bytes = sum(len(part.records or b"") for topic in request.topic_data for part in topic.partition_data)
+        if (looking := broker.topic_ids.line_up(topic_ids, records_bytes)) is not None:
+            return _after_looking(broker, header, request, looking)
+    return _take(broker, header, request)
+
+
+async def _after_looking(
+    broker: Broker, header: RequestHeader, request: ProduceRequest, looking: Awaitable[None]
+) -> ProduceResponse | None:
+    await looking
+    answer = _take(broker, header, request)
+    del request  # the batches that wait are held, and counted, by the write path
+    return answer if isinstance(answer, ProduceResponse) else await answer
+
+
+def _take(
+    broker: Broker, header: RequestHeader, request: ProduceRequest
+) -> ProduceResponse | Awaitable[ProduceResponse | None]:
     refused = _refusal_of_all(broker, request)
     accepted = _Accepted()
     response = ProduceResponse(
         responses=[
             TopicProduceResponse(
                 name=topic.name,
+                topic_id=topic.topic_id,
                 partition_responses=[
                     _refused(part.index, refused)
                     if refused is not None
-                    else _check(broker, header, topic.name, part, accepted)
+                    else _check(broker, header, topic, part, accepted)
                     for part in topic.partition_data
                 ],
             )
@@ -79,6 +108,7 @@ def handle(
         stall=broker.stall,
         clock=broker.clock,
         metrics=broker.metrics,
+        gone=_gone(header),
     )
     _submit(broker, accepted.batches, [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)])
     if not accepted.batches:
@@ -116,11 +146,14 @@ def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:
 
 
 def _check(
-    broker: Broker, header: RequestHeader, topic_name: str, part: PartitionProduceData, accepted: _Accepted
+    broker: Broker, header: RequestHeader, asked: TopicProduceData, part: PartitionProduceData, accepted: _Accepted
 ) -> PartitionProduceResponse:
     """Validate one partition's batch; a good one is added to `accepted` with the answer to be filled later."""
-    topic = broker.catalog.topic(topic_name)
-    if topic is None or not 0 <= part.index < len(topic.partition_ids):
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    topic = broker.catalog.topic_by_id(asked.topic_id) if by_id else broker.catalog.topic(asked.name)
+    if topic is None:
+        return PartitionProduceResponse(index=part.index, error_code=_gone(header), base_offset=-1)
+    if not 0 <= part.index < len(topic.partition_ids):
         return PartitionProduceResponse(
             index=part.index, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, base_offset=-1
         )
@@ -140,6 +173,12 @@ def _check(
     )
     accepted.answers.append(answer)
     return answer
+
+
+def _gone(header: RequestHeader) -> ErrorCode:
+    """There is no such topic, or not any more."""
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _refused(index: int, refusal: Refusal, log_start_offset: int = -1) -> PartitionProduceResponse:

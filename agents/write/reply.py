@@ -24,11 +24,20 @@ TIMEOUT_MS_MIN = 1_000
 
 class ProduceReply:
     def __init__(
-        self, response: ProduceResponse, *, timeout_ms: int, stall: WriteStall, clock: Clock, metrics: Metrics
+        self,
+        response: ProduceResponse,
+        *,
+        timeout_ms: int,
+        stall: WriteStall,
+        clock: Clock,
+        metrics: Metrics,
+        gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ) -> None:
+        """`gone` is what the client is told of a topic that is not there any more."""
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[ProduceResponse | None] = loop.create_future()
         self._response = response
+        self.gone = gone
         self._timeout_ms = timeout_ms
         self._stall = stall
         self._clock = clock
@@ -99,7 +108,8 @@ class Share:
 
     def set_result(self, result: Sequence[BatchResult], /) -> None:
         for answer, each in zip(self.answers, result, strict=True):
-            answer.error_code = each.error
+            is_gone = each.error == int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            answer.error_code = self._reply.gone if is_gone else each.error
             answer.base_offset = each.base_offset
             answer.log_append_time_ms = each.log_append_time_ms
         self._reply.settle(1)

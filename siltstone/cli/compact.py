@@ -96,7 +96,8 @@ def compact(topic: str, now: bool, timeout: float | None, places: Places, as_jso
 
 def _say_what_is_due(topic: str, urls: Urls, places: Places, *, as_json: bool) -> None:
     explained = asyncio.run(read_explained(urls.metadata, topic, places))
-    compact_now.require_compacted(explained.topic, words=places.words)
+    configs = compact_now.configs_in_force(explained.topic, [state.view for state in explained.states])
+    compact_now.require_compacted(explained.topic, configs, words=places.words)
     if as_json:
         print_json({"topic": topic, "partitions": states_json(explained.states)})
         return

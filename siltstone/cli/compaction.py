@@ -17,7 +17,7 @@ from siltstone.cli.output import console
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.client import KafkaClient, connected
 from siltstone.command_words import CommandWords
-from siltstone.compact_now import find_topic, require_compacted
+from siltstone.compact_now import configs_in_force, find_topic, require_compacted
 from siltstone.compaction_frame import Frame, ReadRecord, draw, frame_of
 from siltstone.errors import BadInputError
 from wire.batch import iter_headers
@@ -114,8 +114,8 @@ async def _frame(metadata: Metadata, client: KafkaClient, watched: Watched) -> F
     Raises NoSuchTopicError, NotCompactedError, BadInputError.
     """
     found = await find_topic(metadata, watched.topic, words=watched.words)
-    require_compacted(found, words=watched.words)
     views = await metadata.partition_views(found.topic_id)
+    require_compacted(found, configs_in_force(found, views), words=watched.words)
     view = _partition(views, watched.topic, watched.partition)
     now_ms = await metadata.now_ms()
     read_from = max(view.log_start_offset, view.high_watermark - watched.window)

@@ -19,6 +19,11 @@ from wire.messages.metadata import MetadataResponseTopic
 
 T = TypeVar("T")
 
+_GREW = (
+    "warning: the topic is compacted, and clients now send some keys to another partition: the last record of each"
+    " such key in its old partition is never replaced there, so readers may take an old value for the latest"
+)
+
 
 @click.group()
 def topics() -> None:
@@ -115,6 +120,8 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
                 await client.alter_configs(name, changes=changes)
             if partitions is not None:
                 await client.create_partitions(name, partitions)
+                if await _is_compacted(client, name):
+                    click.echo(_GREW, err=True)
 
     _run(bootstrap, work)
     _note_without_effect(name for name, value in changes.items() if value is not None)
@@ -143,6 +150,13 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
 
     _run(bootstrap, work)
     click.echo(f"deleted {name}")
+
+
+async def _is_compacted(client: KafkaClient, name: str) -> bool:
+    return any(
+        entry.name == "cleanup.policy" and "compact" in (entry.value or "")
+        for entry in await client.topic_configs(name)
+    )
 
 
 def _note_without_effect(configs: Iterable[str]) -> None:

@@ -18,6 +18,7 @@ from siltstone.cli.places import Places, place_options, resolved
 from siltstone.cli.topics_compaction import Explained, print_states, read_explained
 from siltstone.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.command_words import CommandWords, option
+from siltstone.compact_now import configs_in_force
 from siltstone.compaction_report import is_compacted, states_json, trouble_lines
 
 SET_ON_TOPIC = "topic"
@@ -101,6 +102,7 @@ async def _ask(bootstrap: str, name: str, words: CommandWords) -> Described:
 
 def _without_agent(explained: Explained) -> Described:
     overrides = explained.topic.configs
+    in_force = configs_in_force(explained.topic, [state.view for state in explained.states])
     return Described(
         topic_id=str(explained.topic.topic_id),
         partitions=[
@@ -113,8 +115,12 @@ def _without_agent(explained: Explained) -> Described:
             for each in explained.states
         ],
         configs=[
-            ConfigEntry(name=config, value=value, source=SET_ON_TOPIC if config in overrides else "default")
-            for config, value in sorted(resolve(overrides).items())
+            ConfigEntry(
+                name=config,
+                value=value,
+                source=SET_ON_TOPIC if config in overrides else "default broker" if config in in_force else "default",
+            )
+            for config, value in sorted(resolve(in_force).items())
         ],
     )
 

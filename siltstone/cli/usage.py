@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import click
+
+from siltstone.errors import BadInputError
 
 
 class WrongUsageError(click.UsageError):
@@ -28,3 +33,12 @@ def usage_remedy(error: click.UsageError) -> str:
     if isinstance(kind, click.Path) and error.param.name == "data":
         return "name the directory that `siltstone dev` was started with (./siltstone-data where --data was not given)"
     return ""
+
+
+@contextmanager
+def as_usage() -> Generator[None]:
+    """Around the reading of what an option says: text that cannot be read is wrong usage, with its remedy."""
+    try:
+        yield
+    except BadInputError as error:
+        raise WrongUsageError(error.message, remedy=error.remedy) from error

@@ -70,6 +70,14 @@ class World(Protocol):
         """All pins and duties run out."""
         ...
 
+    async def age_group(self, group_id: str, ms: int) -> None:
+        """The group became empty `ms` earlier, if it is."""
+        ...
+
+    async def age_offsets(self, group_id: str, ms: int) -> None:
+        """All offsets of the group were committed `ms` earlier."""
+        ...
+
     async def set_clock_back(self, ms: int) -> None:
         """The store's clock steps back: every lease and duty ends so much later."""
         ...
@@ -138,6 +146,16 @@ class MemoryWorld:
             pin.expires_ms = past_ms
         self._database.duties = {name: (holder, past_ms) for name, (holder, _) in self._database.duties.items()}
 
+    async def age_group(self, group_id: str, ms: int) -> None:
+        group = self._database.groups[group_id]
+        if group.empty_since_ms is not None:
+            group.empty_since_ms -= ms
+
+    async def age_offsets(self, group_id: str, ms: int) -> None:
+        offsets = self._database.groups[group_id].offsets
+        for place, offset in offsets.items():
+            offsets[place] = replace(offset, committed_ms=offset.committed_ms - ms)
+
     async def set_clock_back(self, ms: int) -> None:
         database = self._database
         for holder in (*database.writers.values(), *database.compactors.values()):
@@ -203,6 +221,18 @@ class PostgresWorld:
             self.url, "UPDATE pins SET expires_ms = clock_ms() - 1", "UPDATE duties SET until_ms = clock_ms() - 1"
         )
 
+    async def age_group(self, group_id: str, ms: int) -> None:
+        # null less something is null
+        await run_sql(
+            self.url, f"UPDATE groups SET empty_since_ms = empty_since_ms - {ms} WHERE group_id = {_octets(group_id)}"
+        )
+
+    async def age_offsets(self, group_id: str, ms: int) -> None:
+        await run_sql(
+            self.url,
+            f"UPDATE group_offsets SET committed_ms = committed_ms - {ms} WHERE group_id = {_octets(group_id)}",
+        )
+
     async def set_clock_back(self, ms: int) -> None:
         leased = (("agents", "lease_until_ms"), ("compactors", "lease_until_ms"), ("merge_jobs", "lease_until_ms"))
         moves = (*leased, ("duties", "until_ms"))
@@ -215,6 +245,11 @@ class PostgresWorld:
     async def close(self) -> None:
         for service in self._services:
             await service.close()
+
+
+def _octets(text: str) -> str:
+    """As a literal of type bytea."""
+    return f"'\\x{text.encode().hex()}'"
 
 
 @dataclass(slots=True)

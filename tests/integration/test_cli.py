@@ -107,6 +107,17 @@ def test_a_topic_is_created_listed_described_altered_and_deleted(topics: Topics)
     assert "orders" not in topics.names()
 
 
+def test_growing_a_compacted_topic_warns_of_keys_that_move(topics: Topics) -> None:
+    assert topics("create", "tables", "--partitions", "2", "--config", "cleanup.policy=compact").exit_code == 0
+    grown = topics("alter", "tables", "--partitions", "3")
+    assert (grown.exit_code, grown.stdout) == (0, "altered tables\n")
+    assert grown.stderr.startswith(
+        "warning: the topic is compacted, and clients now send some keys to another partition"
+    )
+    other = topics("alter", "tables", "--config", "cleanup.policy=delete", "--partitions", "4")
+    assert (other.exit_code, other.stderr) == (0, "")
+
+
 def test_what_the_agent_refuses_is_an_error_and_a_remedy(topics: Topics) -> None:
     assert topics("create", "twice").exit_code == 0
     again = topics("create", "twice")

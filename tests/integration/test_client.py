@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
 from siltstone.client import EARLIEST, LATEST, ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.errors import BadInputError, Outcome, UnavailableError
 from tests.fixtures.agents import RunningAgent, read_all
+from wire.api import decode_request, encode_response, read_request_header
 from wire.errors import MalformedFrameError
-from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from wire.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 from wire.records import NewRecord, build_batch
+from wire.schema import Message
 
 NOW_MS = 1_700_000_000_000
 
@@ -140,6 +151,35 @@ async def test_a_peer_that_does_not_answer_is_given_up(mute_peer: str) -> None:
 async def test_a_peer_that_is_no_agent_is_told_so(web_server: str) -> None:
     with pytest.raises(MalformedFrameError, match="is this a Kafka port"):
         await KafkaClient.connect(web_server)
+
+
+async def test_a_topic_is_asked_for_by_name_also_from_a_server_that_knows_newer_versions() -> None:
+    # given a server that also takes the versions of Fetch that know a topic by its id alone
+    asked: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                frame = memoryview(await reader.readexactly(int.from_bytes(await reader.readexactly(4))))
+                header, position = read_request_header(frame)
+                request = decode_request(header, frame, position)
+                answer: Message = ApiVersionsResponse(
+                    api_keys=[
+                        ApiVersion(api_key=key, max_version=max_version) for key, max_version in ((1, 18), (18, 0))
+                    ]
+                )
+                if isinstance(request, FetchRequest):
+                    asked.extend(topic.topic for topic in request.topics)
+                    part = PartitionData(partition_index=0, aborted_transactions=None)
+                    answer = FetchResponse(responses=[FetchableTopicResponse(topic="orders", partitions=[part])])
+                writer.writelines(encode_response(header, answer))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, connected(address_of(server)) as client:
+        # when the client fetches
+        await client.fetch("orders", 0, 0, max_wait_ms=0)
+    # then the name was in its request
+    assert asked == ["orders"]
 
 
 async def test_after_a_timeout_the_connection_is_not_used_again(client: KafkaClient) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
+from metadata.groups import CommittedOffset, OffsetPlace
 from metadata.invariants import walk_batches
 from metadata.invariants_leveled import Allowances
 from metadata.memory import MemoryDatabase, MemoryMetadata
 from metadata.packed_index import iter_index
+from metadata.service import WriterLease
 from siltstone.client import KafkaClient, connected
 from siltstone.fsck import Finding, check_system
 from storage.memory import MemoryStore
@@ -172,6 +175,24 @@ async def test_a_batch_stored_twice_is_found(system: System, database: MemoryDat
     await system.replace(second.info.key, await system.store.get(first.info.key))
     # then PROD-1 says so
     assert "are stored at" in str((await system.broken()).get("PROD-1"))
+
+
+async def test_a_group_that_keeps_an_offset_of_a_topic_that_is_gone_is_found(
+    system: System, database: MemoryDatabase
+) -> None:
+    agent = (await system.metadata.live_agents())[0]
+    owner = WriterLease(writer_id=agent.writer_id, epoch=agent.epoch)
+    await system.metadata.take_group("readers", owner=owner, create=True)
+    assert (await system.fsck())["GRP-3"].checked == 1
+    assert await system.broken() == {}
+
+    database.groups["readers"].offsets[OffsetPlace(UUID(int=1), 0)] = CommittedOffset(
+        offset=1, leader_epoch=-1, metadata="", committed_ms=0
+    )
+
+    broken = await system.broken()
+    assert set(broken) == {"GRP-2"}
+    assert "group 'readers'" in broken["GRP-2"][0]
 
 
 # ---- L1 and above ----------------------------------------------------------------------------------------------------

@@ -251,17 +251,6 @@ async def test_offsets_out_of_range_are_refused_by_the_stores_word(client: Kafka
         assert refused.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
-async def test_fetch_sessions_are_declined_so_that_clients_recover(client: KafkaClient, raw: RawConnection) -> None:
-    await client.create_topic("t", partitions=1)
-    request = fetch("t", (0, 0, 100), max_bytes=100)
-    request.session_id, request.session_epoch = 0, 0
-    response = await raw.call(request, FetchResponse, 11)
-    assert (response.error_code, response.session_id) == (0, 0)
-    request.session_id, request.session_epoch = 99, 3
-    response = await raw.call(request, FetchResponse, 11)
-    assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-
-
 async def test_a_timestamp_finds_the_first_record_at_or_after_it(client: KafkaClient, raw: RawConnection) -> None:
     await client.create_topic("t", partitions=1)
     await client.produce("t", 0, build_batch([NewRecord(1000, None, b"a"), NewRecord(3000, None, b"b")]))
@@ -285,6 +274,8 @@ async def test_list_offsets_refuses_what_its_version_does_not_know(client: Kafka
         (7, -4, ErrorCode.UNSUPPORTED_VERSION),
         (8, -5, ErrorCode.UNSUPPORTED_VERSION),
         (8, -4, ErrorCode.NONE),
+        (9, -5, ErrorCode.NONE),
+        (9, -6, ErrorCode.UNSUPPORTED_VERSION),
     ):
         answer = await raw.call(_list_offsets("t", timestamp), ListOffsetsResponse, version)
         assert answer.topics[0].partitions[0].error_code == expected, (version, timestamp)
@@ -292,6 +283,15 @@ async def test_list_offsets_refuses_what_its_version_does_not_know(client: Kafka
     assert {part.error_code for part in twice.topics[0].partitions} == {ErrorCode.INVALID_REQUEST}
     old = await raw.call(_list_offsets("t", -1), ListOffsetsResponse, 0)
     assert old.topics[0].partitions[0].old_style_offsets == [0]
+
+
+async def test_of_tiers_there_is_the_one_that_kafka_calls_local(client: KafkaClient, raw: RawConnection) -> None:
+    await client.create_topic("t", partitions=1)
+    for value in (b"a", b"b"):
+        await client.produce("t", 0, batch(value))
+    for timestamp, expected in ((-4, (0, 0, 0, -1)), (-5, (0, -1, -1, -1))):
+        [part] = (await raw.call(_list_offsets("t", timestamp), ListOffsetsResponse, 9)).topics[0].partitions
+        assert (part.error_code, part.offset, part.leader_epoch, part.timestamp) == expected, timestamp
 
 
 async def test_old_records_come_from_the_store_in_few_gets(dial: Dial, start_agent: StartAgent) -> None:

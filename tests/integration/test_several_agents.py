@@ -418,3 +418,16 @@ async def test_a_poll_parked_on_an_agent_that_goes_is_let_go_and_the_other_agent
         await stopping
         assert time.monotonic() - started < 10
         assert len(await read_all(other, "t")) == 1
+
+
+async def test_the_ends_of_a_topic_that_another_agent_has_just_made_are_told(
+    start_agent: StartAgent, dial: Dial
+) -> None:
+    # given: agents whose next look at the store is far off, and no hints
+    chance = random.Random(1)
+    async with fleet(start_agent, 2, tail_poll_ms=60_000, wrap=lambda inner: Troubled(inner, chance)) as agents:
+        for each in agents.services:
+            each.calm = True
+        one, other = [await dial.kafka(agent.address) for agent in agents.agents]
+        await one.create_topic("new", partitions=2)
+        assert await other.list_offsets("new", [0, 1]) == {0: 0, 1: 0}

@@ -7,15 +7,12 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from wire.api import APIS
+from tests.fixtures.messages import MESSAGES
 from wire.error_codes import ErrorCode
 from wire.schema import Array, FieldTable, Fixed, Message, Nested, Struct, Variable, WireType, message_table
 
 CASES: list[tuple[type[Message], int]] = [
-    (message_class, version)
-    for api in APIS.values()
-    for message_class in (api.request, api.response)
-    for version in message_table(message_class).versions
+    (message_class, version) for message_class in MESSAGES for version in message_table(message_class).versions
 ]
 
 
@@ -32,7 +29,7 @@ _INTEGERS = {
     "int64": st.integers(-(2**63), 2**63 - 1),
 }
 _ERROR_CODES = st.sampled_from([int(code) for code in ErrorCode])
-_TIMES_MS = st.just(-1) | st.integers(0, 4_102_444_800_000)  # kio makes datetimes of them
+_TIMES_MS = st.just(-1) | st.integers(0, 4_102_444_800_000)  # kio makes datetimes and timedeltas of them
 _STRINGS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(["a" * 126, "a" * 127, "ü" * 200])
 _OCTETS = st.binary(max_size=8) | st.sampled_from([bytes(126), bytes(127), bytes(20_000)])
 _UUIDS = st.sampled_from([UUID(int=0), UUID("67e55044-10b1-426f-9247-bb680e5fe0c8")]) | st.uuids()
@@ -47,7 +44,7 @@ def _of_type(wire_type: WireType[Any], name: str, version: int) -> st.SearchStra
             return _UUIDS
         case Fixed(name="int16") if name.endswith("error_code"):
             return _ERROR_CODES
-        case Fixed(name="int64") if name == "log_append_time_ms":
+        case Fixed(name="int64") if name in {"log_append_time_ms", "retention_time_ms"}:
             return _TIMES_MS
         case Fixed(name="float64"):
             return st.floats(allow_nan=False)

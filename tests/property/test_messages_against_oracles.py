@@ -150,6 +150,12 @@ def test_kio_knows_most_versions(message_class: type[Message]) -> None:
         "ListOffsetsResponse": {0},
         "DescribeConfigsRequest": {0},
         "DescribeConfigsResponse": {0},
+        "OffsetCommitRequest": {0, 1},
+        "OffsetCommitResponse": {0, 1},
+        "OffsetFetchRequest": {0},
+        "OffsetFetchResponse": {0},
+        "OffsetForLeaderEpochRequest": {0, 1},
+        "OffsetForLeaderEpochResponse": {0, 1},
     }.get(message_class.__name__, set())
 
 

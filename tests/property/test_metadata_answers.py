@@ -179,7 +179,7 @@ fleets = st.lists(
 )
 asks = st.fixed_dictionaries(
     {
-        "version": st.integers(0, 12),
+        "version": st.integers(0, 13),
         "wanted": st.none() | st.lists(names | st.sampled_from(["missing", BAD_NAME]) | st.integers(0, 3), max_size=5),
         "client_id": st.sampled_from([None, "c", "c,zone=x", "zone=nowhere"]),
         "create": st.booleans(),

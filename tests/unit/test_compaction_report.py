@@ -129,7 +129,8 @@ def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
     (reason,) = reasons(partition(end=5, configs={}))
     assert (reason.code, reason.partition) == ("plain", None)
     assert "its cleanup.policy is delete" in reason.says
-    assert reason.remedy == "siltstone topics alter users --config cleanup.policy=compact"
+    assert reason.remedy.startswith("none, if that is how it should be")  # what it says next loses records
+    assert reason.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact`")
 
 
 def test_a_clean_partition_has_nothing_to_explain() -> None:
@@ -187,7 +188,7 @@ def test_remedies_repeat_where_the_system_is() -> None:
     assert "`siltstone dev --data X`" in only(found, "no compactor").remedy
     assert "`siltstone jobs show 14 --data X`" in only(found, "failed").remedy
     (plain,) = reasons(partition(end=5, configs={}), words=words)
-    assert plain.remedy == "siltstone topics alter users --config cleanup.policy=compact --data X"
+    assert plain.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact --data X`")
 
 
 def test_a_partition_below_its_dirty_ratio_is_told_both_numbers() -> None:

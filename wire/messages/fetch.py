@@ -1,6 +1,12 @@
-"""Fetch, key 1: sessions from v7 (KIP-227), leader epochs from v9 (KIP-320), racks from v11 (KIP-392)."""
+"""Fetch, key 1: sessions from v7 (KIP-227), leader epochs from v9 (KIP-320), racks from v11 (KIP-392).
+
+Topics have ids instead of names from v13 (KIP-516), followers an epoch from v15 (KIP-903), answers the addresses of new
+leaders from v16 (KIP-951). A follower of v15 stands in `replica_state`; of a consumer it is not on the wire, so None.
+"""
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from wire.schema import (
     Message,
@@ -17,7 +23,14 @@ from wire.schema import (
     records,
     string,
     struct,
+    uuid,
 )
+
+
+@struct
+class ReplicaState(Struct):
+    replica_id: int = field(int32, "15+", default=-1)
+    replica_epoch: int = field(int64, "15+", default=-1)
 
 
 @struct
@@ -33,19 +46,22 @@ class FetchPartition(Struct):
 @struct
 class FetchTopic(Struct):
     topic: str = field(string, "0-12", ignorable=True)
+    topic_id: UUID = field(uuid, "13+", ignorable=True)
     partitions: list[FetchPartition] = field(array(FetchPartition), "0+")
 
 
 @struct
 class ForgottenTopic(Struct):
     topic: str = field(string, "7-12", ignorable=True)
+    topic_id: UUID = field(uuid, "13+", ignorable=True)
     partitions: list[int] = field(array(int32), "7+")
 
 
-@message(api_key=1, kind="request", versions="4-12", flexible="12+")
+@message(api_key=1, kind="request", versions="4-16", flexible="12+")
 class FetchRequest(Message):
     cluster_id: str | None = field(string, "12+", nullable="12+", default=None, tag=0, ignorable=True)
     replica_id: int = field(int32, "0-14", default=-1)
+    replica_state: ReplicaState | None = field(nested(ReplicaState), "15+", default=None, tag=1)
     max_wait_ms: int = field(int32, "0+")
     min_bytes: int = field(int32, "0+")
     max_bytes: int = field(int32, "3+", default=0x7FFFFFFF, ignorable=True)
@@ -101,12 +117,22 @@ class PartitionData(Struct):
 @struct
 class FetchableTopicResponse(Struct):
     topic: str = field(string, "0-12", ignorable=True)
+    topic_id: UUID = field(uuid, "13+", ignorable=True)
     partitions: list[PartitionData] = field(array(PartitionData), "0+")
 
 
-@message(api_key=1, kind="response", versions="4-12", flexible="12+")
+@struct
+class NodeEndpoint(Struct):
+    node_id: int = field(int32, "16+")
+    host: str = field(string, "16+")
+    port: int = field(int32, "16+")
+    rack: str | None = field(string, "16+", nullable="16+", default=None)
+
+
+@message(api_key=1, kind="response", versions="4-16", flexible="12+")
 class FetchResponse(Message):
     throttle_time_ms: int = field(int32, "1+", ignorable=True)
     error_code: int = field(int16, "7+", ignorable=True)
     session_id: int = field(int32, "7+")
     responses: list[FetchableTopicResponse] = field(array(FetchableTopicResponse), "0+")
+    node_endpoints: list[NodeEndpoint] = field(array(NodeEndpoint), "16+", tag=0)

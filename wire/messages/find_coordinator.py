@@ -5,7 +5,7 @@ from __future__ import annotations
 from wire.schema import Message, Struct, array, field, int8, int16, int32, message, string, struct
 
 
-@message(api_key=10, kind="request", versions="0-4", flexible="3+")
+@message(api_key=10, kind="request", versions="0-5", flexible="3+")
 class FindCoordinatorRequest(Message):
     key: str = field(string, "0-3")
     key_type: int = field(int8, "1+")
@@ -22,7 +22,7 @@ class Coordinator(Struct):
     error_message: str | None = field(string, "4+", nullable="4+", ignorable=True)
 
 
-@message(api_key=10, kind="response", versions="0-4", flexible="3+")
+@message(api_key=10, kind="response", versions="0-5", flexible="3+")
 class FindCoordinatorResponse(Message):
     throttle_time_ms: int = field(int32, "1+", ignorable=True)
     error_code: int = field(int16, "0-3")

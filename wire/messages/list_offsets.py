@@ -1,4 +1,8 @@
-"""ListOffsets, key 2: a list of offsets in v0, one offset and its timestamp from v1 (KIP-79)."""
+"""ListOffsets, key 2: a list of offsets in v0, one offset and its timestamp from v1 (KIP-79).
+
+Versions 7 to 9 change no layout, only what a negative timestamp may ask for: -3 from v7 (KIP-734), -4 from v8
+(KIP-405), -5 from v9 (KIP-1005).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ class ListOffsetsTopic(Struct):
     partitions: list[ListOffsetsPartition] = field(array(ListOffsetsPartition), "0+")
 
 
-@message(api_key=2, kind="request", versions="0-8", flexible="6+")
+@message(api_key=2, kind="request", versions="0-9", flexible="6+")
 class ListOffsetsRequest(Message):
     replica_id: int = field(int32, "0+")
     isolation_level: int = field(int8, "2+")
@@ -42,7 +46,7 @@ class ListOffsetsTopicResponse(Struct):
     partitions: list[ListOffsetsPartitionResponse] = field(array(ListOffsetsPartitionResponse), "0+")
 
 
-@message(api_key=2, kind="response", versions="0-8", flexible="6+")
+@message(api_key=2, kind="response", versions="0-9", flexible="6+")
 class ListOffsetsResponse(Message):
     throttle_time_ms: int = field(int32, "2+", ignorable=True)
     topics: list[ListOffsetsTopicResponse] = field(array(ListOffsetsTopicResponse), "0+")

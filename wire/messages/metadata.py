@@ -1,4 +1,7 @@
-"""Metadata, key 3. Null topics mean all of them (in v0 an empty list does); topic ids from v10 (KIP-516)."""
+"""Metadata, key 3. Null topics mean all of them (in v0 an empty list does); topic ids from v10 (KIP-516).
+
+The answer has an error code of its own from v13 (KIP-1102).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class MetadataRequestTopic(Struct):
     name: str | None = field(string, "0+", nullable="10+")
 
 
-@message(api_key=3, kind="request", versions="0-12", flexible="9+")
+@message(api_key=3, kind="request", versions="0-13", flexible="9+")
 class MetadataRequest(Message):
     topics: list[MetadataRequestTopic] | None = field(array(MetadataRequestTopic), "0+", nullable="1+")
     allow_auto_topic_creation: bool = field(boolean, "4+", default=True)
@@ -50,7 +53,7 @@ class MetadataResponseTopic(Struct):
     topic_authorized_operations: int = field(int32, "8+", default=-0x80000000)
 
 
-@message(api_key=3, kind="response", versions="0-12", flexible="9+")
+@message(api_key=3, kind="response", versions="0-13", flexible="9+")
 class MetadataResponse(Message):
     throttle_time_ms: int = field(int32, "3+", ignorable=True)
     brokers: list[MetadataResponseBroker] = field(array(MetadataResponseBroker), "0+")
@@ -58,3 +61,4 @@ class MetadataResponse(Message):
     controller_id: int = field(int32, "1+", default=-1, ignorable=True)
     topics: list[MetadataResponseTopic] = field(array(MetadataResponseTopic), "0+")
     cluster_authorized_operations: int = field(int32, "8-10", default=-0x80000000)
+    error_code: int = field(int16, "13+", ignorable=True)

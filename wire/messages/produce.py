@@ -1,9 +1,13 @@
 """Produce, key 0: zstd from v7 (KIP-110), record errors from v8 (KIP-467), new leaders from v10 (KIP-951).
 
+Topics have ids instead of names from v13 (KIP-516).
+
 Versions 0-2 carry the old message formats; they are declared so that a request can be refused in its own layout.
 """
 
 from __future__ import annotations
+
+from uuid import UUID
 
 from wire.schema import (
     Message,
@@ -19,6 +23,7 @@ from wire.schema import (
     nested,
     string,
     struct,
+    uuid,
 )
 
 
@@ -31,10 +36,11 @@ class PartitionProduceData(Struct):
 @struct
 class TopicProduceData(Struct):
     name: str = field(string, "0-12", ignorable=True)
+    topic_id: UUID = field(uuid, "13+", ignorable=True)
     partition_data: list[PartitionProduceData] = field(array(PartitionProduceData), "0+")
 
 
-@message(api_key=0, kind="request", versions="0-12", flexible="9+")
+@message(api_key=0, kind="request", versions="0-13", flexible="9+")
 class ProduceRequest(Message):
     transactional_id: str | None = field(string, "3+", nullable="3+", default=None)
     acks: int = field(int16, "0+")
@@ -69,6 +75,7 @@ class PartitionProduceResponse(Struct):
 @struct
 class TopicProduceResponse(Struct):
     name: str = field(string, "0-12", ignorable=True)
+    topic_id: UUID = field(uuid, "13+", ignorable=True)
     partition_responses: list[PartitionProduceResponse] = field(array(PartitionProduceResponse), "0+")
 
 
@@ -80,7 +87,7 @@ class NodeEndpoint(Struct):
     rack: str | None = field(string, "10+", nullable="10+", default=None)
 
 
-@message(api_key=0, kind="response", versions="0-12", flexible="9+")
+@message(api_key=0, kind="response", versions="0-13", flexible="9+")
 class ProduceResponse(Message):
     responses: list[TopicProduceResponse] = field(array(TopicProduceResponse), "0+")
     throttle_time_ms: int = field(int32, "1+", ignorable=True)

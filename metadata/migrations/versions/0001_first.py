@@ -1,4 +1,4 @@
-"""The first schema and the first commit function."""
+"""The first schema and the first functions that commit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ down_revision = None
 def upgrade() -> None:
     run_script("0001_tables.sql")
     run_script("commit_l0_v1.sql")
+    run_script("commit_offsets_v1.sql")
 
 
 def downgrade() -> None:

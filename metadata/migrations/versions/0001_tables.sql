@@ -13,6 +13,9 @@ CREATE TABLE cluster (
     adopted_system_identifier bigint NOT NULL,
     adopted_timeline bigint NOT NULL,
     created_ms bigint NOT NULL DEFAULT clock_ms(),
+    -- Cluster-wide broker configs that are set, by Kafka's names, and what they mean for topics, by topic config.
+    broker_configs jsonb NOT NULL DEFAULT '{}',
+    topic_defaults jsonb NOT NULL DEFAULT '{}',
     next_producer_id bigint NOT NULL DEFAULT 0 CHECK (next_producer_id >= 0),
     -- What forgotten rows leave behind: the newest hour (yyyymmddhh) of a forgotten key, the highest ids.
     forgotten_key_hour bigint NOT NULL DEFAULT 0,
@@ -227,6 +230,43 @@ CREATE TABLE producer_id_blocks (
     count bigint NOT NULL CHECK (count > 0),
     allocated_ms bigint NOT NULL
 );
+
+-- Epochs of the owners of all groups. Never given twice: not even a group that is deleted and made anew has an old one.
+CREATE SEQUENCE group_epochs CACHE 1;
+
+-- What clients name is bytea, in UTF-8: text would refuse the NUL characters that Kafka takes, and so fail a whole call.
+CREATE TABLE groups (
+    group_id bytea PRIMARY KEY CHECK (length(group_id) <= 2000),
+    epoch bigint NOT NULL,
+    owner_id integer NOT NULL,
+    protocol_type bytea NOT NULL DEFAULT '',
+    generation integer NOT NULL DEFAULT 0,
+    protocol bytea,
+    leader bytea,
+    members bytea NOT NULL DEFAULT '\x0100000000',  -- metadata/group_members.py; above 2 kB compressed, out of line
+    member_count integer NOT NULL DEFAULT 0,
+    subscribed_topics bytea[],
+    empty_since_ms bigint,
+    CONSTRAINT groups_empty CHECK ((empty_since_ms IS NULL) = (member_count > 0))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- Updated by every offset commit, in columns that no index has: half-empty pages keep the updates HOT. A row is written
+-- only under the lock of its group (see commit_offsets_v1.sql), or by the deletion of its topic.
+CREATE TABLE group_offsets (
+    group_id bytea NOT NULL,
+    topic_id uuid NOT NULL,
+    partition integer NOT NULL,
+    committed_offset bigint NOT NULL,
+    leader_epoch integer NOT NULL,
+    metadata bytea NOT NULL,
+    committed_ms bigint NOT NULL,
+    PRIMARY KEY (group_id, topic_id, partition)
+) WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX group_offsets_topic ON group_offsets (topic_id);
 
 CREATE SEQUENCE change_ids CACHE 1;
 

@@ -148,6 +148,75 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
     await member.leave()
 
 
+async def test_one_that_was_away_for_longer_than_its_lease_is_told_at_the_first_beat_that_succeeds() -> None:
+    clock = TestClock()
+    members = await joined(2, clock)
+    member, lapses = members[0], [0, 0]
+    for number, each in enumerate(members):
+        each.on_lapse = lambda number=number: lapses.__setitem__(number, lapses[number] + 1)
+    lease, agents = member.current, member.agents
+    # a store that is away for less harms nobody
+    Away.away = True
+    await clock.pass_ms(LEASE_MS - BEAT_MS - 500)
+    assert member.lease_runs
+    Away.away = False
+    await clock.pass_ms(BEAT_MS + 100)
+    assert lapses == [0, 0]
+    # when
+    Away.away = True
+    await clock.pass_ms(LEASE_MS + 100)
+    assert not member.lease_runs, "and nothing may be answered from memory"
+    Away.away = False
+    await clock.pass_ms(BEAT_MS + 100)
+    # then: although neither the epoch nor the list of agents has changed
+    assert lapses == [1, 1]
+    assert member.lease_runs
+    assert (member.current, member.agents) == (lease, agents)
+    await leave(members)
+
+
+async def test_a_new_lease_after_being_fenced_is_told_as_one_that_ran_out() -> None:
+    clock = TestClock()
+    [member] = await joined(1, clock)
+    lapses: list[int] = []
+    member.on_lapse = lambda: lapses.append(member.current.epoch)
+    fenced_by = await member._metadata.register_agent(AgentAddress(host="h", port=0))
+    await clock.pass_ms(BEAT_MS + 100)
+    assert lapses == [member.current.epoch]
+    assert member.current.epoch > fenced_by.epoch
+    await leave([member])
+
+
+class AsleepClock(TestClock):
+    """Of a machine that slept: its monotonic clock stood still, the store's went on."""
+
+    def __init__(self, store: TestClock) -> None:
+        super().__init__()
+        self._store = store
+        self.asleep_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self._store.monotonic_ms() - self.asleep_ms
+
+
+async def test_a_machine_that_slept_hears_from_the_store_that_its_lease_ran_out() -> None:
+    store = TestClock()
+    clock = AsleepClock(store)
+    member = Membership(
+        metadata=MemoryMetadata(clock=store), address=AgentAddress(host="h", port=1), clock=clock, metrics=Metrics()
+    )
+    await member.join()
+    lapses: list[int] = []
+    member.on_lapse = lambda: lapses.append(1)
+    await store.pass_ms(BEAT_MS + 100)
+    assert not lapses
+    clock.asleep_ms += LEASE_MS
+    store.advance_ms(LEASE_MS)
+    await store.pass_ms(BEAT_MS + 100)
+    assert lapses == [1]
+    await member.leave()
+
+
 class WrongClock(TestClock):
     """A machine that is `ahead_ms` of the store."""
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench.usage import Usage, children, parse_parent, parse_stat, parse_status, postgres_usage, usage
+from bench.usage import Usage, children, parse_parent, parse_stat, parse_status, postgres_usage, resident_bytes, usage
 
 STAT = "4711 (a) b (c) S 99 4711 4711 0 -1 4194560 1000 0 0 0 250 50 7 8 20 0 4 0 12345 1 2 3"
 
@@ -56,3 +56,7 @@ def test_a_process_that_is_gone_has_no_reading() -> None:
         child.wait()
     with pytest.raises(FileNotFoundError):
         usage(child.pid)
+
+
+def test_what_a_process_holds_is_no_more_than_its_peak() -> None:
+    assert 0 < resident_bytes(os.getpid()) <= usage(os.getpid()).peak_memory_bytes

@@ -109,3 +109,13 @@ def test_resolved_values_are_read_by_type() -> None:
     assert as_list(configs, "leader.replication.throttled.replicas") == ()
     assert as_bool(configs, "preallocate")
     assert not as_bool(configs, "remote.storage.enable")
+
+
+def test_a_contradiction_is_told_to_whoever_alters_one_of_the_two() -> None:
+    defaults, slow = {"max.compaction.lag.ms": "10"}, {"min.compaction.lag.ms": "11"}
+    validate_overrides({"retention.ms": "5"}, {**defaults, **slow})
+    validate_overrides({**slow, "retention.ms": "5"}, defaults, slow)
+    with_a_way_out = {**slow, "max.compaction.lag.ms": "12"}
+    for present in ({}, {"min.compaction.lag.ms": "10"}, with_a_way_out):
+        with pytest.raises(InvalidConfigError, match="must not exceed"):
+            validate_overrides(slow, defaults, present)

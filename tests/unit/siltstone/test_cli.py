@@ -51,6 +51,7 @@ def test_every_command_has_help_with_an_example() -> None:
         code, text, errors = run(*path, "--help")
         assert code == 0, errors
         assert "Example" in text and "siltstone " + path[0] in text, path
+        assert "\\b" not in text, f"{path}: its examples are folded into a paragraph"
 
 
 def test_the_list_of_commands_loads_none_of_them() -> None:

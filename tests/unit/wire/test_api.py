@@ -89,7 +89,7 @@ def test_an_old_produce_request_is_refused_but_can_be_read_and_answered_in_its_o
     body = ProduceRequest(acks=1, topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData()])])
     frame = memoryview(b"".join(encode_request(0, 2, 7, "old", body)))[4:]
 
-    with pytest.raises(UnsupportedVersionError, match="Produce v2, but only v3 to v12") as caught:
+    with pytest.raises(UnsupportedVersionError, match="Produce v2, but only v3 to v13") as caught:
         read_request_header(frame)
 
     assert decode_request(caught.value.header, frame, caught.value.position) == body
@@ -107,7 +107,7 @@ def test_an_old_produce_request_is_refused_but_can_be_read_and_answered_in_its_o
         ("0003 000c 00000007 ffff 01 05 7f", MalformedMessageError),
         ("03e7 0000 00000007 ffff", UnknownApiError),
         ("ffff 0000 00000007 ffff", UnknownApiError),
-        ("0003 000d 00000007 ffff 00", UnsupportedVersionError),
+        ("0003 000e 00000007 ffff 00", UnsupportedVersionError),
         ("0003 ffff 00000007 ffff", UnsupportedVersionError),
         ("0001 0003 00000007 ffff", UnsupportedVersionError),
     ],

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.fixtures.messages import MESSAGES
 from wire.api import APIS
 from wire.compiler import decode, encode
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -31,6 +32,29 @@ from wire.messages.list_offsets import (
     ListOffsetsTopicResponse,
 )
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
+from wire.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+    OffsetForLeaderTopicResult,
+)
 from wire.messages.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
@@ -40,8 +64,6 @@ from wire.messages.produce import (
     TopicProduceResponse,
 )
 from wire.schema import Array, FieldTable, Fixed, Message, Nested, Struct, Variable, VersionRange, message_table
-
-MESSAGES = [message_class for api in APIS.values() for message_class in (api.request, api.response)]
 
 
 def kafka_definition(name: str) -> dict[str, Any]:
@@ -79,6 +101,8 @@ def default_of(definition: dict[str, Any]) -> object:
     match kind:
         case "string":
             return default or ""
+        case "bytes":
+            return b""
         case "bool":
             return default in ("true", True)
         case "uuid":
@@ -92,7 +116,7 @@ def test_the_tables_are_kafkas_in_every_version_we_declare(message_class: type[M
     table = message_table(message_class)
     definition = kafka_definition(message_class.__name__)
     assert (definition["apiKey"], definition["type"]) == (table.api_key, table.kind)
-    flexible = VersionRange.parse(definition["flexibleVersions"])
+    flexible = VersionRange.parse(definition["flexibleVersions"].replace("none", ""))
 
     def compare(struct_class: type[Struct], definitions: list[dict[str, Any]], version: int) -> None:
         ours = [row for row in struct_class.wire_table.fields if version in row.versions]
@@ -133,6 +157,21 @@ def test_a_field_is_declared_optional_exactly_when_it_can_be_none(message_class:
             assert (type(None) in get_args(hints[row.name])) == can_be_none, (struct_class, row.name)
 
 
+def test_every_request_has_one_answer_with_the_same_versions() -> None:
+    requests, responses = (
+        [message_table(found) for found in MESSAGES if message_table(found).kind == kind]
+        for kind in ("request", "response")
+    )
+    for request, response in zip(requests, responses, strict=True):
+        assert (request.api_key, request.versions, request.flexible) == (
+            response.api_key,
+            response.versions,
+            response.flexible,
+        )
+        name = request.struct_class.__name__.removesuffix("Request")
+        assert response.struct_class.__name__ == f"{name}Response"
+
+
 def test_the_advertised_versions_are_declared() -> None:
     for api in APIS.values():
         for message_class in (api.request, api.response):
@@ -154,6 +193,23 @@ PRODUCE_REQUEST = ProduceRequest(
     acks=1,
     timeout_ms=1000,
     topic_data=[TopicProduceData(name="t", partition_data=[PartitionProduceData(index=2, records=b"abc")])],
+)
+OFFSET_COMMIT_RESPONSE = OffsetCommitResponse(
+    topics=[
+        OffsetCommitResponseTopic(
+            name="t", partitions=[OffsetCommitResponsePartition(partition_index=2, error_code=16)]
+        )
+    ]
+)
+EPOCH_REQUEST = OffsetForLeaderEpochRequest(
+    topics=[OffsetForLeaderTopic(topic="t", partitions=[OffsetForLeaderPartition(partition=2, leader_epoch=4)])]
+)
+EPOCH_RESPONSE = OffsetForLeaderEpochResponse(
+    topics=[
+        OffsetForLeaderTopicResult(
+            topic="t", partitions=[EpochEndOffset(error_code=3, partition=2, leader_epoch=4, end_offset=9)]
+        )
+    ]
 )
 PINNED: list[tuple[Message, int, str]] = [
     # Versions that both oracles lack, or have only by chance.
@@ -206,6 +262,63 @@ PINNED: list[tuple[Message, int, str]] = [
         0,
         "00000000 00000001 0000 ffff 02 0001 74 00000001 0001 6b 0001 76 00 01 00",
     ),
+    (
+        OffsetCommitRequest(
+            group_id="g",
+            topics=[
+                OffsetCommitRequestTopic(
+                    name="t",
+                    partitions=[
+                        OffsetCommitRequestPartition(partition_index=2, committed_offset=9, committed_metadata="x")
+                    ],
+                )
+            ],
+        ),
+        0,
+        "0001 67 00000001 0001 74 00000001 00000002 0000000000000009 0001 78",
+    ),
+    (
+        OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=3,
+            member_id="m",
+            topics=[
+                OffsetCommitRequestTopic(
+                    name="t",
+                    partitions=[
+                        OffsetCommitRequestPartition(
+                            partition_index=2, committed_offset=9, commit_timestamp=5, committed_metadata=None
+                        )
+                    ],
+                )
+            ],
+        ),
+        1,
+        "0001 67 00000003 0001 6d 00000001 0001 74 00000001 00000002 0000000000000009 0000000000000005 ffff",
+    ),
+    (OFFSET_COMMIT_RESPONSE, 0, "00000001 0001 74 00000001 00000002 0010"),
+    (OFFSET_COMMIT_RESPONSE, 1, "00000001 0001 74 00000001 00000002 0010"),
+    (
+        OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[2])]),
+        0,
+        "0001 67 00000001 0001 74 00000001 00000002",
+    ),
+    (
+        OffsetFetchResponse(
+            topics=[
+                OffsetFetchResponseTopic(
+                    name="t",
+                    partitions=[OffsetFetchResponsePartition(partition_index=2, committed_offset=9, metadata="x")],
+                )
+            ]
+        ),
+        0,
+        "00000001 0001 74 00000001 00000002 0000000000000009 0001 78 0000",
+    ),
+    (EPOCH_REQUEST, 0, "00000001 0001 74 00000001 00000002 00000004"),
+    (EPOCH_REQUEST, 1, "00000001 0001 74 00000001 00000002 00000004"),
+    (EPOCH_RESPONSE, 0, "00000001 0001 74 00000001 0003 00000002 0000000000000009"),
+    (EPOCH_RESPONSE, 1, "00000001 0001 74 00000001 0003 00000002 00000004 0000000000000009"),
     # The ones that every client begins with.
     (MetadataRequest(topics=[]), 0, "00000000"),
     (MetadataRequest(topics=None), 1, "ffffffff"),

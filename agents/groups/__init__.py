@@ -1,0 +1,1 @@
+"""Consumer groups: who owns them, their state machines, their offsets."""

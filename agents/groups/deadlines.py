@@ -1,0 +1,78 @@
+"""Many deadlines by key, of which the soonest is wanted: sessions of members, ids that were given out.
+
+A heartbeat moves a deadline on and is frequent; so the heap keeps at most one useful entry per key, which is looked at
+again when it comes to the top. Entries of keys that are gone are swept once they outnumber the living.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+_SWEEP_SLACK = 64
+
+
+class Deadlines:
+    """Times are monotonic ms."""
+
+    def __init__(self) -> None:
+        self._at: dict[str, float] = {}
+        self._queued: dict[str, float] = {}
+        """By key the one heap entry that counts; others of that key are stale."""
+        self._heap: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._at
+
+    def set(self, key: str, at_ms: float) -> None:
+        """A deadline that the key had before is forgotten."""
+        self._at[key] = at_ms
+        queued = self._queued.get(key)
+        if queued is None or at_ms < queued:
+            self._queue(key, at_ms)
+
+    def drop(self, key: str) -> None:
+        """Nothing happens where there is none."""
+        self._at.pop(key, None)
+        if len(self._heap) > 2 * len(self._at) + _SWEEP_SLACK:
+            self._queued = dict(self._at)
+            self._heap = [(at_ms, key) for key, at_ms in self._at.items()]
+            heapq.heapify(self._heap)
+
+    def clear(self) -> None:
+        self._at.clear()
+        self._queued.clear()
+        self._heap.clear()
+
+    @property
+    def soonest_ms(self) -> float | None:
+        while self._heap:
+            entry_ms, key = self._heap[0]
+            at_ms = self._at.get(key)
+            if self._queued.get(key) != entry_ms:
+                heapq.heappop(self._heap)
+            elif at_ms is None:
+                heapq.heappop(self._heap)
+                del self._queued[key]
+            elif at_ms > entry_ms:
+                heapq.heapreplace(self._heap, (at_ms, key))
+                self._queued[key] = at_ms
+            else:
+                return at_ms
+        return None
+
+    def take_due(self, now_ms: float) -> str | None:
+        """The key whose deadline is the soonest, if that has come; it has none from then on."""
+        soonest_ms = self.soonest_ms
+        if soonest_ms is None or soonest_ms > now_ms:
+            return None
+        _, key = heapq.heappop(self._heap)
+        del self._queued[key]
+        del self._at[key]
+        return key
+
+    def _queue(self, key: str, at_ms: float) -> None:
+        heapq.heappush(self._heap, (at_ms, key))
+        self._queued[key] = at_ms

@@ -1,0 +1,238 @@
+"""What happens to a consumer group, and what is then to be done: the values between the state machine and its shell.
+
+`agents/groups/group.py` (pure) is fed events and the time and gives instructions; `agents/groups/coordinator.py` makes
+events of requests, carries instructions out, and feeds back what came of a save. Times are monotonic ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from metadata.groups import GroupRecord
+from wire.error_codes import ErrorCode
+
+
+class GroupState(StrEnum):
+    """Kafka's names, as clients are told them."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOptions:
+    """Settings of a coordinator, by Kafka's names with units."""
+
+    session_timeout_ms_min: int = 6_000
+    session_timeout_ms_max: int = 1_800_000
+    initial_rebalance_delay_ms: int = 3_000
+    max_size: int = 2**31 - 1
+    new_member_join_ms_max: int = 300_000
+    """How long the first join of a new member may be held."""
+
+
+# ---- events: requests carry a number of the shell's choosing, by which they are answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinRequested:
+    request: int
+    member_id: str
+    """"" of a member that has none yet."""
+    new_member_id: str
+    """What to call the member if it needs a name: the shell draws it (`<client id>-<uuid>`)."""
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    """The session timeout where the version has none (v0)."""
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    """In the client's order of preference."""
+    id_required: bool
+    """v4+: a dynamic member without an id is given one and told to come again."""
+    skips_assignment: bool
+    """v9+: a leader may be told that no assignment is wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRequested:
+    request: int
+    member_id: str
+    instance_id: str | None
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    """Both v5+; None is not checked."""
+    assignments: Mapping[str, bytes]
+    """By member id; only the leader's counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatRequested:
+    request: int
+    member_id: str
+    instance_id: str | None
+    generation: int
+
+
+class LeavingMember(NamedTuple):
+    member_id: str
+    instance_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequested:
+    request: int
+    members: Sequence[LeavingMember]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequested:
+    """May these offsets be committed? The machine only judges; the shell writes them."""
+
+    request: int
+    member_id: str
+    instance_id: str | None
+    generation: int
+    """-1 of a consumer outside of any generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRequested:
+    """DeleteGroups: answered NONE when it may go; the group is Dead then and the shell deletes it."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    save: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    """The record was not stored, or nobody knows. Fenced groups are not told: the shell unloads them instead."""
+
+    save: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unloaded:
+    """Another agent owns the group, or this one stops: all that wait are answered `error`. The last event."""
+
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time of the last `wake_at_ms` has come (or any other: it is harmless)."""
+
+
+Event: TypeAlias = (
+    JoinRequested
+    | SyncRequested
+    | HeartbeatRequested
+    | LeaveRequested
+    | CommitRequested
+    | DeleteRequested
+    | Saved
+    | SaveFailed
+    | Unloaded
+    | Woke
+)
+
+
+# ---- instructions
+
+
+class JoinedMember(NamedTuple):
+    """A row of what the leader is told."""
+
+    member_id: str
+    instance_id: str | None
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinAnswer:
+    error: ErrorCode
+    member_id: str = ""
+    generation: int = -1
+    protocol_type: str | None = None
+    protocol: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: Sequence[JoinedMember] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncAnswer:
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol: str | None = None
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveAnswer:
+    error: ErrorCode
+    members: Sequence[tuple[LeavingMember, ErrorCode]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainAnswer:
+    """Of a heartbeat, a commit, a deletion."""
+
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    request: int
+    answer: JoinAnswer | SyncAnswer | LeaveAnswer | PlainAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Store this record, under the group's lease; then say `Saved` or `SaveFailed`. Saves of a group never overlap:
+    the shell stores them in order, and may leave out one that a later one replaces (and say `Saved` of both)."""
+
+    save: int
+    record: GroupRecord
+
+
+Instruction: TypeAlias = Answer | Save
+
+
+# ---- what DescribeGroups shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberView:
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    """Of the chosen protocol; only in Stable, else empty, as the assignment."""
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    group_id: str
+    state: GroupState
+    generation: int
+    protocol_type: str
+    protocol: str
+    members: Sequence[MemberView] = field(default_factory=tuple)
+    subscribed_topics: frozenset[str] | None = None
+    """Of a group of type "consumer" with members; None where that cannot be known."""

@@ -1,0 +1,61 @@
+"""Committed offsets that nobody keeps any more are deleted (KIP-211), by one agent for all.
+
+The duty belongs to whoever owns its name, as a group would. While two agents differ about who that is both do it, which
+costs a little and harms nothing: the metadata store decides what goes, by its own clock.
+"""
+
+from __future__ import annotations
+
+from agents.groups.coordinator import GroupCoordinator
+from metadata.groups import GroupMetadata
+from metadata.service import MetadataUnavailableError
+from siltstone.clock import Clock
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+
+_log = get_logger(__name__)
+
+DUTY = "\x00offset expiry"
+"""A name that no group has."""
+OFFSETS_PER_CALL = 10_000
+JITTER_SHARE = 0.2
+
+
+class OffsetExpiry:
+    def __init__(
+        self,
+        *,
+        coordinator: GroupCoordinator,
+        metadata: GroupMetadata,
+        retention_ms: int,
+        interval_ms: int,
+        clock: Clock,
+        ids: IdSource,
+    ) -> None:
+        self._coordinator = coordinator
+        self._metadata = metadata
+        self._retention_ms = retention_ms
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._ids = ids
+
+    async def run_for_ever(self) -> None:
+        while True:
+            await self._clock.sleep_ms(self._interval_ms * (1 + JITTER_SHARE * (self._ids.jitter() - 0.5)))
+            try:
+                await self.expire()
+            except MetadataUnavailableError as error:
+                _log.warning("offsets not expired this time", error=str(error))
+            except Exception:
+                _log.exception("offsets not expired this time")
+
+    async def expire(self) -> None:
+        """One round, if the duty is ours. Raises MetadataUnavailableError."""
+        while self._coordinator.owns(DUTY):
+            gone = await self._metadata.expire_groups(
+                offsets_retention_ms=self._retention_ms, idle_group_ms=self._interval_ms
+            )
+            if gone.offsets or gone.groups:
+                _log.info("expired", offsets=gone.offsets, groups=gone.groups)
+            if gone.offsets < OFFSETS_PER_CALL:
+                return

@@ -1,0 +1,267 @@
+"""One consumer group: Kafka's classic group protocol as a machine without clock and I/O. Events in, instructions out.
+
+`joining.py` has JoinGroup, `rebalance.py` what a rebalance does and what ends with time, `members.py` the members; here
+are the other requests. Order: a record is stored before anybody is told the assignments in it (`Save`, then answers at
+`Saved`), and when the last member has gone. A crash leaves the record of the last stored generation: the next owner
+loads it, members go on in it, and those that had gone further join again.
+
+Sessions end at `Woke` alone: after a stall, heartbeats that were in the queue still count if they are handled first.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import assert_never
+
+from agents.groups.events import (
+    CommitRequested,
+    DeleteRequested,
+    Event,
+    GroupOptions,
+    GroupState,
+    GroupView,
+    HeartbeatRequested,
+    Instruction,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    LeavingMember,
+    MemberView,
+    PlainAnswer,
+    Saved,
+    SaveFailed,
+    SyncAnswer,
+    SyncRequested,
+    Unloaded,
+    Woke,
+)
+from agents.groups.joining import join, replacement_settled
+from agents.groups.rebalance import AssignmentSave, EmptySave, RebalancingGroup, ReplacementSave
+from metadata.groups import GroupRecord
+from wire.error_codes import ErrorCode
+
+GROUP_BYTES = 4_000
+"""What Python needs for one group without members, about."""
+
+
+class Group:
+    """Times are monotonic ms; `record` is what the store has: with members the group is Stable, and their sessions
+    start anew."""
+
+    def __init__(self, group_id: str, options: GroupOptions, record: GroupRecord, now_ms: float) -> None:
+        self.group_id = group_id
+        self._group = RebalancingGroup(options, record, now_ms)
+
+    @property
+    def state(self) -> GroupState:
+        return self._group.state
+
+    @property
+    def wake_at_ms(self) -> float | None:
+        """When it wants `Woke` next; None while nothing ends with time."""
+        return self._group.wake_at_ms
+
+    @property
+    def size(self) -> int:
+        """Members and ids given out: what it takes in memory."""
+        return len(self._group.members) + len(self._group.pending)
+
+    @property
+    def bytes(self) -> int:
+        """The same in memory, about: of what the group holds, not of what it was sent. No walk over the members."""
+        group = self._group
+        own = GROUP_BYTES + sys.getsizeof(self.group_id) + sys.getsizeof(group.protocol_type)
+        return own + group.members.bytes + group.pending_bytes
+
+    @property
+    def is_forgettable(self) -> bool:
+        """Nothing is lost if the group is loaded anew from its record."""
+        group = self._group
+        at_rest = group.state in (GroupState.EMPTY, GroupState.DEAD) and not group.members
+        return at_rest and not group.pending and not group.saves and group.save_again_ms is None
+
+    def handle(self, event: Event, now_ms: float) -> list[Instruction]:
+        group = self._group
+        group.now_ms = now_ms
+        match event:
+            case JoinRequested():
+                join(group, event)
+            case SyncRequested():
+                self._sync(event)
+            case HeartbeatRequested():
+                group.answer(event.request, PlainAnswer(error=self._heartbeat(event)))
+            case LeaveRequested():
+                self._leave(event)
+            case CommitRequested():
+                group.answer(event.request, PlainAnswer(error=self._commit(event)))
+            case DeleteRequested():
+                group.answer(event.request, PlainAnswer(error=self._delete()))
+            case Saved():
+                self._settled(event.save, stored=True)
+            case SaveFailed():
+                self._settled(event.save, stored=False)
+            case Unloaded():
+                group.unload(event.error)
+            case Woke():
+                group.wake()
+            case _:
+                assert_never(event)
+        instructions, group.instructions = group.instructions, []
+        return instructions
+
+    # ---- SyncGroup
+
+    def _sync(self, event: SyncRequested) -> None:
+        group = self._group
+        error = self._sync_error(event)
+        member = group.members.get(event.member_id)
+        if error is not ErrorCode.NONE or member is None:
+            group.answer(event.request, SyncAnswer(error=error))
+        elif group.state is GroupState.STABLE:
+            group.note_sync(member)
+            group.touch(member)
+            group.answer(event.request, group.synced(member))
+        else:
+            group.park_sync(member, event.request)
+            if group.leader == member.member_id and not self._assignment_is_saving():
+                assigned = {each.member_id: event.assignments.get(each.member_id, b"") for each in group.members}
+                group.save(AssignmentSave(generation=group.generation, assignments=assigned))
+
+    def _sync_error(self, event: SyncRequested) -> ErrorCode:
+        """(GroupMetadataManager.validateSyncGroup)"""
+        group = self._group
+        if group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        known = group.members.known(event.member_id, event.instance_id)
+        if isinstance(known, ErrorCode):
+            return known
+        if event.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if event.protocol_type is not None and event.protocol_type != group.protocol_type:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        if event.protocol is not None and event.protocol != group.protocol:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        preparing = group.state is GroupState.PREPARING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
+
+    def _assignment_is_saving(self) -> bool:
+        """A leader that syncs again does not change what is on its way to the store."""
+        generation = self._group.generation
+        saves = self._group.saves.values()
+        return any(isinstance(save, AssignmentSave) and save.generation == generation for save in saves)
+
+    # ---- Heartbeat, OffsetCommit
+
+    def _heartbeat(self, event: HeartbeatRequested) -> ErrorCode:
+        """In an Empty group there is nobody to know (GroupMetadataManager.validateClassicGroupHeartbeat)."""
+        group = self._group
+        if group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        known = group.members.known(event.member_id, event.instance_id)
+        if isinstance(known, ErrorCode):
+            return known
+        if event.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        group.touch(known)
+        preparing = group.state is GroupState.PREPARING_REBALANCE
+        return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
+
+    def _commit(self, event: CommitRequested) -> ErrorCode:
+        """A member of the generation may still commit while the next one gathers: that is what it has to do before it
+        joins. Who is outside of any generation may commit while there are no members.
+        (ClassicGroup.validateOffsetCommit)
+        """
+        group = self._group
+        if group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if event.generation < 0 and group.state is GroupState.EMPTY:
+            return ErrorCode.NONE
+        if event.generation < 0 and not event.member_id and event.instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        known = group.members.known(event.member_id, event.instance_id)
+        if isinstance(known, ErrorCode):
+            return known
+        if event.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        group.touch(known)
+        return ErrorCode.NONE
+
+    # ---- LeaveGroup, DeleteGroups
+
+    def _leave(self, event: LeaveRequested) -> None:
+        """All that are named go first, then there is one rebalance; none for an id that nobody has joined with."""
+        group = self._group
+        if group.state is GroupState.DEAD:
+            group.answer(event.request, LeaveAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return
+        members_before = len(group.members)
+        outcomes = [(leaving, self._leave_one(leaving)) for leaving in event.members]
+        group.answer(event.request, LeaveAnswer(error=ErrorCode.NONE, members=outcomes))
+        if len(group.members) < members_before:
+            group.rebalance()
+        else:
+            group.complete_join_if_all_came()
+
+    def _leave_one(self, leaving: LeavingMember) -> ErrorCode:
+        """An instance id without a member id stands for whoever holds it: an administrator removes it so."""
+        group = self._group
+        if not leaving.member_id:
+            holder = None if leaving.instance_id is None else group.members.of_instance(leaving.instance_id)
+            known = ErrorCode.UNKNOWN_MEMBER_ID if holder is None else holder
+        elif leaving.member_id in group.pending:
+            group.forget_pending(leaving.member_id)
+            return ErrorCode.NONE
+        else:
+            known = group.members.known(leaving.member_id, leaving.instance_id)
+        if isinstance(known, ErrorCode):
+            return known
+        group.remove(known)
+        return ErrorCode.NONE
+
+    def _delete(self) -> ErrorCode:
+        group = self._group
+        if group.state is GroupState.DEAD:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group.state is not GroupState.EMPTY:
+            return ErrorCode.NON_EMPTY_GROUP
+        group.unload(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return ErrorCode.NONE
+
+    # ---- saves, DescribeGroups
+
+    def _settled(self, save: int, *, stored: bool) -> None:
+        reason = self._group.saves.pop(save, None)
+        match reason:
+            case AssignmentSave():
+                self._group.assignment_settled(reason, stored=stored)
+            case ReplacementSave():
+                replacement_settled(self._group, reason, stored=stored)
+            case EmptySave():
+                self._group.empty_settled(reason, stored=stored)
+            case None:
+                pass
+
+    def view(self) -> GroupView:
+        group = self._group
+        stable = group.state is GroupState.STABLE
+        return GroupView(
+            group_id=self.group_id,
+            state=group.state,
+            generation=group.generation,
+            protocol_type=group.protocol_type,
+            protocol=(group.protocol or "") if stable else "",
+            members=tuple(
+                MemberView(
+                    member_id=member.member_id,
+                    instance_id=member.instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    metadata=member.metadata(group.protocol) if stable else b"",
+                    assignment=member.assignment if stable else b"",
+                )
+                for member in group.members
+            ),
+            subscribed_topics=group.subscribed_topics,
+        )

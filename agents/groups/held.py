@@ -1,0 +1,265 @@
+"""One group in the hands of its coordinator: the state machine, its lease, who waits for it, its timer and its saves.
+
+The machine decides; here its instructions are carried out. Saves of a group are stored one at a time and in order; of
+several that wait only the last is, for it replaces the others. A save begins when all offsets that were accepted
+before it are written or refused: whoever learns the new assignment reads offsets that nothing older can overtake.
+
+When a save's answer is lost the group is given up. A repeat under the same lease would not do: the first call may be
+on its way still and arrive behind a later save. The next request takes the group under a new epoch, which fences it.
+A crash at any point leaves the record that was stored last; members learn nothing that is not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from agents.groups.events import (
+    Answer,
+    CommitRequested,
+    DeleteRequested,
+    Event,
+    GroupState,
+    HeartbeatRequested,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    PlainAnswer,
+    Save,
+    Saved,
+    SaveFailed,
+    SyncAnswer,
+    SyncRequested,
+    Unloaded,
+    Woke,
+)
+from agents.groups.group import Group
+from agents.groups.offset_commits import OffsetCommits
+from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord
+from metadata.service import MetadataUnavailableError
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from wire.error_codes import ErrorCode
+
+_log = get_logger(__name__)
+
+TIMER_MS_MIN = 1.0
+
+AnyAnswer: TypeAlias = JoinAnswer | SyncAnswer | LeaveAnswer | PlainAnswer
+Request: TypeAlias = (
+    JoinRequested | SyncRequested | HeartbeatRequested | LeaveRequested | CommitRequested | DeleteRequested
+)
+
+
+class GroupRefusedError(SiltstoneError):
+    """The request cannot be taken here and now; the client is told `code` and asks again, perhaps elsewhere."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Coordinated(Protocol):
+    """What a group needs of its coordinator."""
+
+    @property
+    def metadata(self) -> GroupMetadata: ...
+    @property
+    def commits(self) -> OffsetCommits: ...
+    @property
+    def clock(self) -> Clock: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]: ...
+
+
+class HeldGroup:
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinated,
+        lease: GroupLease,
+        machine: Group,
+        on_lost: Callable[[GroupLease, ErrorCode], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """`on_lost` unloads it; `on_bytes` is told by how much the memory it takes has changed."""
+        self.lease = lease
+        self.machine = machine
+        self._coordinator = coordinator
+        self._clock = coordinator.clock
+        self._on_lost = on_lost
+        self._on_bytes = on_bytes
+        self._waiting: dict[int, asyncio.Future[AnyAnswer]] = {}
+        self._saves: list[Save] = []
+        self._saver: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0.0
+        self._state: GroupState | None = None
+        self._bytes = 0
+        self.ended = False
+        self.used_ms = self._clock.monotonic_ms()
+        self._took_place(self.used_ms)
+
+    @property
+    def group_id(self) -> str:
+        return self.lease.group_id
+
+    @property
+    def bytes(self) -> int:
+        """Memory it takes, about."""
+        return self._bytes
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        return not self._waiting and not self._saves and self._saver is None and self.machine.is_forgettable
+
+    # ---- requests
+
+    def ask_at_once(self, event: Request) -> AnyAnswer | None:
+        """The answer, where the machine has it at once; None and nothing waits when it does not. Raises
+        GroupRefusedError."""
+        waiting = self._begin(event)
+        if waiting.done():
+            return waiting.result()
+        self._waiting.pop(event.request, None)
+        return None
+
+    async def ask(self, event: Request) -> AnyAnswer:
+        """The answer, when it comes. Whoever asked may be cancelled: nothing of him is kept then but what the machine
+        itself knows of the member. Raises GroupRefusedError."""
+        waiting = self._begin(event)
+        try:
+            return await waiting
+        finally:
+            self._waiting.pop(event.request, None)
+
+    def unload(self, error: ErrorCode) -> None:
+        """Answer all that wait, and end."""
+        if self.ended:
+            return
+        self._handle(Unloaded(error=error))
+        self.ended = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(GroupRefusedError(error, "the group was unloaded"))
+        self._saves.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._state is not None:
+            self._coordinator.metrics.groups.labels(state=self._state.value).dec()
+            self._state = None
+        self._on_bytes(-self._bytes)
+        self._bytes = 0
+
+    def _begin(self, event: Request) -> asyncio.Future[AnyAnswer]:
+        if self.ended:
+            raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "the group was unloaded")
+        waiting: asyncio.Future[AnyAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[event.request] = waiting
+        self._handle(event)
+        return waiting
+
+    # ---- the machine
+
+    def _handle(self, event: Event) -> None:
+        if self.ended:
+            return
+        now_ms = self._clock.monotonic_ms()
+        for instruction in self.machine.handle(event, now_ms):
+            match instruction:
+                case Answer():
+                    waiting = self._waiting.pop(instruction.request, None)
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(instruction.answer)
+                case Save():
+                    self._saves.append(instruction)
+        if not isinstance(event, Unloaded):
+            self._took_place(now_ms)
+
+    def _took_place(self, now_ms: float) -> None:
+        self.used_ms = now_ms
+        self._set_bytes(self.machine.bytes)
+        self._count(self.machine.state)
+        self._set_timer(now_ms)
+        if self._saves and self._saver is None:
+            self._saver = asyncio.create_task(self._save(), name="group save")
+            self._coordinator.tasks.add(self._saver)  # a save under way outlives its group, to its fenced end
+            self._saver.add_done_callback(self._coordinator.tasks.discard)
+
+    def _count(self, state: GroupState) -> None:
+        if state is self._state:
+            return
+        metrics = self._coordinator.metrics
+        if self._state is not None:
+            metrics.groups.labels(state=self._state.value).dec()
+            if state is GroupState.COMPLETING_REBALANCE:
+                metrics.group_rebalances_total.inc()
+        metrics.groups.labels(state=state.value).inc()
+        self._state = state
+
+    def _set_timer(self, now_ms: float) -> None:
+        """Wake at the machine's time or earlier: heartbeats move that time on, and the timer need not follow."""
+        wake_at_ms = self.machine.wake_at_ms
+        if wake_at_ms is None or (self._timer is not None and self._timer_at_ms <= wake_at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(wake_at_ms - now_ms, TIMER_MS_MIN) / 1000
+        self._timer_at_ms = wake_at_ms
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        wake_at_ms, now_ms = self.machine.wake_at_ms, self._clock.monotonic_ms()
+        if wake_at_ms is not None and wake_at_ms <= now_ms:
+            used_ms = self.used_ms
+            self._handle(Woke())
+            self.used_ms = used_ms  # nobody asked
+        else:
+            self._set_timer(now_ms)
+
+    # ---- saves
+
+    async def _save(self) -> None:
+        try:
+            while self._saves and not self.ended:
+                saves, self._saves = self._saves, []
+                stored = await self._store(saves[-1].record)
+                for save in saves:
+                    self._handle(Saved(save=save.save) if stored else SaveFailed(save=save.save))
+        except GroupFencedError:
+            self._on_lost(self.lease, ErrorCode.NOT_COORDINATOR)
+        except MetadataUnavailableError as error:
+            _log.warning("group not stored, or nobody knows", group=self.group_id, error=str(error))
+            self._on_lost(self.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        except Exception:
+            _log.exception("group not stored", group=self.group_id)
+            self._on_lost(self.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        finally:
+            self._saver = None
+        if self._saves and not self.ended:
+            self._took_place(self.used_ms)
+
+    async def _store(self, record: GroupRecord) -> bool:
+        """False when it was definitely refused."""
+        await self._coordinator.commits.settled(self.group_id)
+        try:
+            await self._coordinator.metadata.save_group(self.lease, record)
+        except (GroupFencedError, MetadataUnavailableError):
+            raise
+        except SiltstoneError as error:
+            _log.warning("group refused by the metadata store", group=self.group_id, error=str(error))
+            return False
+        return True
+
+    # ---- memory
+
+    def _set_bytes(self, total: int) -> None:
+        self._on_bytes(total - self._bytes)
+        self._bytes = total

@@ -1,0 +1,172 @@
+"""JoinGroup: who may join, who is given an id first, whose coming back needs a rebalance and whose does not.
+
+Rules and the order of checks of GroupMetadataManager.classicGroupJoinToClassicGroup. Where this differs: a static
+member that is replaced while Stable and drawn into a rebalance before its record is stored waits for the rebalance.
+"""
+
+from __future__ import annotations
+
+from agents.groups.events import GroupState, JoinAnswer, JoinRequested
+from agents.groups.members import Member
+from agents.groups.rebalance import RebalancingGroup, ReplacementSave
+from wire.error_codes import ErrorCode
+
+
+def join(group: RebalancingGroup, event: JoinRequested) -> None:
+    options = group.options
+    if not options.session_timeout_ms_min <= event.session_timeout_ms <= options.session_timeout_ms_max:
+        _refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
+    elif group.state is GroupState.DEAD:
+        _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    elif not _has_room(group, event.member_id):
+        _turn_away(group, event)
+    elif not _fits(group, event):
+        _refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    elif not event.member_id:
+        _join_without_id(group, event)
+    elif event.member_id in group.pending and event.instance_id is None:
+        _add(group, event, event.member_id)
+    else:
+        known = group.members.known(event.member_id, event.instance_id)
+        if isinstance(known, ErrorCode):
+            _refuse(group, event, known)
+        else:
+            _rejoin(group, event, known)
+
+
+def _refuse(group: RebalancingGroup, event: JoinRequested, error: ErrorCode) -> None:
+    group.answer(event.request, JoinAnswer(error=error, member_id=event.member_id))
+
+
+def _has_room(group: RebalancingGroup, member_id: str) -> bool:
+    """While members gather those that have come are counted: if the limit was lowered, the last ones stay outside
+    (GroupMetadataManager.acceptJoiningMember)."""
+    member = group.members.get(member_id)
+    if group.state is GroupState.EMPTY:
+        return True
+    if group.state is GroupState.PREPARING_REBALANCE:
+        came = member is not None and member.parked_join is not None
+        return came or group.members.joins_parked < group.options.max_size
+    return member is not None or len(group.members) < group.options.max_size
+
+
+def _turn_away(group: RebalancingGroup, event: JoinRequested) -> None:
+    member = group.members.get(event.member_id)
+    if member is not None:
+        group.remove(member)
+    elif event.member_id in group.pending:
+        group.forget_pending(event.member_id)
+    group.answer(event.request, JoinAnswer(error=ErrorCode.GROUP_MAX_SIZE_REACHED))
+    group.complete_join_if_all_came()
+
+
+def _fits(group: RebalancingGroup, event: JoinRequested) -> bool:
+    if group.state is GroupState.EMPTY:
+        return bool(event.protocol_type and event.protocols)
+    return event.protocol_type == group.protocol_type and group.members.share_one_of(event.protocols)
+
+
+def _join_without_id(group: RebalancingGroup, event: JoinRequested) -> None:
+    if event.instance_id is not None:
+        old = group.members.of_instance(event.instance_id)
+        if old is not None:
+            _replace(group, event, old)
+            return
+    elif event.id_required:
+        if not group.may_give_ids:
+            _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+        group.give_id(event.new_member_id, event.session_timeout_ms)
+        required = JoinAnswer(error=ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id)
+        group.answer(event.request, required)
+        return
+    _add(group, event, event.new_member_id)
+
+
+def _member(event: JoinRequested, member_id: str) -> Member:
+    return Member(
+        member_id=member_id,
+        instance_id=event.instance_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=event.rebalance_timeout_ms,
+        protocols=event.protocols,
+    )
+
+
+def _add(group: RebalancingGroup, event: JoinRequested, member_id: str) -> None:
+    member = _member(event, member_id)
+    member.is_new = True
+    group.add(member, event.request, event.protocol_type)
+    group.rebalance()
+
+
+def _rejoin(group: RebalancingGroup, event: JoinRequested, member: Member) -> None:
+    """Of a member under its own id. One that comes with nothing new has lost an answer, and is given it again; but a
+    leader that joins a Stable group wants a rebalance: what it sees beyond its own subscription has changed."""
+    unchanged = member.protocols == event.protocols
+    leads_stable = group.state is GroupState.STABLE and member.member_id == group.leader
+    if group.state is not GroupState.PREPARING_REBALANCE and unchanged and not leads_stable:
+        group.touch(member)
+        group.answer(event.request, group.joined(member))
+        return
+    group.members.change_protocols(member, event.protocols)
+    member.session_timeout_ms = event.session_timeout_ms
+    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    group.park_join(member, event.request)
+    group.rebalance()
+
+
+def _replace(group: RebalancingGroup, event: JoinRequested, old: Member) -> None:
+    """A static member's process is back, without its id. (updateStaticMemberThenRebalanceOrCompleteJoin)"""
+    leader_before = group.leader or ""
+    new = _member(event, event.new_member_id)
+    new.assignment = old.assignment
+    group.replace(old, new)
+    group.park_join(new, event.request)
+    if group.state is not GroupState.STABLE:
+        # In CompletingRebalance the leader may know the old id: what it assigns to that would reach nobody.
+        group.rebalance()
+    elif group.members.voted_protocol() != group.protocol:
+        group.rebalance()
+    else:
+        group.note_subscriptions()
+        group.save(
+            ReplacementSave(
+                generation=group.generation,
+                request=event.request,
+                member=new,
+                before=old,
+                leader_before=leader_before,
+                skips_assignment=event.skips_assignment,
+            )
+        )
+
+
+def replacement_settled(group: RebalancingGroup, save: ReplacementSave, *, stored: bool) -> None:
+    """Nothing follows where the member was drawn into a rebalance, has gone, or was replaced again meanwhile.
+
+    Below v9 a leader cannot be told that no assignment is wanted: so it is told the old id as the leader's, and takes
+    itself for a follower.
+    """
+    member = save.member
+    stands = group.state is GroupState.STABLE and group.generation == save.generation
+    if not stands or group.members.get(member.member_id) is not member or member.parked_join != save.request:
+        return
+    if not stored:
+        failed = JoinAnswer(
+            error=ErrorCode.COORDINATOR_NOT_AVAILABLE,
+            generation=group.generation,
+            protocol_type=group.protocol_type,
+            protocol=group.protocol,
+            leader=save.leader_before,
+        )
+        group.answer_join(member, failed)
+        group.replace(member, save.before)
+        group.note_subscriptions()
+    elif save.skips_assignment:
+        leads = group.leader == member.member_id
+        group.answer_join(member, group.joined(member, skip_assignment=leads))
+    else:
+        group.answer_join(member, group.joined(member, leader=save.leader_before))

@@ -1,0 +1,228 @@
+"""The members of a group and what follows from them alone: who is who, which protocols all support, who waits.
+
+Rules of ClassicGroup and ClassicGroupMember. Sums are kept as members come and go, so that a join asks for no walk over
+all the others.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from agents.groups.subscription import subscribed_topics
+from metadata.groups import MemberRecord
+from wire.error_codes import ErrorCode
+
+MEMBER_BYTES = 2_000
+"""What Python needs for one member without its texts, metadata and assignment, about."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    member_id: str
+    instance_id: str | None
+    """A static member has one: it stays a member while its process restarts."""
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    """Of one that is among `Members` it is changed by `Members.assign` alone."""
+    weighed: int = 0
+    """With how many bytes it counts in the sum of `Members`, which alone changes it."""
+    parked_join: int | None = None
+    """The number of the request that waits for an answer; changed by `Members` alone."""
+    parked_sync: int | None = None
+    is_new: bool = False
+    """Its first join is not answered yet: it may not know its own id, so it sends no heartbeats."""
+
+    @property
+    def waits(self) -> bool:
+        return self.parked_join is not None or self.parked_sync is not None
+
+    @property
+    def bytes(self) -> int:
+        """Memory it takes, about: all that a client may make long is counted."""
+        texts = (self.member_id, self.instance_id or "", self.client_id, self.client_host)
+        size = MEMBER_BYTES + sum(sys.getsizeof(text) for text in texts) + len(self.assignment)
+        return size + sum(sys.getsizeof(name) + sys.getsizeof(metadata) for name, metadata in self.protocols)
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """What it joined with under this protocol; b"" if it does not support it."""
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    def record(self, assignment: bytes) -> MemberRecord:
+        return MemberRecord(
+            member_id=self.member_id,
+            instance_id=self.instance_id,
+            client_id=self.client_id,
+            client_host=self.client_host,
+            session_timeout_ms=self.session_timeout_ms,
+            rebalance_timeout_ms=self.rebalance_timeout_ms,
+            protocols=self.protocols,
+            assignment=assignment,
+        )
+
+
+def member_of(record: MemberRecord) -> Member:
+    return Member(
+        member_id=record.member_id,
+        instance_id=record.instance_id,
+        client_id=record.client_id,
+        client_host=record.client_host,
+        session_timeout_ms=record.session_timeout_ms,
+        rebalance_timeout_ms=record.rebalance_timeout_ms,
+        protocols=record.protocols,
+        assignment=record.assignment,
+    )
+
+
+class Members:
+    """In the order in which they joined."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Member] = {}
+        self._by_instance: dict[str, Member] = {}
+        self._support: Counter[str] = Counter()
+        self._joins_parked = 0
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self._by_id
+
+    def get(self, member_id: str) -> Member | None:
+        return self._by_id.get(member_id)
+
+    def of_instance(self, instance_id: str) -> Member | None:
+        return self._by_instance.get(instance_id)
+
+    def known(self, member_id: str, instance_id: str | None) -> Member | ErrorCode:
+        """The member that a request names, or why it is none (ClassicGroup.validateMember): an instance id that another
+        member holds by now fences the sender."""
+        if instance_id is not None:
+            holder = self._by_instance.get(instance_id)
+            if holder is None:
+                return ErrorCode.UNKNOWN_MEMBER_ID
+            if holder.member_id != member_id:
+                return ErrorCode.FENCED_INSTANCE_ID
+        return self._by_id.get(member_id, ErrorCode.UNKNOWN_MEMBER_ID)
+
+    # ---- coming and going
+
+    def add(self, member: Member) -> None:
+        """Raises ValueError where its id or its instance id is taken."""
+        if member.member_id in self._by_id:
+            raise ValueError(f"{member.member_id!r} is a member already")
+        if member.instance_id is not None:
+            if member.instance_id in self._by_instance:
+                raise ValueError(f"instance {member.instance_id!r} has a member already")
+            self._by_instance[member.instance_id] = member
+        self._by_id[member.member_id] = member
+        self._support.update({name for name, _ in member.protocols})
+        self._joins_parked += member.parked_join is not None
+        member.weighed = 0
+        self._weigh(member)
+
+    def remove(self, member: Member) -> None:
+        del self._by_id[member.member_id]
+        if member.instance_id is not None:
+            del self._by_instance[member.instance_id]
+        self._withdraw(member)
+        self._joins_parked -= member.parked_join is not None
+        self._bytes -= member.weighed
+        member.weighed = 0
+
+    def clear(self) -> None:
+        self._by_id.clear()
+        self._by_instance.clear()
+        self._support.clear()
+        self._joins_parked = 0
+        self._bytes = 0
+
+    def change_protocols(self, member: Member, protocols: tuple[tuple[str, bytes], ...]) -> None:
+        self._withdraw(member)
+        member.protocols = protocols
+        self._support.update({name for name, _ in protocols})
+        self._weigh(member)
+
+    def assign(self, member: Member, assignment: bytes) -> None:
+        member.assignment = assignment
+        self._weigh(member)
+
+    @property
+    def bytes(self) -> int:
+        """Memory all of them take, about."""
+        return self._bytes
+
+    # ---- who waits
+
+    def park_join(self, member: Member, request: int) -> int | None:
+        """Another request of this member that waited till now, and has to be answered."""
+        older = self.unpark_join(member)
+        member.parked_join = request
+        self._joins_parked += 1
+        return older
+
+    def unpark_join(self, member: Member) -> int | None:
+        """The request that waited; it has to be answered."""
+        request, member.parked_join = member.parked_join, None
+        self._joins_parked -= request is not None
+        return request
+
+    @property
+    def joins_parked(self) -> int:
+        return self._joins_parked
+
+    @property
+    def all_wait_to_join(self) -> bool:
+        return self._joins_parked == len(self._by_id)
+
+    # ---- what all of them say
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of all; 0 without members."""
+        return max([0, *(member.rebalance_timeout_ms for member in self)])
+
+    def share_one_of(self, protocols: Iterable[tuple[str, bytes]]) -> bool:
+        """Is there one among these that every member supports?"""
+        return any(self._support[name] == len(self._by_id) for name, _ in protocols)
+
+    def voted_protocol(self) -> str | None:
+        """Of those that all support, the one most members prefer; of equals, whose voter joined first."""
+        votes: Counter[str] = Counter()
+        for member in self:
+            choice = next((name for name, _ in member.protocols if self._support[name] == len(self._by_id)), None)
+            if choice is not None:
+                votes[choice] += 1
+        return max(votes, key=lambda name: votes[name]) if votes else None
+
+    def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:
+        """Of all members together; None if anybody's cannot be read, and without members."""
+        topics: set[str] = set()
+        for member in self:
+            of_member = subscribed_topics(member.metadata(protocol))
+            if of_member is None:
+                return None
+            topics |= of_member
+        return frozenset(topics) if self._by_id else None
+
+    def _weigh(self, member: Member) -> None:
+        size = member.bytes
+        self._bytes += size - member.weighed
+        member.weighed = size
+
+    def _withdraw(self, member: Member) -> None:
+        for name in {name for name, _ in member.protocols}:
+            self._support[name] -= 1
+            if not self._support[name]:
+                del self._support[name]

@@ -1,0 +1,201 @@
+"""Offset commits of one agent, grouped: all that come within LINGER_MS go to the metadata store in one call.
+
+One call is under way at a time, so the commits of a group are written in the order in which they were judged. What a
+call's loss leaves open (it may have been written, it may yet be) is answered COORDINATOR_NOT_AVAILABLE, and the group
+is given up: it is taken again under a new epoch, which waits for or fences what is still on its way. So no offset can
+appear after one that was committed later.
+
+`settled` is what a new generation waits for: nobody who reads his offsets after the rebalance may be overtaken by a
+commit that was accepted before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from metadata.groups import (
+    GroupLease,
+    GroupMetadata,
+    OffsetCommitBatch,
+    OffsetCommitResult,
+    OffsetPlace,
+    OffsetToCommit,
+)
+from metadata.service import MetadataUnavailableError
+from siltstone.clock import Clock
+from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from wire.error_codes import ErrorCode
+
+_log = get_logger(__name__)
+
+LINGER_MS = 10.0
+OFFSETS_PER_CALL_MAX = 5_000
+"""In one call, unless a single request has more."""
+BYTES_WAITING_MAX = 32 << 20
+"""What all waiting commits may hold; one more is told to come again."""
+OFFSET_BYTES = 300
+"""What Python needs for one offset without its metadata, about."""
+
+Outcome: TypeAlias = OffsetCommitResult | ErrorCode
+"""What the store said, or why it was not asked or did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCommit:
+    lease: GroupLease
+    offsets: Sequence[OffsetToCommit]
+    since_ms: float
+    bytes: int
+    outcome: asyncio.Future[Outcome]
+
+
+def grouped(waiting: Iterable[tuple[GroupLease, Sequence[OffsetToCommit]]]) -> list[OffsetCommitBatch]:
+    """One batch per lease, in order of first appearance; of a place that comes twice the last is left."""
+    by_lease: dict[GroupLease, dict[OffsetPlace, OffsetToCommit]] = {}
+    for lease, offsets in waiting:
+        places = by_lease.setdefault(lease, {})
+        for offset in offsets:
+            places[offset.place] = offset
+    return [OffsetCommitBatch(lease=lease, offsets=tuple(places.values())) for lease, places in by_lease.items()]
+
+
+class OffsetCommits:
+    def __init__(
+        self,
+        *,
+        metadata: GroupMetadata,
+        clock: Clock,
+        metrics: Metrics,
+        on_lost: Callable[[GroupLease, ErrorCode], None],
+    ) -> None:
+        """`on_lost` is told of leases that are fenced (NOT_COORDINATOR) or in doubt (COORDINATOR_NOT_AVAILABLE)."""
+        self._metadata = metadata
+        self._clock = clock
+        self._metrics = metrics
+        self._on_lost = on_lost
+        self._waiting: deque[WaitingCommit] = deque()
+        self._under_way: Sequence[WaitingCommit] = ()
+        self._bytes = 0
+        self._some = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        self._writer = asyncio.create_task(self._write_for_ever(), name="offset commits")
+
+    async def add(self, lease: GroupLease, offsets: Sequence[OffsetToCommit]) -> Outcome:
+        """Write these in turn. A caller that is cancelled leaves them to be written."""
+        if self._closed:
+            return ErrorCode.NOT_COORDINATOR
+        size = sum(OFFSET_BYTES + len(offset.metadata) * 4 for offset in offsets)
+        if self._bytes and self._bytes + size > BYTES_WAITING_MAX:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        self._bytes += size
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._waiting.append(WaitingCommit(lease, offsets, self._clock.monotonic_ms(), size, outcome))
+        self._some.set()
+        return await asyncio.shield(outcome)
+
+    async def settled(self, group_id: str) -> None:
+        """Return when every commit of the group that was added before has its outcome."""
+        outcomes = [each.outcome for each in (*self._under_way, *self._waiting) if each.lease.group_id == group_id]
+        if outcomes:
+            await asyncio.wait(outcomes)
+
+    async def drain(self) -> None:
+        """Take no more, and return when what waits is written."""
+        self._closed = True
+        outcomes = [each.outcome for each in (*self._under_way, *self._waiting)]
+        if outcomes:
+            await asyncio.wait(outcomes)
+
+    async def close(self) -> None:
+        """Write nothing more."""
+        self._closed = True
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+        for each in (*self._under_way, *self._waiting):
+            self._settle(each, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    # ---- the writer
+
+    async def _write_for_ever(self) -> None:
+        while True:
+            await self._some.wait()
+            await self._linger()
+            taken = self._under_way = self._take()
+            for each, outcome in zip(taken, await self._write(taken), strict=True):
+                self._settle(each, outcome)
+            self._under_way = ()
+            if not self._waiting:
+                self._some.clear()
+
+    async def _linger(self) -> None:
+        wait_ms = self._waiting[0].since_ms + LINGER_MS - self._clock.monotonic_ms()
+        if wait_ms > 0 and sum(len(each.offsets) for each in self._waiting) < OFFSETS_PER_CALL_MAX:
+            await self._clock.sleep_ms(wait_ms)
+
+    def _take(self) -> list[WaitingCommit]:
+        taken = [self._waiting.popleft()]
+        offsets = len(taken[0].offsets)
+        while self._waiting and offsets + len(self._waiting[0].offsets) <= OFFSETS_PER_CALL_MAX:
+            taken.append(self._waiting.popleft())
+            offsets += len(taken[-1].offsets)
+        return taken
+
+    async def _write(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
+        """The outcome of each. What goes wrong is part of it: nothing is raised."""
+        batches = grouped((each.lease, each.offsets) for each in taken)
+        started_ms = self._clock.monotonic_ms()
+        try:
+            results = await self._metadata.commit_offsets(batches)
+        except MetadataUnavailableError as error:
+            _log.warning("offsets not committed, or nobody knows", groups=len(batches), error=str(error))
+            return self._in_doubt(taken)
+        except SiltstoneError as error:
+            if len(taken) > 1:  # one of them cannot be; the others shall not suffer for it
+                return [(await self._write([each]))[0] for each in taken]
+            _log.warning("offsets refused", group=taken[0].lease.group_id, error=str(error))
+            return [ErrorCode.INVALID_REQUEST]
+        except Exception:
+            _log.exception("offsets not committed")
+            return self._in_doubt(taken)
+        self._metrics.offset_commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+        by_lease = {batch.lease: result for batch, result in zip(batches, results, strict=True)}
+        for lease, result in by_lease.items():
+            if result.fenced:
+                self._on_lost(lease, ErrorCode.NOT_COORDINATOR)
+        return [by_lease[each.lease] for each in taken]
+
+    def _in_doubt(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
+        """Under these leases nothing more may be written: what was lost on the way might arrive behind it."""
+        leases = {each.lease for each in taken}
+        for lease in leases:
+            self._on_lost(lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        behind = [each for each in self._waiting if each.lease in leases]
+        self._waiting = deque(each for each in self._waiting if each.lease not in leases)
+        for each in behind:
+            self._settle(each, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(taken)
+
+    def _settle(self, commit: WaitingCommit, outcome: Outcome) -> None:
+        if commit.outcome.done():
+            return
+        self._bytes -= commit.bytes
+        commit.outcome.set_result(outcome)
+        self._metrics.offset_commits_total.labels(outcome=_name(outcome)).inc()
+        if isinstance(outcome, OffsetCommitResult) and not outcome.fenced:
+            self._metrics.committed_offsets_total.inc(len(commit.offsets))
+
+
+def _name(outcome: Outcome) -> str:
+    if isinstance(outcome, ErrorCode):
+        return "failed"
+    return "fenced" if outcome.fenced else "committed"

@@ -1,0 +1,31 @@
+"""Which agent coordinates a group: pure rendezvous hashing of the group's id over all live agents, the same answer on
+every one of them. Zones do not count: all members of a group talk to one agent.
+
+When an agent comes or goes, only the groups it wins or held move. Two agents may differ for a beat about who is alive,
+and both may then believe they own a group: what keeps them from harm is the group's epoch in the metadata store, not
+this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from metadata.service import AgentInfo
+
+
+def weight(group_id: str, node_id: int) -> int:
+    """First 8 bytes, big-endian, of blake2b over `group:<group id>:<node id>`."""
+    name = f"group:{group_id}:{node_id}".encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(name).digest()[:8], "big")
+
+
+def owner(group_id: str, agents: Sequence[AgentInfo]) -> AgentInfo | None:
+    """The agent with the highest weight, a tie going to the lower id; None when there is none."""
+    best: AgentInfo | None = None
+    best_weight = -1
+    for agent in agents:
+        mine = weight(group_id, agent.writer_id)
+        if best is None or mine > best_weight or (mine == best_weight and agent.writer_id < best.writer_id):
+            best, best_weight = agent, mine
+    return best

@@ -1,0 +1,55 @@
+"""AlterConfigs 0-2: all configs of a resource at once; what is not named goes back to its default
+(`agents/config_changes.py`). IncrementalAlterConfigs has taken its place in clients, for two who alter at once undo
+each other's changes here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from agents.broker import Broker
+from agents.config_changes import alter, check_once, no_value
+from agents.topics import RequestError, code_of
+from metadata.topic_configs import Config
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.alter_configs import (
+    AlterConfigsRequest,
+    AlterConfigsResource,
+    AlterConfigsResourceResponse,
+    AlterConfigsResponse,
+)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    named = Counter((each.resource_type, each.resource_name) for each in request.resources)
+    answers: list[AlterConfigsResourceResponse] = []
+    for asked in request.resources:
+        answer = AlterConfigsResourceResponse(
+            resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
+        )
+        try:
+            if named[asked.resource_type, asked.resource_name] > 1:
+                raise RequestError(ErrorCode.INVALID_REQUEST, f"{asked.resource_name!r} is named more than once")
+            await _replace(broker, asked, validate_only=request.validate_only)
+        except SiltstoneError as error:
+            answer.error_code, answer.error_message = code_of(error), str(error)
+        answers.append(answer)
+    return AlterConfigsResponse(responses=answers)
+
+
+async def _replace(broker: Broker, asked: AlterConfigsResource, *, validate_only: bool) -> None:
+    check_once(config.name for config in asked.configs)
+    wanted: dict[str, str | None] = {}
+    for config in asked.configs:
+        if config.value is None:
+            raise no_value(config.name)
+        wanted[config.name] = config.value
+
+    def changes_of(
+        present: Mapping[str, str], in_force: Mapping[str, str], table: Mapping[str, Config]
+    ) -> Mapping[str, str | None]:
+        return dict.fromkeys(present, None) | wanted
+
+    await alter(broker, asked.resource_type, asked.resource_name, changes_of, validate_only=validate_only)

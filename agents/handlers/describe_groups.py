@@ -1,0 +1,82 @@
+"""DescribeGroups 0-6, by the owner. A group that does not exist is Dead up to v5, GROUP_ID_NOT_FOUND from v6.
+
+A group is described once, however often the request names it. One answer holds ANSWER_BYTES_MAX: groups beyond that are
+told to come again (COORDINATOR_LOAD_IN_PROGRESS).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from agents.broker import Broker
+from agents.groups.checks import check_id
+from agents.groups.events import GroupState, GroupView
+from agents.groups.held import GroupRefusedError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+
+GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
+"""READ, DELETE, DESCRIBE: everything, as without an authorizer."""
+GROUP_ID_NOT_FOUND_SINCE = 6
+ANSWER_BYTES_MAX = 32 << 20
+"""Of what members said and were assigned, in all groups of an answer; one group alone may have more."""
+
+
+async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    groups: list[DescribedGroup] = []
+    room = ANSWER_BYTES_MAX
+    for group_id in dict.fromkeys(request.groups):
+        groups.append(
+            await _describe(broker, header, group_id)
+            if room > 0
+            else DescribedGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        )
+        room -= sum(len(member.member_metadata) + len(member.member_assignment) for member in groups[-1].members)
+        await asyncio.sleep(0)
+    if request.include_authorized_operations:
+        for group in groups:
+            if not group.error_code:
+                group.authorized_operations = GROUP_OPERATIONS
+    return DescribeGroupsResponse(groups=groups)
+
+
+async def _describe(broker: Broker, header: RequestHeader, group_id: str) -> DescribedGroup:
+    try:
+        check_id(group_id, may_be_empty=True)
+        view = await broker.groups.view(group_id)
+    except GroupRefusedError as refused:
+        message = str(refused) if header.api_version >= GROUP_ID_NOT_FOUND_SINCE else None
+        return DescribedGroup(group_id=group_id, error_code=refused.code, error_message=message)
+    if view is not None:
+        return _described(view)
+    dead = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD)
+    if header.api_version >= GROUP_ID_NOT_FOUND_SINCE:
+        dead.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+        dead.error_message = f"there is no group {group_id!r}"
+    return dead
+
+
+def _described(view: GroupView) -> DescribedGroup:
+    return DescribedGroup(
+        group_id=view.group_id,
+        group_state=view.state,
+        protocol_type=view.protocol_type,
+        protocol_data=view.protocol,
+        members=[
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in view.members
+        ],
+    )

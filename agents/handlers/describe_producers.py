@@ -1,0 +1,82 @@
+"""DescribeProducers 0 (KIP-664): the idempotent producers whose state the metadata store keeps for a partition.
+
+Any agent answers for any partition. `last_timestamp` is when the last batch was committed, where Kafka says the largest
+timestamp in it. There are no transactions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import suppress
+
+from agents.broker import Broker
+from agents.topics import code_of
+from metadata.service import ProducerState as StoredState
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    if any(broker.catalog.topic(asked.name) is None for asked in request.topics):
+        with suppress(SiltstoneError):  # without it we answer what we know
+            await broker.follower.catch_up()
+    ids = {
+        (asked.name, number): partition_id
+        for asked in request.topics
+        for number in asked.partition_indexes
+        if (partition_id := _partition_id(broker, asked.name, number)) is not None
+    }
+    states: defaultdict[int, list[StoredState]] = defaultdict(list)
+    failure: SiltstoneError | None = None
+    try:
+        for state in await broker.metadata.producer_states(list(ids.values())) if ids else ():
+            states[state.partition_id].append(state)
+    except SiltstoneError as error:
+        failure = error
+    response = DescribeProducersResponse()
+    for asked in request.topics:
+        answered = TopicResponse(name=asked.name)
+        for number in asked.partition_indexes:
+            answered.partitions.append(_partition(number, ids.get((asked.name, number)), states, failure))
+        response.topics.append(answered)
+    return response
+
+
+def _partition_id(broker: Broker, name: str, number: int) -> int | None:
+    topic = broker.catalog.topic(name)
+    if topic is None or not 0 <= number < len(topic.partition_ids):
+        return None
+    return topic.partition_ids[number]
+
+
+def _partition(
+    number: int,
+    partition_id: int | None,
+    states: defaultdict[int, list[StoredState]],
+    failure: SiltstoneError | None,
+) -> PartitionResponse:
+    if partition_id is None:
+        return PartitionResponse(partition_index=number, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if failure is not None:
+        return PartitionResponse(partition_index=number, error_code=code_of(failure), error_message=str(failure))
+    return PartitionResponse(
+        partition_index=number,
+        active_producers=[
+            ProducerState(
+                producer_id=state.producer_id,
+                producer_epoch=state.epoch,
+                last_sequence=state.batches[-1][1] if state.batches else -1,
+                last_timestamp=state.last_seen_ms,
+                coordinator_epoch=-1,
+            )
+            for state in states[partition_id]
+        ],
+    )

@@ -1,0 +1,52 @@
+"""ElectLeaders 0-2 (KIP-460): there is nothing to elect, every partition has the leader it would prefer.
+
+A named partition is answered ELECTION_NOT_NEEDED; of "all partitions" (null) none needs to be named, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from agents.broker import Broker
+from siltstone.errors import SiltstoneError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    asked = request.topic_partitions or []
+    if any(broker.catalog.topic(each.topic) is None for each in asked):
+        with suppress(SiltstoneError):  # without it we answer what we know
+            await broker.follower.catch_up()
+    return ElectLeadersResponse(
+        replica_election_results=[
+            ReplicaElectionResult(topic=each.topic, partition_result=_results(broker, each.topic, each.partitions))
+            for each in asked
+        ]
+    )
+
+
+def _results(broker: Broker, name: str, numbers: Iterable[int]) -> list[PartitionResult]:
+    topic = broker.catalog.topic(name)
+    count = 0 if topic is None else len(topic.partition_ids)
+    return [
+        PartitionResult(
+            partition_id=number,
+            error_code=ErrorCode.ELECTION_NOT_NEEDED,
+            error_message="any agent serves any partition: there is no leader to elect",
+        )
+        if 0 <= number < count
+        else PartitionResult(
+            partition_id=number,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=f"no partition {number} of a topic {name!r}",
+        )
+        for number in numbers
+    ]

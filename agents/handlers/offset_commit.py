@@ -1,0 +1,140 @@
+"""OffsetCommit 1-9. The group judges the member, its generation and its state; the store takes the offsets.
+
+A partition that does not exist is answered UNKNOWN_TOPIC_OR_PARTITION, too long a text OFFSET_METADATA_TOO_LARGE, each
+alone. What the group says stands for all others. How long an offset is kept is the group's business: what v2 to v4 say
+about it is not looked at, as in Kafka since KIP-211.
+
+This agent or the store may not know a partition because the catalog lags: the topic is looked for in the store, once,
+and if that fails, the answer is COORDINATOR_NOT_AVAILABLE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agents.broker import Broker
+from agents.groups.checks import Present, check_id, place_of
+from agents.groups.events import CommitRequested
+from agents.groups.held import GroupRefusedError
+from agents.groups.offset_commits import Outcome
+from metadata.groups import OffsetPlace, OffsetToCommit
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+ErrorOf = Callable[[OffsetPlace], ErrorCode]
+
+
+class _Part:
+    """One partition of a request, on its way to an answer."""
+
+    __slots__ = ("asked", "error", "place", "topic_name")
+
+    def __init__(self, topic_name: str, asked: OffsetCommitRequestPartition, place: OffsetPlace | None) -> None:
+        self.topic_name = topic_name
+        self.asked = asked
+        self.place = place
+        self.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    topics = [
+        [
+            _Part(topic.name, each, place_of(broker.catalog, topic.name, each.partition_index))
+            for each in topic.partitions
+        ]
+        for topic in request.topics
+    ]
+    parts = [part for of_topic in topics for part in of_topic]
+    present = Present(broker.follower)
+    await _find_again(broker, present, [part for part in parts if part.place is None])
+    await _commit(broker, header, request, [part for part in parts if part.place is not None])
+    # A topic may have been made anew. The group judges once more: its generation may have moved on meanwhile.
+    gone = [part for part in parts if part.place is not None and part.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    moved = await _find_again(broker, present, gone)
+    if moved:
+        await _commit(broker, header, request, moved)
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetCommitResponsePartition(partition_index=part.asked.partition_index, error_code=part.error)
+                    for part in of_topic
+                ],
+            )
+            for topic, of_topic in zip(request.topics, topics, strict=True)
+        ]
+    )
+
+
+async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]) -> Sequence[_Part]:
+    """Those of the unknown that are elsewhere than we thought."""
+    if not unknown:
+        return []
+    if not await present.see():
+        for part in unknown:
+            part.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return []
+    moved: list[_Part] = []
+    for part in unknown:
+        place = place_of(broker.catalog, part.topic_name, part.asked.partition_index)
+        if place is not None and place != part.place:
+            part.place = place
+            moved.append(part)
+    return moved
+
+
+async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRequest, parts: Sequence[_Part]) -> None:
+    """Commit what these ask for at the places that they have. The group judges even if there is nothing left."""
+    text_max = broker.settings.offset_metadata_max_bytes
+    offsets: list[OffsetToCommit] = []
+    written: list[tuple[_Part, OffsetPlace]] = []
+    for part in parts:
+        asked, place = part.asked, part.place
+        text = asked.committed_metadata or ""
+        if len(text) > text_max:
+            part.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        elif place is not None:
+            written.append((part, place))
+            offsets.append(
+                OffsetToCommit(
+                    place=place, offset=asked.committed_offset, leader_epoch=asked.committed_leader_epoch, metadata=text
+                )
+            )
+    error_of = await _outcome(broker, header, request, offsets)
+    for part, place in written:
+        part.error = error_of(place)
+
+
+async def _outcome(
+    broker: Broker, header: RequestHeader, request: OffsetCommitRequest, offsets: list[OffsetToCommit]
+) -> ErrorOf:
+    """What came of each place."""
+    event = CommitRequested(
+        request=broker.groups.next_request(),
+        member_id=request.member_id,
+        instance_id=request.group_instance_id,
+        generation=request.generation_id_or_member_epoch,
+    )
+    outcome: Outcome | None
+    try:
+        check_id(request.group_id, may_be_empty=True)
+        outcome = await broker.groups.commit(request.group_id, event, offsets)
+    except GroupRefusedError as refused:
+        outcome = refused.code
+    if outcome is None:
+        outcome = ErrorCode.GROUP_ID_NOT_FOUND if header.api_version >= 9 else ErrorCode.ILLEGAL_GENERATION
+    if isinstance(outcome, ErrorCode):
+        error = outcome
+        return lambda place: error
+    if outcome.fenced:
+        return lambda place: ErrorCode.NOT_COORDINATOR
+    unknown = outcome.unknown
+    return lambda place: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if place in unknown else ErrorCode.NONE

@@ -1,0 +1,71 @@
+"""OffsetDelete 0 (KIP-496): of a group of consumers those of topics that no member is subscribed to, of any other group
+all, once it has no members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agents.broker import Broker
+from agents.groups.checks import Present, check_id, place_of
+from agents.groups.events import GroupState, GroupView
+from agents.groups.held import GroupRefusedError
+from metadata.groups import OffsetPlace
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+CONSUMER = "consumer"
+
+
+async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    try:
+        check_id(request.group_id)
+        broker.groups.check_owned(request.group_id)
+        # Always: by a topic id that is not current any more nothing would be deleted, and no error say so.
+        if not await Present(broker.follower).see():
+            raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody knows what topics there are")
+        view = await broker.groups.view(request.group_id)
+        if view is None or view.state is GroupState.DEAD:
+            raise GroupRefusedError(ErrorCode.GROUP_ID_NOT_FOUND, "there is no such group")
+        if view.state is not GroupState.EMPTY and view.protocol_type != CONSUMER:
+            raise GroupRefusedError(ErrorCode.NON_EMPTY_GROUP, "the group has members")
+        places: list[OffsetPlace] = []
+        topics: list[OffsetDeleteResponseTopic] = []
+        for topic in request.topics:
+            asked = [each.partition_index for each in topic.partitions]
+            topics.append(_judge(broker, view, topic.name, asked, places))
+        if places:
+            await broker.groups.delete_offsets(request.group_id, places)
+    except GroupRefusedError as refused:
+        return OffsetDeleteResponse(error_code=refused.code)
+    return OffsetDeleteResponse(topics=topics)
+
+
+def _judge(
+    broker: Broker, view: GroupView, name: str, asked: Sequence[int], places: list[OffsetPlace]
+) -> OffsetDeleteResponseTopic:
+    """Adds what may go to `places`."""
+    answers: list[OffsetDeleteResponsePartition] = []
+    for partition in asked:
+        place = place_of(broker.catalog, name, partition)
+        if place is None:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        elif _is_subscribed(view, name):
+            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        else:
+            error = ErrorCode.NONE
+            places.append(place)
+        answers.append(OffsetDeleteResponsePartition(partition_index=partition, error_code=error))
+    return OffsetDeleteResponseTopic(name=name, partitions=answers)
+
+
+def _is_subscribed(view: GroupView, topic_name: str) -> bool:
+    """Where it cannot be known what members read, they may read anything (ClassicGroup.isSubscribedToTopic)."""
+    if view.state is GroupState.EMPTY:
+        return False
+    return view.subscribed_topics is None or topic_name in view.subscribed_topics

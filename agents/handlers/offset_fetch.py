@@ -1,0 +1,198 @@
+"""OffsetFetch 1-9: committed offsets, read from the store each time. What was never committed is -1, and no error.
+
+Answered by the group's owner alone, as clients expect, but without taking the group: nothing of it is needed. Every
+commit that was accepted before a rebalance is written before a member learns its new assignment, so whoever asks after
+that sees it. `require_stable` has nothing to wait for until transactions exist. A store that does not answer is
+COORDINATOR_LOAD_IN_PROGRESS: of all retriable errors the one that every client takes here. It is also the answer when
+nothing is found and the topics cannot be looked at as they are: -1 makes a consumer begin elsewhere, so it is never
+said from a catalog that may lag.
+
+One answer names a group once, with all that was asked of it, and holds ANSWER_BYTES_MAX: groups beyond that are told to
+come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from agents.broker import Broker
+from agents.groups.checks import Present, check_id, place_of
+from agents.groups.held import GroupRefusedError
+from metadata.groups import CommittedOffset, OffsetPlace
+from metadata.service import MetadataUnavailableError
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+Asked: TypeAlias = Sequence[tuple[str, Sequence[int]]]
+"""Partitions by name of topic."""
+
+
+class _Found(NamedTuple):
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+_FoundByTopic: TypeAlias = Mapping[str, Sequence[_Found]]
+
+ANSWER_BYTES_MAX = 16 << 20
+"""Of all groups of an answer together; one group alone may have more."""
+OFFSET_BYTES = 500
+"""What Python needs for one offset on its way out without its metadata, about."""
+_NONE = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_ms=-1)
+
+
+async def handle(broker: Broker, header: RequestHeader, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    if header.api_version < 8:
+        topics = None if request.topics is None else [(each.name, each.partition_indexes) for each in request.topics]
+        return await _one_group(broker, request.group_id, topics)
+    groups: list[OffsetFetchResponseGroup] = []
+    present = Present(broker.follower)
+    room = ANSWER_BYTES_MAX
+    for group_id, asked in _asked_by_group(request.groups).items():
+        groups.append(
+            await _of_many(broker, present, group_id, asked)
+            if room > 0
+            else OffsetFetchResponseGroup(group_id=group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        )
+        room -= _bytes_of(groups[-1])
+        await asyncio.sleep(0)
+    return OffsetFetchResponse(groups=groups)
+
+
+def _asked_by_group(groups: Iterable[OffsetFetchRequestGroup]) -> Mapping[str, Asked | None]:
+    asked: dict[str, list[tuple[str, Sequence[int]]] | None] = {}
+    for group in groups:
+        known = asked.setdefault(group.group_id, [])
+        if group.topics is None or known is None:
+            asked[group.group_id] = None
+        else:
+            known += [(each.name, each.partition_indexes) for each in group.topics]
+    return asked
+
+
+def _bytes_of(group: OffsetFetchResponseGroup) -> int:
+    return sum(OFFSET_BYTES + len(each.metadata or "") for topic in group.topics for each in topic.partitions)
+
+
+async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> OffsetFetchResponse:
+    error = ErrorCode.NONE
+    try:
+        found = await _read(broker, Present(broker.follower), group_id, asked)
+    except GroupRefusedError as refused:
+        # Versions below 2 have no error but the partitions'.
+        error = refused.code
+        found = {name: [_found(at, _NONE) for at in partitions] for name, partitions in asked or ()}
+    topics = [
+        OffsetFetchResponseTopic(
+            name=name,
+            partitions=[
+                OffsetFetchResponsePartition(
+                    partition_index=each.partition,
+                    committed_offset=each.offset,
+                    committed_leader_epoch=each.leader_epoch,
+                    metadata=each.metadata,
+                    error_code=error,
+                )
+                for each in partitions
+            ],
+        )
+        for name, partitions in found.items()
+    ]
+    return OffsetFetchResponse(topics=topics, error_code=error)
+
+
+async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> OffsetFetchResponseGroup:
+    try:
+        found = await _read(broker, present, group_id, asked)
+    except GroupRefusedError as refused:
+        return OffsetFetchResponseGroup(group_id=group_id, error_code=refused.code)
+    topics = [
+        OffsetFetchResponseTopics(
+            name=name,
+            partitions=[
+                OffsetFetchResponsePartitions(
+                    partition_index=each.partition,
+                    committed_offset=each.offset,
+                    committed_leader_epoch=each.leader_epoch,
+                    metadata=each.metadata,
+                )
+                for each in partitions
+            ],
+        )
+        for name, partitions in found.items()
+    ]
+    return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
+
+
+async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> _FoundByTopic:
+    """None asks for all of the group's. Raises GroupRefusedError."""
+    check_id(group_id, may_be_empty=True)
+    broker.groups.check_owned(group_id)
+    try:
+        if asked is None:
+            return await _read_all(broker, present, group_id)
+        return await _read_some(broker, present, group_id, asked)
+    except MetadataUnavailableError as error:
+        raise GroupRefusedError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error)) from error
+
+
+async def _read_all(broker: Broker, present: Present, group_id: str) -> _FoundByTopic:
+    offsets = await broker.metadata.offsets(group_id)
+    if any(broker.catalog.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
+        await _see(present)
+    found: dict[str, list[_Found]] = {}
+    for place, committed in sorted(offsets.items(), key=lambda item: (item[0].topic_id.int, item[0].partition)):
+        topic = broker.catalog.topic_by_id(place.topic_id)
+        if topic is not None:  # else it is being deleted this moment
+            found.setdefault(topic.name, []).append(_found(place.partition, committed))
+    return found
+
+
+async def _read_some(broker: Broker, present: Present, group_id: str, asked: Asked) -> _FoundByTopic:
+    places: dict[tuple[str, int], OffsetPlace | None] = {
+        (name, partition): place_of(broker.catalog, name, partition)
+        for name, partitions in asked
+        for partition in partitions
+    }
+    offsets = await _offsets_at(broker, group_id, places.values())
+    missing = [each for each, place in places.items() if place is None or place not in offsets]
+    if missing:
+        # Perhaps only by what we know of the topics: they may have grown, or been made anew.
+        await _see(present)
+        moved = {each: place for each in missing if (place := place_of(broker.catalog, *each)) != places[each]}
+        places |= moved
+        offsets = {**offsets, **await _offsets_at(broker, group_id, moved.values())}
+    found: dict[str, list[_Found]] = {name: [] for name, _ in asked}
+    for (name, partition), place in places.items():
+        found[name].append(_found(partition, _NONE if place is None else offsets.get(place, _NONE)))
+    return found
+
+
+async def _see(present: Present) -> None:
+    if not await present.see():
+        raise GroupRefusedError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "nobody knows what topics there are")
+
+
+async def _offsets_at(
+    broker: Broker, group_id: str, places: Iterable[OffsetPlace | None]
+) -> Mapping[OffsetPlace, CommittedOffset]:
+    known = [place for place in places if place is not None]
+    return await broker.metadata.offsets(group_id, known) if known else {}
+
+
+def _found(partition: int, committed: CommittedOffset) -> _Found:
+    return _Found(partition, committed.offset, committed.leader_epoch, committed.metadata)

@@ -1,0 +1,71 @@
+"""OffsetForLeaderEpoch 2-4: where the records of a leader epoch end, for consumers that check their position (KIP-320).
+
+The leader epoch is 0 always and nothing is ever truncated, so epoch 0 ends at the high watermark, read afresh: an end
+below the client's position would look like records lost. Of any other epoch nothing is known (-1, -1), as in Kafka's
+`UnifiedLog.endOffsetForEpoch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agents.broker import Broker
+from metadata.service import MetadataUnavailableError, Watermarks
+from wire.api import RequestHeader
+from wire.error_codes import ErrorCode
+from wire.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+    OffsetForLeaderTopicResult,
+)
+
+LEADER_EPOCH = 0
+
+
+async def handle(
+    broker: Broker, header: RequestHeader, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    ids = {
+        (topic.topic, part.partition): _partition_id(broker, topic, part)
+        for topic in request.topics
+        for part in topic.partitions
+    }
+    try:
+        fresh = await broker.fresh.get([each for each in ids.values() if each is not None])
+    except MetadataUnavailableError:
+        fresh = None
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=[_answer(part, ids[topic.topic, part.partition], fresh) for part in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+    )
+
+
+def _partition_id(broker: Broker, asked: OffsetForLeaderTopic, part: OffsetForLeaderPartition) -> int | None:
+    topic = broker.catalog.topic(asked.topic)
+    if topic is None or not 0 <= part.partition < len(topic.partition_ids):
+        return None
+    return topic.partition_ids[part.partition]
+
+
+def _answer(
+    asked: OffsetForLeaderPartition, partition_id: int | None, fresh: Mapping[int, Watermarks] | None
+) -> EpochEndOffset:
+    answer = EpochEndOffset(partition=asked.partition)
+    watermarks = None if partition_id is None or fresh is None else fresh.get(partition_id)
+    if partition_id is not None and asked.current_leader_epoch > LEADER_EPOCH:
+        answer.error_code = ErrorCode.UNKNOWN_LEADER_EPOCH
+    elif partition_id is not None and fresh is None:
+        answer.error_code = ErrorCode.LEADER_NOT_AVAILABLE
+    elif watermarks is None:
+        answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif asked.leader_epoch == LEADER_EPOCH:
+        answer.leader_epoch, answer.end_offset = LEADER_EPOCH, watermarks.high_watermark
+    return answer

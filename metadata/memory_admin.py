@@ -1,0 +1,32 @@
+"""Broker configs and sizes in the memory store. Every method is atomic: it never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from metadata.broker_configs import topic_defaults
+from metadata.memory_tables import MemoryDatabase
+from metadata.service import ChangeKind
+from siltstone.clock import Clock
+
+
+class MemoryAdmin:
+    """Part of `MemoryMetadata`."""
+
+    database: MemoryDatabase
+    _clock: Clock
+
+    async def alter_broker_configs(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+        db = self.database
+        before = topic_defaults(db.broker_configs)
+        merged = {**db.broker_configs, **changes}
+        db.broker_configs = {name: value for name, value in merged.items() if value is not None}
+        if topic_defaults(db.broker_configs) != before:
+            db.config_versions = {topic_id: db.config_versions.get(topic_id, 1) + 1 for topic_id in db.topics}
+        detail = {"configs": dict(db.broker_configs)}
+        db.append_change(ChangeKind.BROKER_CONFIGS_CHANGED, None, detail, now_ms=self._clock.wall_ms())
+        return dict(db.broker_configs)
+
+    async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
+        found = {id_: sum(row.length for row in self.database.leveled(id_)) for id_ in partition_ids}
+        return {id_: size for id_, size in found.items() if size}

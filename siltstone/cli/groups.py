@@ -1,0 +1,170 @@
+"""`siltstone groups`: over the Kafka protocol, of any group that commits here. Changing offsets: `groups_offsets`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from siltstone.cli.agents import agent_options, given_agents
+from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
+from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
+from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
+from siltstone.client import KafkaError
+from siltstone.client_groups import Group, GroupClient, all_groups
+from siltstone.clock import SystemClock
+from siltstone.command_words import CommandWords
+from siltstone.group_report import (
+    LAG_COLUMNS,
+    PartitionLag,
+    bar,
+    describe_json,
+    lag_cells,
+    lags,
+    total_lag_text,
+)
+
+STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead")
+
+
+@click.group()
+def groups() -> None:
+    """List consumer groups, show how far each has read, move its offsets, delete it.
+
+    \b
+    Examples:
+      siltstone groups list
+      siltstone groups describe billing
+      siltstone groups reset billing --topic orders --to-datetime 2026-01-31
+      siltstone groups reset billing --topic orders --to-earliest --execute
+    """
+
+
+groups.add_command(reset_command)
+groups.add_command(delete_offsets_command)
+
+
+@groups.command("list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    help="Only groups in this state; may be repeated.",
+)
+@agent_options
+@json_option
+def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
+    """List all groups: state, protocol, and which agent coordinates each.
+
+    \b
+    Examples:
+      siltstone groups list
+      siltstone groups list --state Empty --json
+    """
+    found = asyncio.run(all_groups(bootstrap, states=states, told=tell))
+    if as_json:
+        print_json([asdict(each) for each in found])
+    elif found:
+        cells = [[each.group_id, each.state, each.protocol_type or "-", each.coordinator] for each in found]
+        print_table(["group", "state", "protocol", "coordinator"], cells)
+    else:
+        click.echo("no groups")
+
+
+@groups.command()
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@agent_options
+@json_option
+def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
+    """Show the state, members, committed offsets and lag of GROUPs.
+
+    Lag counts offsets from the committed one to the end of the log. On a compacted topic that is more than the records
+    that are left to read.
+
+    \b
+    Examples:
+      siltstone groups describe billing
+      siltstone groups describe billing --json | jq .total_lag
+    """
+    described = asyncio.run(_describe(bootstrap, names, given_agents()))
+    if as_json:
+        answers = [describe_json(group, rows) for group, rows in described]
+        print_json(answers[0] if len(answers) == 1 else answers)
+        return
+    for number, (group, rows) in enumerate(described):
+        if number:
+            click.echo()
+        _print_group(group, rows)
+
+
+async def _describe(
+    bootstrap: str, names: Sequence[str], words: CommandWords
+) -> Sequence[tuple[Group, Sequence[PartitionLag]]]:
+    clock = SystemClock()
+    described: list[tuple[Group, Sequence[PartitionLag]]] = []
+    for name in dict.fromkeys(names):
+        client = GroupClient(bootstrap, name, clock)
+        async with group_hints(bootstrap, name, words):
+            group = await client.describe()
+            committed = await client.committed()
+            if not group.exists and not committed:
+                raise KafkaError(69, f"group {name!r}")
+        counts = await partition_counts(bootstrap, {row.topic for row in lags(group, committed, {})})
+        wanted = {(row.topic, row.partition) for row in lags(group, committed, {}, partitions=counts)}
+        ends = await log_ends(bootstrap, wanted)
+        described.append((group, lags(group, committed, ends, partitions=counts)))
+    return described
+
+
+def _print_group(group: Group, rows: Sequence[PartitionLag]) -> None:
+    print_pairs(
+        {
+            "group": group.group_id,
+            "state": group.state,
+            "protocol": " ".join(each for each in (group.protocol_type, group.protocol) if each) or "-",
+            "coordinator": group.coordinator,
+            "members": f"{len(group.members):,}",
+            "total lag": total_lag_text(rows),
+        }
+    )
+    if rows:
+        click.echo()
+        columns, cells = list(LAG_COLUMNS), [lag_cells(each) for each in rows]
+        if sys.stdout.isatty():
+            columns.insert(5, "read")
+            for row, each in zip(rows, cells, strict=True):
+                each.insert(5, bar(row.fraction))
+        print_table(columns, cells, right=["partition", "committed", "log end", "lag"])
+    for row in rows:
+        if row.note:
+            click.echo(f"{row.topic} partition {row.partition}: {row.note}")
+    idle = [each for each in group.members if each.assignment == {}]
+    for member in idle:
+        click.echo(f"nothing assigned to {member.instance_id or member.member_id} ({member.client_id} {member.host})")
+
+
+@groups.command()
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@agent_options
+def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
+    """Delete GROUPs without members, and all offsets they have committed.
+
+    \b
+    Example:
+      siltstone groups delete billing --yes
+    """
+    confirm(yes, f"delete {plural(len(names), 'group')} with all committed offsets?")
+
+    async def work() -> None:
+        for name in dict.fromkeys(names):
+            async with group_hints(bootstrap, name, given):
+                await GroupClient(bootstrap, name, SystemClock()).delete()
+            click.echo(f"deleted {name}")
+
+    given = given_agents()
+    asyncio.run(work())

@@ -1,0 +1,75 @@
+"""What the commands of `siltstone groups` share: names that are nearly right, ends of logs, asking before deletion."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import click
+
+from siltstone.client import EARLIEST, LATEST, KafkaError, connected
+from siltstone.client_groups import all_groups
+from siltstone.client_records import TopicPartition, offsets_at
+from siltstone.command_words import CommandWords
+from siltstone.group_report import LogEnds
+
+
+@asynccontextmanager
+async def group_hints(bootstrap: str, name: str, words: CommandWords) -> AsyncGenerator[None]:
+    """Where the block finds that there is no group of this name, the remedy is the nearest name there is."""
+    try:
+        yield
+    except KafkaError as error:
+        if error.name == "GROUP_ID_NOT_FOUND":
+            error.remedy = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
+        raise
+
+
+def nearest_group(name: str, names: Sequence[str], words: CommandWords) -> str:
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{words.agents}` shows the groups"
+
+
+async def partition_counts(bootstrap: str, topics: Collection[str]) -> Mapping[str, int]:
+    """Of those topics that are there."""
+    if not topics:
+        return {}
+    async with connected(bootstrap) as client:
+        known = (await client.metadata(sorted(topics))).topics
+    return {topic.name: len(topic.partitions) for topic in known if topic.name is not None and not topic.error_code}
+
+
+async def log_ends(bootstrap: str, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
+    """Of those partitions that are there. Raises KafkaError for any other error."""
+    if not partitions:
+        return {}
+    async with connected(bootstrap) as client:
+        starts = await offsets_at(client, dict.fromkeys(partitions, EARLIEST))
+        ends = await offsets_at(client, dict.fromkeys(partitions, LATEST))
+    found: dict[TopicPartition, LogEnds] = {}
+    for each in partitions:
+        start, end = starts[each], ends[each]
+        if isinstance(start, int) and isinstance(end, int):
+            found[each] = LogEnds(start=start, end=end)
+            continue
+        for error in (start, end):
+            if isinstance(error, KafkaError) and error.name != "UNKNOWN_TOPIC_OR_PARTITION":
+                raise error
+    return found
+
+
+def confirm(yes: bool, question: str) -> None:
+    """Raises click.UsageError where nobody can be asked, click.Abort for no."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: --yes is needed to delete")
+    click.confirm(question, abort=True)
+
+
+def tell(line: str) -> None:
+    """On stderr."""
+    click.echo(line, err=True)

@@ -1,0 +1,237 @@
+"""`siltstone groups reset` and `delete-offsets`: what a group has committed, changed from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import click
+
+from siltstone.cli.agents import agent_options, given_agents, name_hints
+from siltstone.cli.groups_asked import confirm, group_hints, log_ends, nearest_group, tell
+from siltstone.cli.output import json_option, plural, print_json, print_table
+from siltstone.cli.usage import WrongUsageError, as_usage
+from siltstone.client import KafkaClient, KafkaError, connected
+from siltstone.client_groups import Committed, Group, GroupClient, all_groups
+from siltstone.client_records import TopicPartition, offsets_at
+from siltstone.clock import SystemClock
+from siltstone.command_words import CommandWords
+from siltstone.consuming import partitions_of
+from siltstone.errors import BadInputError
+from siltstone.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
+from siltstone.offset_spec import parse_partitions, parse_time
+
+Chosen = Sequence[tuple[str, Sequence[int] | None]]
+"""Topics, and which partitions of each; None for all."""
+
+
+class GroupHasMembersError(BadInputError):
+    """Members would overwrite what is set, or read on where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What was asked for; exactly one is set."""
+
+    to_earliest: bool
+    to_latest: bool
+    to_offset: int | None
+    to_time_ms: int | None
+    shift_by: int | None
+
+
+def _read_topics(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> Chosen:
+    """TOPIC or TOPIC:P,... each; a topic's name holds no colon."""
+    chosen: list[tuple[str, Sequence[int] | None]] = []
+    with as_usage():
+        for value in values:
+            topic, colon, numbers = value.partition(":")
+            chosen.append((topic, parse_partitions(numbers) if colon else None))
+    return chosen
+
+
+@click.command("reset")
+@click.argument("name", metavar="GROUP")
+@click.option(
+    *("--topic", "chosen"),
+    multiple=True,
+    callback=_read_topics,
+    metavar="TOPIC[:P,...]",
+    help="Of this topic, or these partitions of it; may be repeated.",
+)
+@click.option("--all-topics", is_flag=True, help="Of every topic that the group has committed offsets of.")
+@click.option("--to-earliest", is_flag=True, help="Read all that is there again.")
+@click.option("--to-latest", is_flag=True, help="Skip all that is there.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="N")
+@click.option("--to-datetime", metavar="TIME", help="The first record at or after: 2026-01-31T12:00:00Z, ms, or -15m.")
+@click.option("--shift-by", type=int, metavar="N", help="From where it is; back if below zero.")
+@click.option("--execute", is_flag=True, help="Do it. Without, it is only shown (--dry-run).")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done: the default.")
+@agent_options
+@json_option
+def reset_command(
+    name: str,
+    chosen: Chosen,
+    all_topics: bool,
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_datetime: str | None,
+    shift_by: int | None,
+    execute: bool,
+    dry_run: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Move the committed offsets of GROUP, which must have no members. Shows what it would do; --execute does it.
+
+    Offsets outside a log are held at its nearer end. A group that is not there is made.
+
+    \b
+    Examples:
+      siltstone groups reset billing --topic orders --to-earliest
+      siltstone groups reset billing --topic orders:0,3 --shift-by -100 --execute
+      siltstone groups reset billing --all-topics --to-datetime 2026-01-31
+    """
+    if execute and dry_run:
+        raise click.UsageError("--execute and --dry-run exclude each other")
+    if bool(chosen) is all_topics:
+        raise WrongUsageError("name the topics", remedy="give --topic TOPIC[:P,...], or --all-topics")
+    with as_usage():
+        time_ms = None if to_datetime is None else parse_time(to_datetime, SystemClock().wall_ms())
+    target = Target(
+        to_earliest=to_earliest, to_latest=to_latest, to_offset=to_offset, to_time_ms=time_ms, shift_by=shift_by
+    )
+    if sum((to_earliest, to_latest, to_offset is not None, time_ms is not None, shift_by is not None)) != 1:
+        raise WrongUsageError(
+            "say where to", remedy="give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+        )
+    rows = asyncio.run(_reset(bootstrap, name, chosen, target, given_agents(), execute=execute))
+    if as_json:
+        print_json({"group": name, "executed": execute, "offsets": [reset_json(each) for each in rows]})
+        return
+    print_table(
+        list(RESET_COLUMNS),
+        [reset_cells(each) for each in rows],
+        right=["partition", "before", "after", "change", "lag after"],
+    )
+    click.echo(
+        f"reset {plural(len(rows), 'offset')} of {name}"
+        if execute
+        else "nothing was changed: this is what --execute would do"
+    )
+
+
+async def _reset(
+    bootstrap: str, name: str, chosen: Chosen, target: Target, words: CommandWords, *, execute: bool
+) -> Sequence[Reset]:
+    client = GroupClient(bootstrap, name, SystemClock())
+    group = await client.describe()
+    _require_no_members(group, words)
+    committed = await client.committed()
+    if not group.exists and not committed:
+        await _tell_of_new(bootstrap, name, chosen, words)
+    async with connected(bootstrap) as inner:
+        partitions = await _partitions(inner, chosen, words) if chosen else sorted(committed)
+        logs = await log_ends(bootstrap, partitions)
+        gone = [each for each in partitions if each not in logs]
+        for topic, partition in gone:
+            tell(f"{topic} partition {partition} is gone: passed over")
+        there = [each for each in partitions if each in logs]
+        rows = resets(await _wanted(inner, there, target, committed, logs), committed, logs)
+    if not rows:
+        raise BadInputError(f"group {name!r} has committed no offsets", remedy="name topics with --topic TOPIC[:P,...]")
+    if execute:
+        await client.commit({(each.topic, each.partition): each.after for each in rows})
+    return rows
+
+
+def _require_no_members(group: Group, words: CommandWords) -> None:
+    if group.members or group.state not in ("Empty", "Dead"):
+        raise GroupHasMembersError(
+            f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}",
+            remedy="stop them first: they would commit over it;"
+            f" `siltstone groups describe {group.group_id}{words.agents}` shows them",
+        )
+
+
+async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, words: CommandWords) -> None:
+    hint = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
+    if not chosen:
+        raise KafkaError(69, f"group {name!r}", remedies={"GROUP_ID_NOT_FOUND": hint})
+    tell(f"note: there is no group {name!r} yet, --execute makes it ({hint})")
+
+
+async def _partitions(client: KafkaClient, chosen: Chosen, words: CommandWords) -> Sequence[TopicPartition]:
+    found: set[TopicPartition] = set()
+    for topic, numbers in chosen:
+        async with name_hints(client, topic, words):
+            found.update(await partitions_of(client, topic, numbers))
+    return sorted(found)
+
+
+async def _wanted(
+    client: KafkaClient,
+    partitions: Sequence[TopicPartition],
+    target: Target,
+    committed: Mapping[TopicPartition, Committed],
+    logs: Mapping[TopicPartition, LogEnds],
+) -> Mapping[TopicPartition, int]:
+    if target.to_earliest:
+        return {each: logs[each].start for each in partitions}
+    if target.to_latest:
+        return {each: logs[each].end for each in partitions}
+    if target.to_offset is not None:
+        return dict.fromkeys(partitions, target.to_offset)
+    if target.shift_by is not None:
+        return shifted(partitions, committed, target.shift_by)
+    if target.to_time_ms is None:
+        raise TypeError("a target sets one of its fields")
+    wanted: dict[TopicPartition, int] = {}
+    for each, offset in (await offsets_at(client, dict.fromkeys(partitions, target.to_time_ms))).items():
+        if isinstance(offset, KafkaError):
+            raise offset
+        wanted[each] = logs[each].end if offset < 0 else offset
+    return wanted
+
+
+@click.command("delete-offsets")
+@click.argument("name", metavar="GROUP")
+@click.option(
+    *("--topic", "chosen"),
+    multiple=True,
+    required=True,
+    callback=_read_topics,
+    metavar="TOPIC[:P,...]",
+    help="Of this topic, or these partitions of it; may be repeated.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@agent_options
+def delete_offsets_command(name: str, chosen: Chosen, yes: bool, bootstrap: str) -> None:
+    """Forget what GROUP has committed of topics that none of its members reads.
+
+    \b
+    Example:
+      siltstone groups delete-offsets billing --topic orders --yes
+    """
+    confirm(yes, f"delete committed offsets of group {name!r}?")
+    words = given_agents()
+
+    async def work() -> int:
+        client = GroupClient(bootstrap, name, SystemClock())
+        async with group_hints(bootstrap, name, words):
+            committed = await client.committed()
+            partitions = [
+                each
+                for each in sorted(committed)
+                for topic, numbers in chosen
+                if each[0] == topic and (numbers is None or each[1] in numbers)
+            ]
+            if not partitions and not (await client.describe()).exists:
+                raise KafkaError(69, f"group {name!r}")
+            if partitions:
+                await client.delete_offsets(set(partitions))
+        return len(set(partitions))
+
+    click.echo(f"deleted {plural(asyncio.run(work()), 'committed offset')} of {name}")

@@ -1,0 +1,344 @@
+"""`siltstone produce`: lines of stdin or of a file as records of a topic."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import click
+
+from siltstone.cli.agents import agent_options, given_agents, name_hints
+from siltstone.cli.output import console, json_option, plural, print_json, size_text
+from siltstone.cli.usage import WrongUsageError, as_usage
+from siltstone.client import KafkaClient
+from siltstone.client_steady import SteadyClient
+from siltstone.clock import Clock, SystemClock
+from siltstone.command_words import CommandWords
+from siltstone.errors import SiltstoneError
+from siltstone.ids import SystemIds
+from siltstone.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
+from siltstone.record_format import (
+    VALUE_LINES,
+    InputRecord,
+    RecordReader,
+    UnreadRecord,
+    parse_format,
+    parse_header,
+)
+from siltstone.stopping import stop_signals, unless
+from wire.codecs import Codec
+from wire.records import Headers
+
+READ_BYTES = 1 << 18
+CHUNKS_WAITING_MAX = 64
+WRITE_BYTES_MAX = 16 << 20
+ERRORS_SHOWN = 20
+PARTITIONS_SHOWN = 8
+INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C ended."""
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What became of the records so far."""
+
+    topic: str
+    verbose: bool
+    written: int = 0
+    written_bytes: int = 0
+    failed: int = 0
+    ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
+    """Partition -> first and last offset, how many records."""
+
+    def stored(self, stored: Stored) -> None:
+        count = len(stored.records)
+        self.written += count
+        self.written_bytes += sum(map(input_bytes, stored.records))
+        first, last, before = self.ranges.get(stored.partition, (-1, -1, 0))
+        if stored.base_offset >= 0:
+            first = stored.base_offset if first < 0 else first
+            last = stored.base_offset + count - 1
+        self.ranges[stored.partition] = first, last, before + count
+        if self.verbose:
+            for number in range(count):
+                offset = "?" if stored.base_offset < 0 else stored.base_offset + number
+                click.echo(f"{self.topic} {stored.partition}@{offset}")
+
+    def refused(self, refused: Refused) -> None:
+        first, last = refused.records[0].number, refused.records[-1].number
+        which = f"record {first}" if len(refused.records) == 1 else f"records {first} to {last}"
+        self.fail(which, len(refused.records), refused.why, refused.remedy)
+
+    def unread(self, unread: UnreadRecord) -> None:
+        self.fail(f"record {unread.number}", 1, unread.why, "--format says how records are written")
+
+    def fail(self, which: str, count: int, why: str, remedy: str) -> None:
+        if self.failed < ERRORS_SHOWN:
+            click.echo(f"error: {which}: {why}", err=True)
+            if remedy:
+                click.echo(f"remedy: {remedy}", err=True)
+        self.failed += count
+
+
+def _read_key(_ctx: click.Context, _param: click.Parameter, value: str | None) -> bytes | None:
+    return None if value is None else os.fsencode(value)
+
+
+def _read_headers(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> Headers:
+    try:
+        return tuple(parse_header(os.fsencode(each)) for each in values)
+    except ValueError as error:
+        raise WrongUsageError(str(error), remedy="write -H NAME=VALUE") from None
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Read this instead of stdin.",
+)
+@click.option(
+    *("-f", "--format", "text"),
+    metavar="FORMAT",
+    help=f"How records are written; if not given, '{VALUE_LINES}': lines.",
+)
+@click.option("-k", "--key", callback=_read_key, help="The key of all records.")
+@click.option(
+    *("-H", "--header", "headers"),
+    multiple=True,
+    callback=_read_headers,
+    metavar="NAME=VALUE",
+    help="A header of all records; may be repeated.",
+)
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition, whatever the key.")
+@click.option("-Z", "--tombstone", is_flag=True, help="Empty values are null; alone with --key: one such record.")
+@click.option(
+    *("-z", "--compression"),
+    type=click.Choice([codec.name.lower() for codec in Codec]),
+    default="none",
+    show_default=True,
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["all", "1", "0"]),
+    default="all",
+    show_default=True,
+    help="all: each is stored once, whatever happens; 1: nothing is repeated; 0: do not wait for answers.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print where each record went.")
+@agent_options
+@json_option
+def produce(
+    topic: str,
+    path: Path | None,
+    text: str | None,
+    key: bytes | None,
+    headers: Headers,
+    partition: int | None,
+    tombstone: bool,
+    compression: str,
+    acks: str,
+    verbose: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Write records to TOPIC: the lines of stdin or of --file.
+
+    \b
+    Fields of --format:
+      %k key  %v value  %h headers (a=1,b=2)  %p partition  %T timestamp in ms
+      %k{hex} %v{base64} for bytes; \\n \\t \\xHH; %% is a percent sign
+
+    The text behind the last field ends a record; a newline if there is none.
+
+    A key chooses its partition as in Java's clients. Records without one fill one partition after the other.
+    Exit code 1 when a record was not written; the others were.
+
+    \b
+    Examples:
+      echo hello | siltstone produce greetings
+      siltstone produce users --format '%k\\t%v\\n' --file users.tsv -z zstd
+      printf 'alice:42\\n' | siltstone produce users -f '%k:%v' -H source=cli -v
+      siltstone produce users --key alice --tombstone
+    """
+    with as_usage():
+        reader = RecordReader(parse_format(VALUE_LINES if text is None else text), key=key, empty_is_null=tombstone)
+    only_one = tombstone and key is not None and text is None and path is None
+    if not only_one and path is None and sys.stdin.isatty():
+        click.echo("each line is a record; Ctrl-D ends", err=True)
+    options = ProduceOptions(
+        acks=-1 if acks == "all" else int(acks), codec=Codec[compression.upper()], partition=partition, headers=headers
+    )
+    tally = Tally(topic=topic, verbose=verbose and not as_json)
+    with _opened(path, [InputRecord(1, key, None)] if only_one else reader) as source:
+        try:
+            stopped = asyncio.run(_produce(bootstrap, given_agents(), topic, options, source, tally))
+        except SiltstoneError:
+            if tally.written:
+                _print(tally, as_json=as_json)
+            raise
+    _print(tally, as_json=as_json)
+    if tally.failed:
+        sys.exit(1)
+    if stopped and not sys.stdin.isatty():
+        sys.exit(INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where records come from: `stream` cut up by `reader`, or `given`."""
+
+    stream: BinaryIO | None
+    reader: RecordReader | None
+    given: Sequence[InputRecord] = ()
+
+
+@contextlib.contextmanager
+def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Generator[Source]:
+    if not isinstance(what, RecordReader):
+        yield Source(None, None, what)
+    elif path is None:
+        yield Source(sys.stdin.buffer, what)
+    else:
+        with path.open("rb") as stream:
+            yield Source(stream, what)
+
+
+async def _produce(
+    bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: Source, tally: Tally
+) -> bool:
+    """True when a signal ended it. What was read until then is written all the same, unless the signal comes again."""
+    clock = SystemClock()
+    stopping = asyncio.Event()
+    async with SteadyClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
+
+        async def count(inner: KafkaClient) -> int:
+            async with name_hints(inner, topic, words):
+                return len((await inner.topic(topic)).partitions)
+
+        partitions = await client.run(count)
+        writer = TopicWriter(
+            client,
+            topic,
+            partitions,
+            options,
+            clock,
+            first_partition=int(SystemIds().jitter() * partitions),
+            stored=tally.stored,
+            refused=tally.refused,
+        )
+        if source.stream is None or source.reader is None:
+            await writer.write(source.given)
+            return False
+        again = asyncio.Event()
+        with stop_signals(stopping, again), _progress(tally, clock) as show:
+            async for records in _gathered(source.stream, source.reader, tally, stopping, partitions):
+                await unless(again, writer.write(records))
+                show()
+    return stopping.is_set()
+
+
+async def _gathered(
+    stream: BinaryIO, reader: RecordReader, tally: Tally, stopping: asyncio.Event, partitions: int
+) -> AsyncGenerator[Sequence[InputRecord]]:
+    """What has come in since the last time, up to a batch for each partition; ends with the input or a signal."""
+    bytes_max = min(partitions * BATCH_BYTES, WRITE_BYTES_MAX)
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_WAITING_MAX)
+    _read_in_thread(stream, chunks, asyncio.get_running_loop())
+    ended = False
+    while not ended:
+        chunk = await unless(stopping, chunks.get())
+        gathered: list[InputRecord] = []
+        gathered_bytes = 0
+        while True:
+            if isinstance(chunk, OSError):
+                raise chunk
+            ended = not chunk
+            if chunk is None:
+                break  # a signal: what has not ended is no record
+            for each in reader.feed(chunk) if chunk else reader.finish():
+                if isinstance(each, UnreadRecord):
+                    tally.unread(each)
+                else:
+                    gathered.append(each)
+                    gathered_bytes += input_bytes(each)
+            if ended or gathered_bytes >= bytes_max or chunks.empty():
+                break
+            chunk = chunks.get_nowait()
+        if gathered:
+            yield gathered
+
+
+def _read_in_thread(stream: BinaryIO, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:
+    """Put what comes into the queue, b"" at the end.
+
+    In a thread that the end of the process does not wait for, since a read may never end; and past the stream's buffer,
+    whose lock an interpreter that ends would find taken.
+    """
+    read = cast("Callable[[int], bytes | None]", getattr(stream, "raw", stream).read)
+
+    def run() -> None:
+        with contextlib.suppress(
+            RuntimeError, concurrent.futures.CancelledError
+        ):  # the loop has ended: nobody reads on
+            chunk: bytes | OSError = b"."
+            while chunk and not isinstance(chunk, OSError):
+                try:
+                    while (read_now := read(READ_BYTES)) is None:
+                        select.select([stream], [], [])  # somebody made it non-blocking
+                    chunk = read_now
+                except OSError as error:
+                    chunk = error
+                asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
+
+    threading.Thread(target=run, name="input", daemon=True).start()
+
+
+@contextlib.contextmanager
+def _progress(tally: Tally, clock: Clock) -> Generator[Callable[[], None]]:
+    """A line on a terminal that says how far it is, where the records themselves do not scroll there."""
+    if not sys.stderr.isatty() or sys.stdin.isatty() or tally.verbose:
+        yield lambda: None
+        return
+    started_ms = clock.monotonic_ms()
+    with console(stderr=True).status("writing") as status:
+
+        def show() -> None:
+            seconds = max(0.001, (clock.monotonic_ms() - started_ms) / 1000)
+            rate = f"{tally.written / seconds:,.0f} records/s"
+            status.update(f"{plural(tally.written, 'record')}, {size_text(tally.written_bytes)}, {rate}")
+
+        yield show
+
+
+def _print(tally: Tally, *, as_json: bool) -> None:
+    ranges = sorted(tally.ranges.items())
+    if as_json:
+        partitions = [
+            {"partition": partition, "first_offset": first, "last_offset": last, "records": count}
+            for partition, (first, last, count) in ranges
+        ]
+        print_json({"topic": tally.topic, "written": tally.written, "failed": tally.failed, "partitions": partitions})
+        return
+    if tally.failed > ERRORS_SHOWN:
+        click.echo(f"and {tally.failed - ERRORS_SHOWN:,} more that failed", err=True)
+    where = [
+        f"{partition}@{first}" + (f"..{last}" if last > first else "") if first >= 0 else f"{partition}"
+        for partition, (first, last, _) in ranges
+    ]
+    more = f" and {len(where) - PARTITIONS_SHOWN} more partitions" if len(where) > PARTITIONS_SHOWN else ""
+    places = f": {', '.join(where[:PARTITIONS_SHOWN])}{more}" if where else ""
+    failed = f"; {plural(tally.failed, 'record')} failed" if tally.failed else ""
+    click.echo(f"wrote {plural(tally.written, 'record')} to {tally.topic}{places}{failed}", err=tally.verbose)

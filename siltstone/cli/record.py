@@ -1,0 +1,69 @@
+"""`siltstone record diagnose`: one record, from the metadata down to its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table
+from siltstone.cli.places import Places, Urls, opened, place_options, resolved
+from siltstone.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
+from siltstone.record_trace import diagnose
+
+
+@click.group()
+def record() -> None:
+    """Say where one record lies, or why it is not there.
+
+    \b
+    Example:
+      siltstone record diagnose orders 0 1042 --data ./siltstone-data
+    """
+
+
+@record.command("diagnose")
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.argument("offset", type=click.IntRange(min=0))
+@place_options
+@json_option
+def diagnose_command(topic: str, partition: int, offset: int, places: Places, as_json: bool) -> None:
+    """Look up the record at OFFSET of a PARTITION of TOPIC: its level, file, batch, CRC, and the files it went through.
+
+    A record that is not there is explained: not written yet, below the log start, compacted away (and by which newer
+    record, while a file that held it is still there). Reads the metadata and the object store, asks no agent.
+    Exit code 1 when the record should be there and cannot be read.
+
+    \b
+    Examples:
+      siltstone record diagnose orders 0 1042 --data ./siltstone-data
+      siltstone record diagnose users 3 7 --json \\
+          --metadata postgresql://siltstone@db/siltstone \\
+          --object-store 's3://records/prod?region=eu-central-1'
+    """
+    with resolved(places) as urls:
+        found = asyncio.run(_read(urls, topic, partition, offset, places))
+    if as_json:
+        print_json(diagnosis_json(found))
+    else:
+        _print(found)
+    sys.exit(1 if found.verdict.is_fault else 0)
+
+
+async def _read(urls: Urls, topic: str, partition: int, offset: int, places: Places) -> Diagnosis:
+    async with opened(urls) as system:
+        return await diagnose(system.metadata, system.store, topic, partition, offset, places.words)
+
+
+def _print(found: Diagnosis) -> None:
+    print_pairs(pairs_of(found))
+    if found.steps:
+        click.echo()
+        print_table(list(STEP_COLUMNS), [step_cells(each) for each in found.steps], right=["file"])
+    if found.why or found.remedy:
+        click.echo()
+        click.echo(f"{found.verdict.value}: {found.why}" if found.why else found.verdict.value)
+    if found.remedy:
+        click.echo(f"remedy: {found.remedy}")

@@ -1,0 +1,114 @@
+"""A connection that outlives agents: what is asked is asked again, of the next agent, while that is safe and worth it.
+
+Any agent takes any produce and serves any fetch, so that it does not matter which one answers. The first connection is
+made to a bootstrap address at once or not at all, for a wrong address should be told at once; from then on the agents
+that Metadata names count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from siltstone.client import KafkaClient, KafkaError
+from siltstone.clock import Clock
+from siltstone.errors import UnavailableError
+from wire.error_codes import ErrorCode
+
+T = TypeVar("T")
+
+PATIENCE_MS = 60_000
+BACKOFF_MS = 200
+BACKOFF_MS_MAX = 2_000
+
+
+def is_passing(code: int) -> bool:
+    """Whether a request with this error is worth repeating. An unknown topic or partition does not appear by itself."""
+    try:
+        return ErrorCode(code).retriable and code != int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    except ValueError:
+        return False
+
+
+class SteadyClient:
+    """Use as an async context manager."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        clock: Clock,
+        *,
+        patience_ms: float = PATIENCE_MS,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`told` gets a line when an agent is lost, and when another answers."""
+        self._addresses = [bootstrap]
+        self._clock = clock
+        self._patience_ms = patience_ms
+        self._told = told
+        self._client: KafkaClient | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._drop()
+
+    async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
+        """Do `work`, which must be safe to repeat. Raises what it raised last when patience ends, or what no repeat
+        mends at once."""
+        deadline_ms = self._clock.monotonic_ms() + self._patience_ms
+        backoff_ms = BACKOFF_MS
+        lost = False
+        while True:
+            try:
+                client = self._client or await self._connect()
+                result = await work(client)
+            except (UnavailableError, KafkaError) as error:
+                if isinstance(error, KafkaError) and not is_passing(error.code):
+                    raise
+                if self._clock.monotonic_ms() + backoff_ms > deadline_ms:
+                    raise
+                if isinstance(error, UnavailableError):
+                    if not lost:
+                        self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+                    lost = True
+                    await self._drop()
+            else:
+                if lost:
+                    self._told("an agent answers again")
+                return result
+            await self._clock.sleep_ms(backoff_ms)
+            backoff_ms = min(2 * backoff_ms, BACKOFF_MS_MAX)
+
+    async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
+        """Do `work` once, which must not be repeated; the next call connects anew where the connection broke."""
+        try:
+            return await work(self._client or await self._connect())
+        except UnavailableError:
+            await self._drop()
+            raise
+
+    async def _connect(self) -> KafkaClient:
+        client = self._client = await KafkaClient.connect(",".join(self._addresses))
+        answer = await client.metadata([])
+        self._addresses = _joined(self._addresses[0], [address_of(each.host, each.port) for each in answer.brokers])
+        return client
+
+    async def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _joined(bootstrap: str, found: Sequence[str]) -> list[str]:
+    """Bootstrap first; the others in turn behind it."""
+    return [bootstrap, *(each for each in found if each not in bootstrap.split(","))]

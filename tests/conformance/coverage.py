@@ -1,0 +1,124 @@
+"""`docs/kafka-coverage.md`: which APIs are served, from the table that serves them, and which clients pass what, from
+the table that tests them. `python -m tests.conformance.coverage` writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.conformance.clients import CLIENTS
+from tests.conformance.contract import Client
+from tests.conformance.scenarios import SCENARIOS
+from wire.api import APIS
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "kafka-coverage.md"
+
+ABSENT = (
+    ("transactions", "AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit", "transactional ids are refused"),
+    (
+        "the consumer group protocol of KIP-848",
+        "ConsumerGroupHeartbeat, ConsumerGroupDescribe",
+        "clients that may choose use the classic protocol; `group.protocol=consumer` fails",
+    ),
+    ("share groups and streams groups", "ShareFetch, StreamsGroupHeartbeat and the like", "use consumer groups"),
+    ("ACLs", "CreateAcls, DescribeAcls, DeleteAcls", "everybody who can connect may do everything"),
+    ("TLS, SASL, delegation tokens", "SaslHandshake, SaslAuthenticate", "agents listen on loopback unless told"),
+    ("quotas", "AlterClientQuotas, DescribeClientQuotas", "nobody is throttled"),
+    ("replicas", "AlterPartitionReassignments, AlterReplicaLogDirs", "there are none to move"),
+    ("message formats before v2", "Produce 0-2, Fetch 0-3", "clients older than Kafka 0.11 do not work"),
+)
+
+
+def render_coverage_markdown() -> str:
+    return "\n".join(
+        [
+            "# Kafka coverage",
+            "",
+            "<!-- Written by `python -m tests.conformance.coverage`. Do not edit: a test compares. -->",
+            "",
+            "What of Kafka's protocol is served, and which clients were put to it. Both tables come from the code:",
+            "the first from the table by which agents answer, the second from the tests of `tests/conformance`.",
+            "What to set in a client: [kafka-clients.md](kafka-clients.md).",
+            "",
+            "## APIs",
+            "",
+            "Versions are those that ApiVersions names, both ends included.",
+            "",
+            *_apis(),
+            "",
+            "## What is not there",
+            "",
+            *_table(("", "Kafka's APIs", "so"), [list(row) for row in ABSENT]),
+            "",
+            "## Clients",
+            "",
+            "Each ✓ is a test against two agents in two zones, as processes on a real Postgres. A number is a note on",
+            "what the client has no means for, or does by a rule of its own with Kafka too.",
+            "",
+            *_clients(),
+            "",
+        ]
+    )
+
+
+def _apis() -> list[str]:
+    rows = [
+        [str(api.key), api.name, _versions(*api.advertised), _note(api.advertised, api.accepted)]
+        for api in sorted(APIS.values(), key=lambda api: api.key)
+    ]
+    return _table(("key", "API", "versions", ""), rows)
+
+
+def _versions(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _note(advertised: tuple[int, int], accepted: tuple[int, int]) -> str:
+    if advertised == accepted:
+        return ""
+    return (
+        f"served from {accepted[0]} on; older ones are named for clients that look for them, and refused, as in Kafka 4"
+    )
+
+
+def _clients() -> list[str]:
+    notes: list[str] = []
+    rows: list[list[str]] = []
+    for scenario in SCENARIOS:
+        cells = [scenario.name]
+        for client in CLIENTS:
+            lack = client.lacks.get(scenario.name)
+            if lack is None:
+                cells.append("✓")
+                continue
+            note = f"{client.name}: {lack}"
+            if note not in notes:
+                notes.append(note)
+            cells.append(f"({notes.index(note) + 1})")
+        rows.append(cells)
+    rows.append(["tested", *(_when(client) for client in CLIENTS)])
+    heads = [" ".join((client.name, _version(client))).strip() for client in CLIENTS]
+    return [*_table(["", *heads], rows), "", *(f"{number}. {note}." for number, note in enumerate(notes, 1))]
+
+
+def _when(client: Client) -> str:
+    if client.always_there:
+        return "`make test`"
+    return f"`make {'soak' if client.is_heavy else 'test'}`, where it is at hand"
+
+
+def _version(client: Client) -> str:
+    """The one that is pinned here; "" when it is whatever the machine has."""
+    pins = (ROOT / "constraints.txt").read_text() + (ROOT / "tests/conformance/programs/go/go.mod").read_text()
+    found = re.search(rf"{re.escape(client.name)}(?:==| v)(\d+\.\d+)", pins)
+    return found[1] if found else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (heads, ["---"] * len(heads), *rows)]
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render_coverage_markdown())

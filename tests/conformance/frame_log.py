@@ -1,0 +1,70 @@
+"""Between clients and one agent: what goes over which connection, and how long each answer took."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from dataclasses import dataclass
+
+from tests.fixtures.faulty_proxies import ThreadedProxy, first_to_end
+from wire.api import APIS, read_request_header
+
+
+@dataclass(slots=True)
+class Call:
+    connection: int
+    api: str
+    asked_s: float
+    answered_s: float = math.inf
+
+    @property
+    def seconds(self) -> float:
+        """inf when there was no answer."""
+        return self.answered_s - self.asked_s
+
+    def covers(self, at_s: float) -> bool:
+        return self.asked_s < at_s < self.answered_s
+
+
+class FrameLog(ThreadedProxy):
+    """Listens at `address` and hands everything on to `to`."""
+
+    def __init__(self, address: str, to: tuple[str, int]) -> None:
+        super().__init__(address)
+        self._to = to
+        self._connections = itertools.count()
+        self.calls: list[Call] = []
+
+    def of(self, api: str) -> list[Call]:
+        return [call for call in self.calls if call.api == api]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = next(self._connections)
+        waiting: dict[int, Call] = {}
+        there_reader, there_writer = await asyncio.open_connection(*self._to)
+
+        async def requests() -> None:
+            while True:
+                size = await reader.readexactly(4)
+                frame = await reader.readexactly(int.from_bytes(size, "big"))
+                header, _ = read_request_header(memoryview(frame))
+                call = Call(connection, APIS[header.api_key].name, time.monotonic())
+                waiting[header.correlation_id] = call
+                self.calls.append(call)
+                there_writer.write(size + frame)
+                await there_writer.drain()
+
+        async def answers() -> None:
+            while True:
+                size = await there_reader.readexactly(4)
+                frame = await there_reader.readexactly(int.from_bytes(size, "big"))
+                waiting.pop(int.from_bytes(frame[:4], "big")).answered_s = time.monotonic()
+                writer.write(size + frame)
+                await writer.drain()
+
+        try:
+            await first_to_end(requests(), answers())
+        finally:
+            there_writer.transport.abort()

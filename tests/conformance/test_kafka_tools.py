@@ -1,0 +1,77 @@
+"""Kafka's own command-line tools, as an operator uses them one after the other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench.kafka import find_jars
+from tests.conformance.cluster import Cluster
+from tests.fixtures.idempotent_load import wait_until
+
+TIMEOUT_S = 60
+JVM = ("-Xmx128M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(cluster: Cluster) -> Run:
+    jars = find_jars()
+    if jars is None:
+        pytest.skip("Kafka's jars (KAFKA_JARS or KAFKA_HOME) and a JVM are not at hand")
+
+    def run(main: str, *words: str, stdin: str = "") -> str:
+        command = jars.command(main, ["--bootstrap-server", cluster.bootstrap, *words], JVM)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
+OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+DELETE = "org.apache.kafka.tools.DeleteRecordsCommand"
+GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+WRITE = "kafka.tools.ConsoleProducer"
+READ = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+
+
+@pytest.mark.timeout(300)
+def test_an_operator_finds_kafkas_tools_working(run: Run, cluster: Cluster, tmp_path: Path) -> None:
+    topic = cluster.name()
+    run(TOPICS, "--create", "--topic", topic, "--partitions", "2", "--config", "retention.ms=1000000")
+    run(TOPICS, "--alter", "--topic", topic, "--partitions", "3")
+    described = run(TOPICS, "--describe", "--topic", topic)
+    assert "PartitionCount: 3" in described and "retention.ms=1000000" in described
+    # records
+    lines = "".join(f"key{number}\tvalue {number}\n" for number in range(50))
+    run(WRITE, "--topic", topic, "--property", "parse.key=true", "--compression-codec", "zstd", stdin=lines)
+    words = ["--topic", topic, "--group", topic, "--from-beginning", "--max-messages", "50"]
+    read = run(READ, *words, "--property", "print.key=true")
+    assert sorted(read.splitlines()) == sorted(lines.splitlines())
+    ends = [line.split(":") for line in run(OFFSETS, "--topic", topic).split()]
+    assert sum(int(end) for _, _, end in ends) == 50
+    # groups
+    wait_until(lambda: topic in run(GROUPS, "--list").split(), TIMEOUT_S)
+    rows = [line.split() for line in run(GROUPS, "--describe", "--group", topic).splitlines() if topic in line]
+    assert {int(row[2]): int(row[5]) for row in rows} == dict.fromkeys({int(row[2]) for row in rows}, 0), "no lag"
+    run(GROUPS, "--reset-offsets", "--group", topic, "--topic", topic, "--to-earliest", "--execute")
+    rows = [line.split() for line in run(GROUPS, "--describe", "--group", topic).splitlines() if topic in line]
+    assert sum(int(row[5]) for row in rows) == 50, "all of it is to be read again"
+    run(GROUPS, "--delete", "--group", topic)
+    # configs, deletion
+    run(CONFIGS, "--alter", "--entity-type", "topics", "--entity-name", topic, "--add-config", "retention.ms=2000000")
+    changed = run(CONFIGS, "--describe", "--entity-type", "topics", "--entity-name", topic)
+    assert "retention.ms=2000000" in changed
+    plan = tmp_path / "delete.json"
+    plan.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": -1}], "version": 1}))
+    run(DELETE, "--offset-json-file", str(plan))
+    assert f"{topic}:0:" in run(OFFSETS, "--topic", topic, "--time", "earliest")
+    run(TOPICS, "--delete", "--topic", topic)
+    assert topic not in run(TOPICS, "--list").split()

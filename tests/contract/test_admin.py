@@ -1,0 +1,135 @@
+"""The contract of what the admin APIs ask: broker configs, and that compactors and retention see them; sizes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from metadata.compaction import NotCompactedError
+from metadata.service import Change, ChangeKind, Cursor
+from tests.contract.merges import claim, extents_of, job, merge
+from tests.contract.metadata_worlds import World, Writer, batch, new_topic
+from tests.contract.test_compaction_retention import HOUR_MS, aged_extents
+
+
+async def altered(world: World) -> list[Change]:
+    changes = (await world.service.tail(Cursor())).changes
+    return [change for change in changes if change.kind is ChangeKind.BROKER_CONFIGS_CHANGED]
+
+
+async def test_broker_configs_are_kept_as_given_and_told_to_followers(world: World) -> None:
+    assert (await world.service.snapshot()).broker_configs == {}
+
+    both = {"log.retention.hours": "2", "log.cleaner.threads": "4"}
+    assert await world.service.alter_broker_configs(both) == both
+    left = await world.service.alter_broker_configs({"log.cleaner.threads": None, "log.segment.bytes": "2000000"})
+
+    assert left == {"log.retention.hours": "2", "log.segment.bytes": "2000000"}
+    assert (await world.service.snapshot()).broker_configs == left
+    assert [(change.topic_id, change.detail) for change in await altered(world)] == [
+        (None, {"configs": both}),
+        (None, {"configs": left}),
+    ]
+
+
+async def test_retention_goes_by_the_cluster_wide_default_where_the_topic_says_nothing(world: World) -> None:
+    one = await aged_extents(world, {}, [3 * HOUR_MS, HOUR_MS // 2])
+    assert (await world.service.expire()).extents == 0
+
+    await world.service.alter_broker_configs({"log.retention.hours": "2"})
+
+    assert (await world.service.expire()).extents == 1
+    assert [extent.base_offset for extent in await extents_of(world.service, one)] == [10]
+
+
+async def test_a_topics_own_retention_wins_over_the_cluster_wide_default(world: World) -> None:
+    await aged_extents(world, {"retention.ms": str(4 * HOUR_MS)}, [3 * HOUR_MS])
+
+    await world.service.alter_broker_configs({"log.retention.ms": "1"})
+
+    assert (await world.service.expire()).extents == 0
+
+
+async def test_the_planner_and_merges_see_configs_in_force(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await new_topic(world.service, "orders")
+    [one] = topic.partition_ids[:1]
+    file = await writer.commit(batch(one, 10))
+    with pytest.raises(NotCompactedError):
+        await world.service.request_compaction(topic.topic_id)
+
+    await world.service.alter_broker_configs(
+        {"log.cleanup.policy": "compact", "log.cleaner.min.compaction.lag.ms": "7"}
+    )
+
+    wanted = {"cleanup.policy": "compact", "min.compaction.lag.ms": "7", **topic.configs}
+    view = await world.service.compaction_view()
+    assert [dict(each.configs) for each in view.partitions] == [wanted] * len(topic.partition_ids)
+    assert {each.config_version for each in view.partitions} == {2}
+    assert [dict(each.configs) for each in await world.service.partition_views(topic.topic_id)][:1] == [wanted]
+    claimed = await claim(world.service, job("level", l0_file_ids=[file.file_id]))
+    assert (dict(claimed.partitions[one].configs), claimed.partitions[one].config_version) == (wanted, 2)
+    assert one in await world.service.request_compaction(topic.topic_id)
+    [known] = await world.service.topics()
+    assert known.configs == topic.configs, "a topic's overrides are its own"
+
+
+async def test_the_version_of_topics_configs_moves_only_when_topics_may_change(world: World) -> None:
+    topic = await world.service.create_topic("t", partitions=1, configs={"cleanup.policy": "compact"})
+
+    async def version() -> int:
+        return (await world.service.partition_views(topic.topic_id))[0].config_version
+
+    await world.service.alter_broker_configs({"log.cleaner.threads": "2"})
+    assert await version() == 1
+    await world.service.alter_broker_configs({"log.retention.bytes": "5"})
+    assert await version() == 2
+    await world.service.alter_broker_configs({"log.retention.bytes": "5"})
+    assert await version() == 2
+
+
+async def test_alterations_at_once_lose_nothing(world: World) -> None:
+    topics = [await world.service.create_topic(f"t{n}", partitions=1, configs={}) for n in range(5)]
+    names = ["log.retention.ms", "log.retention.bytes", "log.roll.ms", "log.segment.bytes"]
+    others = [await world.another() for _ in names]
+
+    await asyncio.gather(
+        *(other.alter_broker_configs({name: "2000000"}) for other, name in zip(others, names, strict=True)),
+        *(world.service.alter_configs(topic.topic_id, {"retention.ms": "9"}) for topic in topics),
+        world.service.delete_topic((await world.service.create_topic("gone", partitions=1, configs={})).topic_id),
+    )
+
+    assert (await world.service.snapshot()).broker_configs == dict.fromkeys(names, "2000000")
+    assert [topic.configs for topic in await world.service.topics()] == [{"retention.ms": "9"}] * 5
+
+
+async def test_sizes_count_live_extents_of_the_partitions_asked_for(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await new_topic(world.service, "orders", 2)
+    one, other = topic.partition_ids[:2]
+    file = await writer.commit(batch(one, 10))
+    assert await world.service.leveled_bytes([one, other]) == {}
+
+    await merge(world.service, l0=[file.file_id])
+    [extent] = await extents_of(world.service, one)
+
+    assert await world.service.leveled_bytes([one, other, 999]) == {one: extent.length}
+    assert await world.service.leveled_bytes([other]) == {}
+    await world.service.delete_records(one, 10)
+    assert await world.service.leveled_bytes([one]) == {}
+
+
+async def test_producers_are_told_of_the_partitions_asked_for(world: World) -> None:
+    writer = await Writer.register(world.service)
+    topic = await new_topic(world.service, "orders", 2)
+    one, other = topic.partition_ids[:2]
+    [first, *_] = await world.service.allocate_producer_ids(5)
+    for partition_id in (one, other):
+        await writer.commit(batch(partition_id, 3, producer_id=first, producer_epoch=0, base_sequence=0))
+
+    [state] = await world.service.producer_states([other])
+
+    assert (state.partition_id, state.producer_id, state.batches) == (other, first, [(0, 2, 0)])
+    assert len(await world.service.producer_states()) == 2
+    assert await world.service.producer_states([]) == []

@@ -1,0 +1,184 @@
+"""The command line's writer and reader when connections break: each record is stored once, and shown once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from siltstone.client import KafkaClient
+from siltstone.client_steady import SteadyClient
+from siltstone.clock import SystemClock
+from siltstone.consuming import Reach, read
+from siltstone.errors import UnavailableError
+from siltstone.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
+from siltstone.record_format import InputRecord, OutputRecord
+from tests.fixtures.agents import RunningAgent, read_all
+
+PRODUCE, FETCH = 0, 1
+
+
+@dataclass
+class Breaking:
+    """Stands before an agent and cuts connections: at some requests, before or after they are carried out."""
+
+    address: str = ""
+    cut: Callable[[int, int], str] = lambda _api_key, _number: ""
+    """(API key, how many of it came before) -> "before", "after" or "" for not at all."""
+    seen: list[int] = field(default_factory=list[int])
+
+    async def serve(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_agent = await asyncio.open_connection(host, port)
+        try:
+            while True:
+                frame = await _frame(reader)
+                api_key = int.from_bytes(frame[4:6], "big")
+                fate = self.cut(api_key, self.seen.count(api_key))
+                self.seen.append(api_key)
+                if fate == "before":
+                    return
+                to_agent.write(frame)
+                answer = await _frame(there)
+                if fate == "after":
+                    return
+                writer.write(answer)
+        except (EOFError, OSError):
+            pass
+        finally:
+            writer.close()
+            to_agent.close()
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readexactly(4)
+    return head + await reader.readexactly(int.from_bytes(head, "big"))
+
+
+@asynccontextmanager
+async def breaking(agent: RunningAgent, cut: Callable[[int, int], str]) -> AsyncIterator[Breaking]:
+    found = Breaking(cut=cut)
+    host, _, port = agent.address.rpartition(":")
+    server = await asyncio.start_server(lambda r, w: found.serve(host, int(port), r, w), "127.0.0.1", 0)
+    async with server:
+        found.address = ":".join(map(str, server.sockets[0].getsockname()))
+        yield found
+
+
+class Told:
+    def __init__(self) -> None:
+        self.stored: list[Stored] = []
+        self.refused: list[Refused] = []
+
+    def writer(self, client: SteadyClient, topic: str, partitions: int, options: ProduceOptions) -> TopicWriter:
+        return TopicWriter(
+            client,
+            topic,
+            partitions,
+            options,
+            SystemClock(),
+            first_partition=0,
+            stored=self.stored.append,
+            refused=self.refused.append,
+        )
+
+
+def records(count: int, partitions: int) -> Sequence[InputRecord]:
+    return [InputRecord(number + 1, None, b"%d" % number, (), number % partitions) for number in range(count)]
+
+
+async def values(client: KafkaClient, topic: str, partition: int) -> list[int]:
+    return [int(bytes(record.value or b"")) for _, record in await read_all(client, topic, partition)]
+
+
+async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
+    agent: RunningAgent, client: KafkaClient
+) -> None:
+    await client.create_topic("orders", partitions=2)
+    # given a network that loses answers, then requests, of three writes in four
+    fates = ["after", "before", "after", ""]
+    async with breaking(agent, lambda key, number: fates[number % 4] if key == PRODUCE else "") as network:
+        told = Told()
+        lines: list[str] = []
+        async with SteadyClient(network.address, SystemClock(), told=lines.append) as steady:
+            # when Metadata names the agent itself, then the bootstrap still goes first
+            writer = told.writer(steady, "orders", 2, ProduceOptions())
+            for _ in range(3):
+                await writer.write(records(20, 2))
+    # then all is stored once, in order, and where is known
+    assert network.seen.count(PRODUCE) > 6
+    for partition in (0, 1):
+        assert await values(client, "orders", partition) == list(range(partition, 20, 2)) * 3
+        offsets = [each.base_offset for each in told.stored if each.partition == partition]
+        assert offsets == [0, 10, 20]
+    assert told.refused == []
+    assert "asking again" in lines[0] and lines[1] == "an agent answers again"
+
+
+async def test_with_acks_1_nothing_is_repeated_and_doubt_is_told(agent: RunningAgent, client: KafkaClient) -> None:
+    await client.create_topic("orders", partitions=1)
+    told = Told()
+    async with (
+        breaking(agent, lambda key, _: "after" if key == PRODUCE else "") as network,
+        SteadyClient(network.address, SystemClock()) as steady,
+    ):
+        with pytest.raises(UnavailableError):
+            await told.writer(steady, "orders", 1, ProduceOptions(acks=1)).write(records(5, 1))
+    assert [(len(each.records), each.remedy) for each in told.refused] == [(5, IN_DOUBT)] and not told.stored
+    assert await values(client, "orders", 0) == list(range(5))
+
+
+async def test_with_acks_0_where_it_went_is_not_known(agent: RunningAgent, client: KafkaClient) -> None:
+    await client.create_topic("orders", partitions=1)
+    told = Told()
+    async with SteadyClient(agent.address, SystemClock()) as steady:
+        await told.writer(steady, "orders", 1, ProduceOptions(acks=0)).write(records(5, 1))
+    assert [each.base_offset for each in told.stored] == [-1]
+    async with asyncio.timeout(20):
+        while await values(client, "orders", 0) != list(range(5)):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_reader_whose_connection_breaks_shows_every_record_once(
+    agent: RunningAgent, client: KafkaClient
+) -> None:
+    await client.create_topic("orders", partitions=2)
+    told = Told()
+    async with SteadyClient(agent.address, SystemClock()) as steady:
+        await told.writer(steady, "orders", 2, ProduceOptions()).write(records(40, 2))
+    found: list[OutputRecord] = []
+    async with (
+        breaking(agent, lambda key, number: "after" if key == FETCH and number % 2 == 0 else "") as network,
+        SteadyClient(network.address, SystemClock()) as steady,
+    ):
+        reaches = {("orders", partition): Reach(3, 20) for partition in (0, 1)}
+        async for batch in read(steady, reaches, told=lambda _: None):
+            found += batch
+    assert network.seen.count(FETCH) >= 2
+    for partition in (0, 1):
+        assert [each.offset for each in found if each.partition == partition] == list(range(3, 20))
+
+
+async def test_a_reader_that_the_log_start_overtakes_goes_on_behind_it(
+    agent: RunningAgent, client: KafkaClient
+) -> None:
+    await client.create_topic("orders", partitions=1)
+    told = Told()
+    lines: list[str] = []
+    async with SteadyClient(agent.address, SystemClock()) as steady:
+        await told.writer(steady, "orders", 1, ProduceOptions()).write(records(10, 1))
+        reach = Reach(50, 10)
+        assert [each async for each in read(steady, {("orders", 0): reach}, told=lines.append)] == []
+        # given a reader that asks for what is not there any more (above the end is the same answer)
+        reach = Reach(50, 60)
+        reading = read(steady, {("orders", 0): reach}, told=lines.append)
+        waiting = asyncio.ensure_future(anext(reading))
+        async with asyncio.timeout(20):
+            while not lines:
+                await asyncio.sleep(0.02)
+            await told.writer(steady, "orders", 1, ProduceOptions()).write(records(1, 1))
+            assert [each.offset for each in await waiting] == [10]
+        await reading.aclose()
+    assert lines == ["orders partition 0: offset 50 is gone, reading on from 10"]

@@ -1,0 +1,218 @@
+"""Offset commits of one agent are grouped into one call at a time; their order is kept, their doubt is contained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
+
+import pytest
+
+from agents.groups import offset_commits
+from agents.groups.offset_commits import OffsetCommits, grouped
+from metadata.groups import (
+    GroupLease,
+    OffsetCommitBatch,
+    OffsetCommitResult,
+    OffsetPlace,
+    OffsetToCommit,
+)
+from metadata.memory import MemoryMetadata
+from metadata.service import AgentAddress, MetadataUnavailableError, WriterLease
+from siltstone.clock import SystemClock
+from siltstone.errors import BadInputError
+from siltstone.metrics import Metrics
+from wire.error_codes import ErrorCode
+
+A, B = (GroupLease(group_id=name, epoch=epoch) for name, epoch in (("a", 1), ("b", 2)))
+TOPIC = UUID(int=1)
+
+
+def at(partition: int, offset: int, *, topic_id: UUID = TOPIC, metadata: str = "") -> OffsetToCommit:
+    return OffsetToCommit(place=OffsetPlace(topic_id, partition), offset=offset, leader_epoch=-1, metadata=metadata)
+
+
+def test_commits_of_one_lease_become_one_batch_in_which_the_last_of_a_place_stays() -> None:
+    batches = grouped([(A, [at(0, 1), at(1, 1)]), (B, [at(0, 5)]), (A, [at(0, 2)])])
+    assert [(batch.lease, [(each.place.partition, each.offset) for each in batch.offsets]) for batch in batches] == [
+        (A, [(0, 2), (1, 1)]),
+        (B, [(0, 5)]),
+    ]
+
+
+def test_two_leases_of_one_group_are_two_batches() -> None:
+    newer = GroupLease(group_id="a", epoch=9)
+    assert [batch.lease for batch in grouped([(A, [at(0, 1)]), (newer, [at(0, 2)])])] == [A, newer]
+
+
+class GatedMetadata(MemoryMetadata):
+    """Calls wait until the gate is open; then they fail with `failure`, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.calls: list[Sequence[OffsetCommitBatch]] = []
+
+    async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
+        self.calls.append(batches)
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        if any("refused" in each.metadata for batch in batches for each in batch.offsets):
+            raise BadInputError("a value that the store does not take")
+        return await super().commit_offsets(batches)
+
+
+class Scene:
+    def __init__(self, metadata: GatedMetadata, owner: WriterLease, topic_id: UUID) -> None:
+        self.metadata, self._owner, self.topic_id = metadata, owner, topic_id
+        self.lost: list[tuple[GroupLease, ErrorCode]] = []
+        self.metrics = Metrics()
+        self.commits = OffsetCommits(
+            metadata=metadata,
+            clock=SystemClock(),
+            metrics=self.metrics,
+            on_lost=lambda lease, error: self.lost.append((lease, error)),
+        )
+
+    async def take(self, group_id: str) -> GroupLease:
+        taken = await self.metadata.take_group(group_id, owner=self._owner, create=True)
+        assert taken is not None
+        return taken.lease
+
+    def begin(self, lease: GroupLease, *offsets: OffsetToCommit) -> asyncio.Task[offset_commits.Outcome]:
+        return asyncio.create_task(self.commits.add(lease, offsets))
+
+    def at(self, partition: int, offset: int, metadata: str = "") -> OffsetToCommit:
+        return at(partition, offset, topic_id=self.topic_id, metadata=metadata)
+
+    async def stored(self, group_id: str) -> dict[int, int]:
+        offsets = await self.metadata.offsets(group_id)
+        return {place.partition: each.offset for place, each in offsets.items()}
+
+
+async def begun(metadata: GatedMetadata, calls: int) -> None:
+    async with asyncio.timeout(5):
+        while len(metadata.calls) < calls:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    metadata = GatedMetadata()
+    await metadata.open()
+    owner = await metadata.register_agent(AgentAddress(host="h", port=1))
+    topic = await metadata.create_topic("t", partitions=4, configs={})
+    scene = Scene(metadata, owner, topic.topic_id)
+    scene.commits.start()
+    yield scene
+    await scene.commits.close()
+    await metadata.close()
+
+
+async def test_what_comes_together_is_one_call_and_each_learns_what_came_of_its_own(scene: Scene) -> None:
+    a, b = await scene.take("a"), await scene.take("b")
+    outcomes = await asyncio.gather(
+        scene.begin(a, scene.at(0, 7)), scene.begin(b, scene.at(0, 8), scene.at(9, 1)), scene.begin(a, scene.at(1, 9))
+    )
+    assert len(scene.metadata.calls) == 1
+    missing = OffsetPlace(scene.topic_id, 9)
+    assert [outcome.unknown for outcome in outcomes if isinstance(outcome, OffsetCommitResult)][1] == {missing}
+    assert (await scene.stored("a"), await scene.stored("b")) == ({0: 7, 1: 9}, {0: 8})
+
+
+async def test_what_comes_during_a_call_is_the_next_one(scene: Scene) -> None:
+    lease = await scene.take("a")
+    scene.metadata.gate.clear()
+    first = scene.begin(lease, scene.at(0, 1))
+    await begun(scene.metadata, 1)
+    later = [scene.begin(lease, scene.at(0, offset)) for offset in (2, 3)]
+    await asyncio.sleep(0.03)
+    assert len(scene.metadata.calls) == 1, "one call is under way at a time"
+    scene.metadata.gate.set()
+    await asyncio.gather(first, *later)
+    assert len(scene.metadata.calls) == 2
+    assert await scene.stored("a") == {0: 3}
+
+
+async def test_a_fenced_lease_is_told_and_touches_no_other(scene: Scene) -> None:
+    old, b = await scene.take("a"), await scene.take("b")
+    await scene.take("a")
+    fenced, written = await asyncio.gather(scene.begin(old, scene.at(0, 1)), scene.begin(b, scene.at(0, 2)))
+    assert isinstance(fenced, OffsetCommitResult) and fenced.fenced
+    assert isinstance(written, OffsetCommitResult) and not written.fenced
+    assert scene.lost == [(old, ErrorCode.NOT_COORDINATOR)]
+    assert (await scene.stored("a"), await scene.stored("b")) == ({}, {0: 2})
+
+
+async def test_after_a_doubt_nothing_more_is_written_under_that_lease(scene: Scene) -> None:
+    # given: a call whose answer will be lost, and behind it a commit of the same group and one of another
+    a, b = await scene.take("a"), await scene.take("b")
+    scene.metadata.gate.clear()
+    scene.metadata.failure = MetadataUnavailableError("the connection was lost")
+    doubtful = scene.begin(a, scene.at(0, 1))
+    await begun(scene.metadata, 1)
+    behind, other = scene.begin(a, scene.at(0, 2)), scene.begin(b, scene.at(0, 3))
+    await asyncio.sleep(0)
+    # when
+    scene.metadata.gate.set()
+    assert await doubtful is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    scene.metadata.failure = None
+    # then: what was lost might arrive behind the second, so the second is not sent
+    assert await behind is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert isinstance(await other, OffsetCommitResult)
+    assert scene.lost == [(a, ErrorCode.COORDINATOR_NOT_AVAILABLE)]
+    assert (await scene.stored("a"), await scene.stored("b")) == ({}, {0: 3})
+
+
+async def test_one_that_cannot_be_stored_does_not_fail_the_others(scene: Scene) -> None:
+    a, b = await scene.take("a"), await scene.take("b")
+    bad, good = await asyncio.gather(scene.begin(a, scene.at(0, 1, "refused")), scene.begin(b, scene.at(0, 2)))
+    assert bad is ErrorCode.INVALID_REQUEST
+    assert isinstance(good, OffsetCommitResult)
+    assert (scene.lost, await scene.stored("b")) == ([], {0: 2})
+
+
+async def test_a_caller_who_goes_away_leaves_his_commit_to_be_written(scene: Scene) -> None:
+    lease = await scene.take("a")
+    gone = scene.begin(lease, scene.at(0, 5))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await scene.commits.drain()
+    assert await scene.stored("a") == {0: 5}
+
+
+async def test_a_group_is_settled_when_its_commits_have_their_outcome(scene: Scene) -> None:
+    a, b = await scene.take("a"), await scene.take("b")
+    scene.metadata.gate.clear()
+    scene.begin(a, scene.at(0, 1))
+    await begun(scene.metadata, 1)
+    async with asyncio.timeout(1):
+        await scene.commits.settled(b.group_id)
+    waiting = asyncio.create_task(scene.commits.settled(a.group_id))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    scene.metadata.gate.set()
+    await waiting
+    assert await scene.stored("a") == {0: 1}
+
+
+async def test_above_the_bound_a_commit_is_told_to_come_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_commits, "BYTES_WAITING_MAX", 3 * offset_commits.OFFSET_BYTES)
+    lease = await scene.take("a")
+    scene.metadata.gate.clear()
+    waiting = [scene.begin(lease, scene.at(partition, 1)) for partition in range(3)]
+    await asyncio.sleep(0)
+    assert await scene.commits.add(lease, [scene.at(3, 1)]) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    scene.metadata.gate.set()
+    await asyncio.gather(*waiting)
+    assert isinstance(await scene.commits.add(lease, [scene.at(3, 1)]), OffsetCommitResult)
+    assert await scene.stored("a") == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+async def test_a_drained_one_takes_no_more(scene: Scene) -> None:
+    lease = await scene.take("a")
+    await scene.commits.drain()
+    assert await scene.commits.add(lease, [scene.at(0, 1)]) is ErrorCode.NOT_COORDINATOR

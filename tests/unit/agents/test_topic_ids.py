@@ -1,0 +1,129 @@
+"""Unknown topic ids: looked for once, and the requests that wait for the look stay in their order."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID, uuid4
+
+from agents.catalog import Catalog
+from agents.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
+from metadata.service import MetadataUnavailableError, Topic
+from wire.schema import ZERO_UUID
+
+KNOWN, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
+
+
+class Store:
+    """What an agent catches up with; each look ends when the test lets it."""
+
+    def __init__(self) -> None:
+        self.catalog = Catalog()
+        self.topics = [self.topic(KNOWN)]
+        self.catalog.load(self.topics)
+        self.looks: list[asyncio.Future[None]] = []
+        self.ids = TopicIds(self.catalog, self.catch_up)
+
+    @staticmethod
+    def topic(topic_id: UUID) -> Topic:
+        return Topic(topic_id=topic_id, name=str(topic_id), partition_ids=(topic_id.int,), configs={}, created_ms=0)
+
+    def learn(self, topic_id: UUID) -> None:
+        self.topics.append(self.topic(topic_id))
+        self.catalog.load(self.topics)
+
+    async def catch_up(self) -> None:
+        look = asyncio.get_running_loop().create_future()
+        self.looks.append(look)
+        await look
+
+
+async def test_known_ids_and_no_id_at_all_are_not_looked_for() -> None:
+    store = Store()
+    await store.ids.look_for([KNOWN, ZERO_UUID])
+    assert store.ids.line_up([KNOWN, ZERO_UUID], 10) is None
+    assert store.looks == []
+
+
+async def test_an_id_that_the_store_does_not_know_is_looked_for_once() -> None:
+    store = Store()
+    for _ in range(2):
+        looking = asyncio.create_task(store.ids.look_for([NEW]))
+        await asyncio.sleep(0)
+        if store.looks and not store.looks[0].done():
+            store.looks[0].set_result(None)
+        await looking
+    assert len(store.looks) == 1
+    assert store.ids.line_up([NEW], 10) is None
+
+
+async def test_an_id_is_looked_for_again_after_a_look_that_failed() -> None:
+    store = Store()
+    for number in range(2):
+        looking = asyncio.create_task(store.ids.look_for([NEW]))
+        await asyncio.sleep(0)
+        store.looks[number].set_exception(MetadataUnavailableError("away"))
+        await looking
+    assert len(store.looks) == 2
+
+
+async def test_what_is_gone_is_remembered_up_to_a_bound() -> None:
+    store = Store()
+    strangers = [uuid4() for _ in range(GONE_MAX + 5)]
+    looking = asyncio.create_task(store.ids.look_for(strangers))
+    await asyncio.sleep(0)
+    store.looks[0].set_result(None)
+    await looking
+    assert len(store.ids._gone) == GONE_MAX
+
+
+async def test_nobody_overtakes_who_waits_for_the_same_id() -> None:
+    store = Store()
+    order: list[str] = []
+
+    async def write(name: str, waits: asyncio.Task[None] | None) -> None:
+        if waits is not None:
+            await waits
+        order.append(name)
+
+    writes = [asyncio.create_task(write("first", store.ids.line_up([NEW], 10)))]
+    await asyncio.sleep(0)
+    # given: the agent has heard of the topic, and its look is not over
+    store.learn(NEW)
+    writes.append(asyncio.create_task(write("second", store.ids.line_up([NEW, KNOWN], 10))))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == []
+    # and: a third one comes in the very moment that the first may go on
+    store.looks[0].set_result(None)
+    while not order:
+        writes.append(asyncio.create_task(write(f"later {len(writes)}", store.ids.line_up([NEW], 10))))
+        await asyncio.sleep(0)
+    await asyncio.gather(*writes)
+    assert order[:2] == ["first", "second"]
+    assert order[2:] == [f"later {number}" for number in range(2, len(writes))]
+    assert (dict(store.ids._line), store.ids._line_bytes) == ({}, 0)
+    assert store.ids.line_up([NEW], 10) is None
+
+
+async def test_a_request_for_another_topic_goes_on_at_once() -> None:
+    store = Store()
+    assert store.ids.line_up([NEW], 10) is not None
+    assert store.ids.line_up([KNOWN], 10) is None
+
+
+async def test_who_gives_up_before_it_began_leaves_the_line() -> None:
+    store = Store()
+    first, second = store.ids.line_up([NEW], 10), store.ids.line_up([NEW], 10)
+    assert first is not None and second is not None
+    first.cancel()
+    store.learn(NEW)
+    await second
+    await asyncio.sleep(0)
+    assert (dict(store.ids._line), store.ids._line_bytes) == ({}, 0)
+
+
+async def test_the_records_that_wait_are_bounded_and_one_request_always_may() -> None:
+    store = Store()
+    assert store.ids.line_up([NEW], LINE_BYTES_MAX + 1) is not None
+    assert store.ids.line_up([NEW], 1) is None, "answered at once with what is known"
+    assert store.ids.line_up([OTHER], 1) is None

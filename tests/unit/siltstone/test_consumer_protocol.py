@@ -1,0 +1,35 @@
+"""Assignments as clients write them, and bytes that are none."""
+
+from __future__ import annotations
+
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from hypothesis import given
+from hypothesis import strategies as st
+
+from siltstone.consumer_protocol import parse_assignment
+
+NAMES = st.text(st.characters(codec="ascii", exclude_categories=["C"]), min_size=1, max_size=12)
+ASSIGNMENTS = st.dictionaries(NAMES, st.lists(st.integers(0, 2**31 - 1), max_size=5), max_size=4)
+
+
+@given(ASSIGNMENTS, st.binary(max_size=8))
+def test_what_another_client_writes_is_read(assignment: dict[str, list[int]], user_data: bytes) -> None:
+    written = ConsumerProtocolMemberAssignment(0, list(assignment.items()), user_data).encode()
+    assert parse_assignment(written) == {topic: tuple(numbers) for topic, numbers in assignment.items()}
+
+
+def test_no_bytes_are_an_empty_assignment() -> None:
+    assert parse_assignment(b"") == {}
+
+
+@given(st.binary(max_size=80))
+def test_other_bytes_are_none_and_no_error(data: bytes) -> None:
+    found = parse_assignment(data)
+    assert found is None or all(isinstance(topic, str) for topic in found)
+
+
+@given(ASSIGNMENTS.filter(bool), st.integers(0, 400))
+def test_an_assignment_that_is_cut_short_is_none(assignment: dict[str, list[int]], cut: int) -> None:
+    written = ConsumerProtocolMemberAssignment(0, list(assignment.items()), None).encode()[:-4]  # user data, null
+    kept = written[: min(cut, len(written) - 1)]
+    assert not kept or parse_assignment(kept) is None
