@@ -191,7 +191,7 @@ def _table(rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) ->
     groups = (
         ""
         if JOIN_GROUP in HANDLERS
-        else " Kafka's consuming tool joins a group; agents have no coordinators yet, so it reads from Kafka alone."
+        else " Kafka's consuming tool joins a group, and is run against Kafka alone here."
     )
     beside = f"Kafka {jars.version} reads from the page cache." + groups if jars is not None else NO_JARS
     return Table(
