@@ -43,10 +43,19 @@ class Deaf(Counted):
         self.hears.set()
         self.answers.set()
         self.is_away = False
+        self._waits = asyncio.Event()
 
     async def wait_for_news(self, timeout_ms: float) -> None:
         await self.inner.wait_for_news(timeout_ms)
+        self._waits.set()
         await self.hears.wait()
+
+    async def turn_deaf(self) -> None:
+        """From the return on; a look that was under way has ended."""
+        self.hears.clear()
+        self._waits.clear()
+        async with asyncio.timeout(10):
+            await self._waits.wait()
 
     async def tail(self, cursor: Cursor) -> Tail:
         self.calls["tail"] += 1
@@ -69,7 +78,7 @@ class World:
         if what != "made":
             await self.elsewhere.create_topic("t", partitions=2 if what == "grown" else 4)
             await self.agents.know_topic("t")
-        self.service.hears.clear()
+        await self.service.turn_deaf()
         if what == "grown":
             grown = CreatePartitionsRequest(topics=[CreatePartitionsTopic(name="t", count=4)], timeout_ms=5_000)
             answer = await self.elsewhere.call(grown, CreatePartitionsResponse)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from metadata import service as s
 from metadata.compaction import LeveledExtent
+from metadata.groups import ExpiredGroups
 from metadata.memory import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
@@ -273,6 +274,14 @@ class SimulatedMetadata(FarSide):
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
         return await self._ask(lambda: self.server.delete_records(partition_id, offset))
+
+    async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
+        return await self._ask(lambda: self.server.groups_with_members(after=after, limit=limit))
+
+    async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
+        return await self._ask(
+            lambda: self.server.expire_groups(offsets_retention_ms=offsets_retention_ms, idle_group_ms=idle_group_ms)
+        )
 
     async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return await self.call(self._fate(), act, lambda: s.MetadataUnavailableError("no answer"))
