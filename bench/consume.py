@@ -189,9 +189,7 @@ def _said(row: Measured) -> Measured:
 
 def _table(rows: Sequence[Measured], echo_mb_per_s: float, jars: Jars | None) -> Table:
     groups = (
-        ""
-        if JOIN_GROUP in HANDLERS
-        else " Kafka's consuming tool joins a group, and is run against Kafka alone here."
+        "" if JOIN_GROUP in HANDLERS else " Kafka's consuming tool joins a group, and is run against Kafka alone here."
     )
     beside = f"Kafka {jars.version} reads from the page cache." + groups if jars is not None else NO_JARS
     return Table(
