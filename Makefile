@@ -83,7 +83,7 @@ endef
 $(STAMP_ALL): $(PINS) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with all extras (the first time takes some minutes)"
-	@$(PIP_INSTALL) -e '.[demo,spark,dev]'
+	@$(PIP_INSTALL) -e '.[demo,spark,tables,dev]'
 	@touch $@ $(STAMP_DEMO)
 
 $(STAMP_DEMO): $(PINS) | $(BIN)/python
