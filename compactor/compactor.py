@@ -53,6 +53,21 @@ JOBS_SHOWN_MS = 5_000
 JOBS_SHOWN_MAX = 1_000
 
 
+def embedded_engine(
+    settings: Settings, store: ObjectStore, clock: Clock, ids: IdSource, *, lease: WriterLease, in_thread: bool = True
+) -> MergeEngine:
+    """The engine that merges in this process."""
+    return MergeEngine(
+        store=store,
+        clock=clock,
+        ids=ids,
+        lease=lease,
+        keys_max=settings.dedupe_keys_max,
+        cursor_bytes=CURSOR_BYTES,
+        in_thread=in_thread,
+    )
+
+
 class Compactor:
     """`store` and `metadata` are open and checked (cluster id) by the caller, who also closes them.
 
@@ -265,14 +280,8 @@ class Compactor:
         )
 
     def _embedded_engine(self, lease: WriterLease) -> Engine:
-        return MergeEngine(
-            store=self._store,
-            clock=self._clock,
-            ids=self._ids,
-            lease=lease,
-            keys_max=self._settings.dedupe_keys_max,
-            cursor_bytes=CURSOR_BYTES,
-            in_thread=self._in_thread,
+        return embedded_engine(
+            self._settings, self._store, self._clock, self._ids, lease=lease, in_thread=self._in_thread
         )
 
     def _fail(self, error: BaseException) -> None:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.cursors import Cursors, check_format, unknown_format
 from compactor.dedupe_buffer import DedupeBuffer
+from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
 from compactor.kway_merge import MergeInputError as MergeInputError
 from compactor.kway_merge import MergeInputs, PartitionInputs, order_inputs
 from compactor.outputs import ClassFiles, JobFacts, PartitionOutput
@@ -107,8 +108,13 @@ class MergeEngine:
         *,
         progress: Callable[[Progress], None] = _ignore_progress,
         keep_going: Callable[[], None] = _never_stop,
+        began_ms: int | None = None,
+        slices: Mapping[int, SliceSurvivors] | None = None,
     ) -> CommitMerge:
         """What to commit. `keep_going` is called at least once per window and may raise to stop the merge.
+
+        `began_ms`: the metadata store's time now, where the claim is not of now; for keys and footers alone.
+        `slices`: of partitions (ids) whose inputs here are one slice of many, to be deduped by survivors.
 
         Raises MergeInputError for inputs that are not as the metadata says, SpecError for a spec of another release,
         StoreUnavailableError, PutInDoubtError and StoreFullError (try again later), and what `keep_going` raises.
@@ -123,18 +129,21 @@ class MergeEngine:
             if extent.flagged_reason is not None
         }
         before = frozenset(flags)
-        began_ms = self.clock.monotonic_ms()
+        for each in (slices or {}).values():
+            flags = each.flags | flags
+        asked_ms = self.clock.monotonic_ms()
+        start_ms = claimed.now_ms if began_ms is None else began_ms
 
         def store_now_ms() -> int:
             """By the metadata store's clock, as all times in files and keys: ours may jump."""
-            return claimed.now_ms + int(self.clock.monotonic_ms() - began_ms)
+            return start_ms + int(self.clock.monotonic_ms() - asked_ms)
 
         while True:
             known = frozenset(flags)
-            run = _Run(self, claimed, spec, inputs, flags, store_now_ms, progress, keep_going)
+            run = _Run(self, claimed, spec, inputs, flags, store_now_ms, progress, keep_going, slices or {})
             try:
                 commit = await run.merge()
-                await self._check_formats(inputs, flags.keys() - before)
+                await check_formats(self.store, inputs, flags.keys() - before)
                 return commit
             except LateCorruptionError as error:
                 if error.extent.place in known:
@@ -142,18 +151,19 @@ class MergeEngine:
                 _log.warning("a merge begins anew", job=claimed.job.job_id, reason=error.message)
                 flags[error.extent.place] = error.reason
 
-    async def _check_formats(self, inputs: MergeInputs, flagged: Collection[tuple[int, int]]) -> None:
-        """Of the files of these extents, which were found corrupt. Raises MergeInputError."""
-        extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
-        for extent in {each.file_id: each for each in reversed(extents)}.values():
-            size = inputs.files[extent.file_id].size_bytes
-            if size < TRAILER_BYTES:
-                continue
-            trailer = await self.store.get_range(extent.key, size - TRAILER_BYTES, TRAILER_BYTES)
-            try:
-                check_format(trailer, size)
-            except UnknownFormatError as error:
-                raise unknown_format(extent, error) from error
+
+async def check_formats(store: ObjectStore, inputs: MergeInputs, flagged: Collection[tuple[int, int]]) -> None:
+    """Of the files of these extents, which were found corrupt. Raises MergeInputError."""
+    extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
+    for extent in {each.file_id: each for each in reversed(extents)}.values():
+        size = inputs.files[extent.file_id].size_bytes
+        if size < TRAILER_BYTES:
+            continue
+        trailer = await store.get_range(extent.key, size - TRAILER_BYTES, TRAILER_BYTES)
+        try:
+            check_format(trailer, size)
+        except UnknownFormatError as error:
+            raise unknown_format(extent, error) from error
 
 
 class _Run:
@@ -169,8 +179,10 @@ class _Run:
         store_now_ms: Callable[[], int],
         progress: Callable[[Progress], None],
         keep_going: Callable[[], None],
+        slices: Mapping[int, SliceSurvivors],
     ) -> None:
         self._engine = engine
+        self._slices = slices
         self._claimed = claimed
         self._spec = spec
         self._inputs = inputs
@@ -246,7 +258,12 @@ class _Run:
     async def _merge_partition(self, inputs: PartitionInputs) -> CleanedPartition | None:
         output = PartitionOutput(self._outputs[inputs.file_class], inputs)
         cleaned: CleanedPartition | None = None
-        if inputs.dedupe:
+        in_slice = self._slice_of(inputs)
+        if in_slice is not None:
+            spec = self._spec.partitions[inputs.partition.partition_id]
+            rewrite = SliceRewrite(self._context, inputs, spec, in_slice, self._engine.keys_max)
+            cleaned = await rewrite.run(self._first, None, output)
+        elif inputs.dedupe:
             async with self._engine.buffer_lock:
                 spec = self._spec.partitions[inputs.partition.partition_id]
                 dedupe = PartitionDedupe(self._context, inputs, spec, self._engine.buffer, self._engine.keys_max)
@@ -260,9 +277,15 @@ class _Run:
         return cleaned
 
     def _is_read_twice(self, inputs: PartitionInputs) -> bool:
-        return inputs.dedupe and inputs.input_bytes >= self._engine.kept_bytes_max
+        in_parts = inputs.dedupe and self._slice_of(inputs) is None
+        return in_parts and inputs.input_bytes >= self._engine.kept_bytes_max
+
+    def _slice_of(self, inputs: PartitionInputs) -> SliceSurvivors | None:
+        return self._slices.get(inputs.partition.partition_id) if inputs.dedupe else None
 
     def _passes(self, inputs: PartitionInputs) -> int:
+        if self._slice_of(inputs) is not None:
+            return 1
         return 1 + self._spec.partitions[inputs.partition.partition_id].passes if inputs.dedupe else 1
 
     def _step(self, doing: str, size_bytes: int) -> None:

@@ -11,7 +11,8 @@ the answer of a server that took over in between.
    only for keys whose deletion the store confirmed. A crash between leaves a dead row without its object; the next
    sweep deletes the absent object again, which counts as done. A key that fails stays dead and is tried again.
 2. uploads that were begun and never ended;
-3. rows of deleted and aborted files that are older than any commit that may still come.
+3. plans, manifests and the like of heavy merges that are over;
+4. rows of deleted and aborted files that are older than any commit that may still come.
 
 `sweep_orphans` lists the store and deletes what `compactor/orphans.py` calls forgotten: the key is aborted first (from
 then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an object, which the
@@ -27,6 +28,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
 from compactor.orphans import (
     HARD_BOUND_MS,
     Candidate,
@@ -151,6 +153,7 @@ class Janitor:
         now_ms = await self._metadata.now_ms()
         uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
         self._metrics.multiparts_aborted_total.inc(uploads)
+        failed += await self._delete_jobs()
         rows = await self._metadata.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
         await self._measure()
         if files or failed or uploads:
@@ -177,6 +180,15 @@ class Janitor:
             self._metrics.deleted_files_total.inc(len(gone))
             self._metrics.deleted_bytes_total.inc(sum(each.size_bytes for each in gone))
             failed |= {each.file_id for each in batch} - {each.file_id for each in gone}
+
+    async def _delete_jobs(self) -> int:
+        """Returns how many objects the store did not delete."""
+        over = await keys_of_jobs_over(self._store, self._metadata)
+        gone = 0
+        for start in range(0, len(over), BATCH):
+            await self._check_history()
+            gone += len(await self._delete_keys(over[start : start + BATCH]))
+        return len(over) - gone
 
     async def _delete(self, batch: Sequence[DeadFile]) -> Sequence[DeadFile]:
         """Those of the batch that the store says are gone."""
@@ -250,7 +262,7 @@ class Janitor:
                     old.clear()
         unknown += await self._unknown(old)
         # asked after the listing: who began to work meanwhile wrote nothing that is old
-        judged = judge(unknown, patience_ms=await self._writers_patience_ms())
+        judged = judge(unknown, patience_ms=await self._writers_patience_ms(unknown))
         self._metrics.orphans.set(len(judged.orphans))
         allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
         if len(judged.orphans) > allowed:
@@ -295,9 +307,15 @@ class Janitor:
         known = await self._metadata.known_keys([each.key for each in old])
         return [each for each in old if each.key not in known]
 
-    async def _writers_patience_ms(self) -> Mapping[int, int]:
+    async def _writers_patience_ms(self, unknown: Sequence[Candidate]) -> Mapping[int, int]:
         agents = [agent.writer_id for agent in await self._metadata.live_agents()]
-        return writers_patience_ms(agents, await self._metadata.writers_at_work(), bound_ms=self._orphan_bound_ms)
+        at_work = dict(await self._metadata.writers_at_work())
+        makers = await plan_makers(self._store, self._metadata)
+        if makers.unreadable:  # any merge may have written for them
+            at_work |= dict.fromkeys((each.writer_id for each in unknown if each.is_merged), self._orphan_bound_ms)
+        for node_id, ms in makers.at_work.items():
+            at_work[node_id] = max(at_work.get(node_id, 0), ms)
+        return writers_patience_ms(agents, at_work, bound_ms=self._orphan_bound_ms)
 
     async def _delete_orphans(self, orphans: Sequence[Candidate]) -> int:
         deleted = 0

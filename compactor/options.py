@@ -70,6 +70,7 @@ def plan_options(settings: Settings) -> PlanOptions:
         job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
         grace_ms=settings.gc_grace_ms,
         spark_bytes_min=settings.spark_merge_min_bytes,
+        spark=settings.spark_submitter != "none",
         jobs_max=settings.compactor_jobs_max,
         l0_jobs_max=settings.compactor_l0_jobs_max,
         output_bytes=settings.compaction_output_bytes,

@@ -7,7 +7,8 @@ An object may go only when all of these hold:
   its writer's clock when the upload began;
 - no row of the metadata says that it should be there;
 - its writer is not at work, or it is older than what the writer is at: a compactor's oldest running merge, an agent's
-  patience (`HARD_BOUND_MS`). So what a merge left that was lost, refused or given back goes while its compactor lives;
+  patience (`HARD_BOUND_MS`). So what a merge left that was lost, refused or given back goes while its compactor lives.
+  Whoever made a plan of a heavy merge counts as at work for as long as the job lives: others go on with its units;
 - there are not too many like it: a wrong database, or an old one, makes everything look forgotten.
 
 Not counted among the many are files of merges that were *done again* (`is_done_again`): one merge that crashes leaves

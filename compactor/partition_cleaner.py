@@ -58,7 +58,7 @@ class CleanedWindow(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Pass:
+class ScanPass:
     """Where a pass over the windows has got to, and what it has met."""
 
     batches: int = 0
@@ -98,7 +98,7 @@ class PartitionCleaner:
 
     def __init__(
         self,
-        buffer: DedupeBuffer,
+        buffer: DedupeBuffer | None,
         bounds: CleanBounds,
         *,
         passes: int = 1,
@@ -109,13 +109,17 @@ class PartitionCleaner:
     ) -> None:
         """The buffer is cleared, and lent until the rewrite begins. Raises BadInputError for less than one pass.
 
+        Without a buffer it is half a cleaner, for who has another table (`compactor/heavy/`): a subclass that takes the
+        keys of a scan (`_enter`), or one that knows what a scan of somebody else has found (`_dead_rows`).
+
         `records_max`: a batch of more counts as unreadable. `keep_unreadable` False: there is no such thing, and
         records that cannot be read are an error, as they are to the oracle.
         """
         if passes < 1:
             raise BadInputError(f"{passes} passes cannot scan anything")
-        buffer.clear()
-        self._buffer = buffer
+        if buffer is not None:
+            buffer.clear()
+        self._lent_buffer = buffer
         self._bounds = bounds
         self._decompressed_bytes_max = decompressed_bytes_max
         self._payloads = Payloads(kept_bytes_max=kept_bytes_max, decompressed_bytes_max=decompressed_bytes_max)
@@ -126,12 +130,12 @@ class PartitionCleaner:
         ]
         """Stretches of the last hash word still to be scanned, first and last of each, the present one at the end."""
         self._dead = np.zeros(_DEAD_BYTES_MIN, dtype=np.uint8)
-        self._pass = _Pass()
+        self._pass = ScanPass()
         self._keys = 0
         self._clears = 0
         self._first_clear_offset: int | None = None
         self._scanned: ScanResult | None = None
-        self._rewriting: _Pass | None = None
+        self._rewriting: ScanPass | None = None
         self._transactions = OpenTransactions()
         self._counted = _Counted()
         self._records_max = records_max
@@ -210,7 +214,7 @@ class PartitionCleaner:
             self._keys += self._buffer.keys
         if self._parts:
             self._buffer.clear()
-            self._pass = _Pass()
+            self._pass = ScanPass()
             return True
         self._scanned = ScanResult(
             records=self._pass.records,
@@ -227,6 +231,12 @@ class PartitionCleaner:
         if self._scanned is None:
             raise BugError("the scan has not ended")
         return self._scanned
+
+    @property
+    def _buffer(self) -> DedupeBuffer:
+        if self._lent_buffer is None:
+            raise BugError("a cleaner without a dedupe buffer has entered a key")
+        return self._lent_buffer
 
     def _enter(
         self, arena: NDArray[np.uint8], columns: KeyColumns, part: BatchTable, first_rows: NDArray[np.int64]
@@ -276,7 +286,7 @@ class PartitionCleaner:
     def rewrite(self, data: Body, table: BatchTable, *, crcs_due: bool = False) -> CleanedWindow:
         """The next window again: the same batches, though windows may end elsewhere. Raises as `scan` does."""
         if self._rewriting is None:
-            self._rewriting = _Pass()
+            self._rewriting = ScanPass()
         limits = self._limits()
         done, tombstones, verbatim_before = self._rewriting, 0, self._counted.batches_verbatim
         parts: list[CleanedWindow] = []
@@ -328,7 +338,8 @@ class PartitionCleaner:
         if first_ordinal + len(columns.key_lengths) > self._pass.ordinal:
             raise BugError("more records are rewritten than were scanned")
         modes = self._modes(part, self._transactions)
-        verdicts = judge(chunk.arena, columns, part, modes, first_rows, self._dead, first_ordinal, limits)
+        dead, dead_from = self._dead_rows(part, columns, first_rows, first_ordinal)
+        verdicts = judge(chunk.arena, columns, part, modes, first_rows, dead, dead_from, limits)
         actions = verdicts.rewrites.actions
         if (actions == VERBATIM).all():
             start, end = int(part.positions[0]), int(part.positions[-1] + part.sizes[-1])
@@ -353,6 +364,12 @@ class PartitionCleaner:
         counted.batches_removed += int((actions == REMOVED).sum())
         return CleanedWindow(out, out_table, verdicts.tombstones)
 
+    def _dead_rows(
+        self, part: BatchTable, columns: KeyColumns, first_rows: NDArray[np.int64], first_ordinal: int
+    ) -> tuple[NDArray[np.uint8], int]:
+        """A bitmap of superseded records, and the bit of the chunk's first one."""
+        return self._dead, first_ordinal
+
     def _unread(self, data: Body, part: BatchTable, crcs_due: bool) -> CleanedWindow:
         """Batches that cannot be read, as they are."""
         if crcs_due:
@@ -370,7 +387,7 @@ class PartitionCleaner:
 
     # Both
 
-    def _stretch(self, table: BatchTable, row: int, done: _Pass) -> tuple[bool, BatchTable]:
+    def _stretch(self, table: BatchTable, row: int, done: ScanPass) -> tuple[bool, BatchTable]:
         """The next rows of a window: all of them unreadable, or none as far as is known."""
         is_unreadable, stop = self.unreadable.stretch(done.batches + row)
         stop = min(stop - done.batches, len(table.positions))
@@ -404,7 +421,7 @@ class PartitionCleaner:
         return modes
 
 
-def _check_order(table: BatchTable, done: _Pass) -> None:
+def _check_order(table: BatchTable, done: ScanPass) -> None:
     """Raises CorruptBatchAtError unless offsets rise in the window, from those of the window before."""
     if not len(table.positions):
         return

@@ -154,8 +154,14 @@ class PartitionDedupe:
     """The passes over one compacted partition. `run` once."""
 
     def __init__(
-        self, context: MergeContext, inputs: PartitionInputs, spec: PartitionSpec, buffer: DedupeBuffer, keys_max: int
+        self,
+        context: MergeContext,
+        inputs: PartitionInputs,
+        spec: PartitionSpec,
+        buffer: DedupeBuffer | None,
+        keys_max: int,
     ) -> None:
+        """`buffer` is None in a subclass that does not scan."""
         self._context = context
         self._inputs = inputs
         self._spec = spec

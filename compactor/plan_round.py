@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cached_property
 
 from compactor.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
-from compactor.spec import MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from metadata.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 from metadata.job_rules import rests
 from metadata.retention_rules import TIMESTAMP_MS_MAX
@@ -194,7 +194,7 @@ class Round:
             MergeSpec(
                 kind=MergeKind.LEVEL,
                 now_ms=self.now_ms,
-                limit_ms=self._limit_ms(size),
+                limit_ms=self._limit_ms(size, by_spark=False),
                 level=1,
                 output_bytes=self.options.output_bytes,
                 dedupe=False,
@@ -215,7 +215,7 @@ class Round:
         passes = {partition_id: self._passes(partition_id, extents) for partition_id, extents in inputs.items()}
         size = sum(each.live_bytes for each in files)
         again = sum((passes[key] - 1) * sum(each.length for each in extents) for key, extents in inputs.items())
-        limit_ms = self._limit_ms(size + again)
+        limit_ms = self._limit_ms(size, again)
         self._add(
             MergeSpec(
                 kind=kind,
@@ -238,7 +238,7 @@ class Round:
         """One partition's extents."""
         self.places.forced -= 1
         size = sum(each.length for each in stretch)
-        limit_ms = self._limit_ms(size * partition.passes_needed)
+        limit_ms = self._limit_ms(size, size * (partition.passes_needed - 1))
         key = partition.partition_id
         self._add(
             MergeSpec(
@@ -260,9 +260,17 @@ class Round:
         self.taken_files.update(spec.l0_file_ids, spec.file_ids)
         self.taken_extents.update(spec.extent_ids)
 
-    def _limit_ms(self, work_bytes: int) -> int:
-        """From claim to commit. A deep pass reads its bytes several times, and must not be cut off every time."""
-        return self.options.job_limit_base_ms + self.options.job_limit_ms_per_mib * -(-work_bytes // MIB)
+    def _limit_ms(self, size: int, again: int = 0, *, by_spark: bool = True) -> int:
+        """From claim to commit. A deep pass reads its bytes several times, and must not be cut off every time.
+
+        Spark waits for its cluster, but is deep at no partition that does not fit one of many tasks."""
+        options = self.options
+        if by_spark and options.spark and size >= options.spark_bytes_min:
+            base_ms, work_bytes, most_ms = options.spark_limit_base_ms, size, SPARK_LIMIT_MS_MAX
+        else:
+            base_ms, work_bytes, most_ms = 0, size + again, None
+        limit_ms = base_ms + options.job_limit_base_ms + options.job_limit_ms_per_mib * -(-work_bytes // MIB)
+        return limit_ms if most_ms is None else min(limit_ms, most_ms)
 
     def _passes(self, partition_id: int, inputs: Sequence[LeveledExtent]) -> int:
         """Deep only when this merge can overflow the buffer at all."""

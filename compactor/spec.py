@@ -17,6 +17,9 @@ from siltstone.errors import SiltstoneError
 MIB = 1 << 20
 GIB = 1 << 30
 SPEC_VERSION = 1
+SPARK_LIMIT_MS_MAX = 20 * 3_600_000
+"""Of a job that Spark runs, whatever its size. What it writes must be committed within the 24 h in which the janitor
+spares it and the metadata know its key's hour."""
 
 
 class SpecError(SiltstoneError):
@@ -75,10 +78,12 @@ class PlanOptions:
     """Data that retention has not taken so long after its time it does not take soon: it stands behind younger data."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
+    spark_limit_base_ms: int = 600_000
+    """Beside the base, for jobs that wait for a cluster to start."""
     grace_ms: int = 900_000
     spark_bytes_min: int = 8 * GIB
     spark: bool = False
-    """Whether something runs the jobs above `spark_bytes_min`; else the embedded engine runs all, up to the cap."""
+    """Whether something runs the jobs from `spark_bytes_min` on; else the embedded engine runs all, up to the cap."""
     jobs_max: int = 8
     """Live jobs at once, over all compactors; L0 jobs are not counted."""
     forced_jobs_max: int = 4

@@ -49,6 +49,10 @@ class UnreadableBatches:
         self._firsts[low:high], self._stops[low:high] = [first], [stop]
         self.count += stop - first
 
+    def stretches(self) -> list[tuple[int, int]]:
+        """First and stop (exclusive) of each, in order."""
+        return list(zip(self._firsts, self._stops, strict=True))
+
     def stretch(self, number: int) -> tuple[bool, int]:
         """Whether the batch of this number is unreadable, and the next number for which the answer is another."""
         at = bisect_right(self._firsts, number) - 1

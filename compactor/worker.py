@@ -115,9 +115,16 @@ class Worker:
 
         Raises MetadataUnavailableError, and retriable store errors after the job was given back: the caller pauses.
         """
+        return await self._work(kinds=kinds)
+
+    async def work_on(self, job_id: int) -> bool:
+        """As `work`, that job alone; False when it cannot be claimed (now)."""
+        return await self._work(job_id=job_id)
+
+    async def _work(self, *, kinds: Sequence[str] = (), job_id: int | None = None) -> bool:
         if self._stopping:
             return False
-        claimed = await self._metadata.claim_job(self._lease, kinds=kinds)
+        claimed = await self._metadata.claim_job(self._lease, kinds=kinds, job_id=job_id)
         if claimed is None:
             return False
         began_ms = self._clock.monotonic_ms()

@@ -8,7 +8,7 @@ A merge is a durable *job*. It is created over extents that no other live job ho
 with every claim, kept alive by heart-beats, and ends in one transaction: outputs in, inputs dead. That commit happens
 only when
 
-1. the job's epoch is still ours and its time limit has not passed (else `JobLostError`);
+1. the job's epoch is still ours, its time limit has not passed, nor `commit_by_ms` (else `JobLostError`);
 2. no output key was aborted or used before (else `MergeRefusedError`);
 3. no input was replaced by another merge (else `MergeRefusedError`);
 4. the outputs cover, per partition, exactly the offsets that the inputs hold (else `MergeRefusedError`).
@@ -31,6 +31,7 @@ from metadata.groups import GroupMetadata
 from metadata.history import History, ServerHistory
 from metadata.leveled import FileClass as FileClass  # part of this contract
 from metadata.leveled import LeveledExtent as LeveledExtent
+from metadata.scan import ScanMetadata
 from metadata.service import L0File, MetadataService, Watermarks, WriterLease
 from siltstone.errors import BadInputError, FencedError, SiltstoneError
 
@@ -169,6 +170,8 @@ class NewJob:
     forced_partition_ids: Sequence[int] = ()
     """Their `last_forced_ms` becomes now."""
     input_bytes: int = 0
+    rest_ms: int = 0
+    """For so long nobody claims it but who names it, at most an hour: its maker wants to run it himself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +278,8 @@ class CommitMerge:
     """Per partition the (base, last) ranges of the inputs that the merge read, sorted and disjoint."""
     cleaned: Sequence[CleanedPartition] = ()
     summary: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    commit_by_ms: int | None = None
+    """Where parts of it were made under an earlier claim: until when the horizons that they stamped hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,10 +348,8 @@ class CompactionMetadata(Protocol):
         ...
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
-        """True when `name` ("plan", "retain", "sweep") is ours for `ttl_ms` from now: nobody alive has it.
-
-        Saves double work; nothing's correctness rests on it.
-        """
+        """True when `name` ("plan", "retain", "sweep") is ours for `ttl_ms` from now: nobody alive has it. Saves double
+        work; nothing's correctness rests on it."""
         ...
 
     # -- planning and jobs
@@ -356,9 +359,11 @@ class CompactionMetadata(Protocol):
         """Returns the job id. Raises InputsBusyError."""
         ...
 
-    async def claim_job(self, lease: WriterLease, *, kinds: Sequence[str] = ()) -> ClaimedJob | None:
+    async def claim_job(
+        self, lease: WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+    ) -> ClaimedJob | None:
         """The oldest ready job (or running with its lease run out) of these kinds (empty = any), `FOR UPDATE SKIP
-        LOCKED`, with epoch + 1 and a deadline of now + its limit."""
+        LOCKED`, with epoch + 1 and a deadline of now + its limit. With `job_id` that job alone, though it rests."""
         ...
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, Any] | None = None) -> None:
@@ -373,10 +378,8 @@ class CompactionMetadata(Protocol):
     async def fail_job(
         self, job_id: int, epoch: int, *, error: str, file_ids: Sequence[int] = (), retry_after_ms: int = 60_000
     ) -> None:
-        """End it as failed and free its inputs; the planner leaves `file_ids` alone for `retry_after_ms`.
-
-        No error when it is not ours any more.
-        """
+        """End it as failed and free its inputs; the planner leaves `file_ids` alone for `retry_after_ms`. No error when
+        it is not ours any more."""
         ...
 
     async def commit_merge(self, commit: CommitMerge) -> MergeCommitted:
@@ -399,9 +402,8 @@ class CompactionMetadata(Protocol):
         """Ask for a pass over every partition of a compacted topic, up to its high watermark now (or the stable
         offset, or what `min.compaction.lag.ms` leaves cleanable now). Returns the offset per partition id; the planner
         acts on it at once. A partition that is cleaned through there gets another pass only where it may do something:
-        it holds tombstones, which may have had their time, or its keys overflowed the buffer.
-
-        Raises UnknownTopicError, NotCompactedError."""
+        it holds tombstones, which may have had their time, or its keys overflowed the buffer. Raises UnknownTopicError,
+        NotCompactedError."""
         ...
 
     async def system_view(self) -> SystemView:
@@ -430,10 +432,8 @@ class CompactionMetadata(Protocol):
 
     # -- retention and deletion
     async def delete_records(self, partition_id: int, offset: int) -> int:
-        """Move the log start to `offset` (-1 = high watermark), kill extents wholly below; the new low watermark.
-
-        Below the log start: no-op. Raises InvalidOffsetError, UnknownTopicError.
-        """
+        """Move the log start to `offset` (-1 = high watermark), kill extents wholly below; the new low watermark. Below
+        the log start: no-op. Raises InvalidOffsetError, UnknownTopicError."""
         ...
 
     async def expire(self, *, limit: int = 10_000) -> Expired:
@@ -496,5 +496,5 @@ class CompactionMetadata(Protocol):
         ...
 
 
-class Metadata(MetadataService, CompactionMetadata, GroupMetadata, AdminMetadata, Protocol):
+class Metadata(MetadataService, CompactionMetadata, GroupMetadata, AdminMetadata, ScanMetadata, Protocol):
     """All contracts, as both implementations keep them."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+PIN_MS_MAX = 86_400_000
+"""What a pin may ask for at once: a reader that is gone holds nothing back for longer."""
+
 
 class FileClass(StrEnum):
     """A property of L1 and L2 files: compacted topics and others never share an output."""

@@ -96,6 +96,7 @@ class MemoryJobs:
             deadline_ms=None,
             finished_ms=None,
             lease_until_ms=None,
+            not_before_ms=now_ms + job.rest_ms if job.rest_ms else 0,
             input_files=len({*l0_files, *(db.extents[id_].row.file_id for id_ in extents)}),
             input_bytes=job.input_bytes,
             progress={},
@@ -105,14 +106,17 @@ class MemoryJobs:
         db.jobs[job_id] = Job(row=row, asked=job, l0_files=tuple(l0_files), extents=tuple(sorted(extents)))
         return job_id
 
-    async def claim_job(self, lease: s.WriterLease, *, kinds: Sequence[str] = ()) -> c.ClaimedJob | None:
+    async def claim_job(
+        self, lease: s.WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+    ) -> c.ClaimedJob | None:
         now_ms = self._clock.wall_ms()
         for job in self.database.live_jobs():
             row = job.row
             leased = job_rules.holds(row.lease_until_ms, now_ms, c.JOB_LEASE_MS)
             is_held = row.state is c.JobState.RUNNING and leased
             rests = row.state is c.JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
-            if is_held or rests or (kinds and row.kind not in kinds):
+            asked = (not kinds or row.kind in kinds) and job_id in (None, row.job_id)
+            if is_held or (rests and job_id is None) or not asked:
                 continue
             if row.attempts >= c.JOB_ATTEMPTS_MAX:
                 error = f"given up: {row.attempts} compactors took this job and vanished"
@@ -195,7 +199,7 @@ class MemoryJobs:
         job = db.jobs.get(commit.job_id)
         if job is not None and job.row.epoch == commit.epoch and job.committed is not None:
             return job.committed
-        job = self._running(commit.job_id, commit.epoch)
+        job = self._running(commit.job_id, commit.epoch, by_ms=commit.commit_by_ms)
         try:
             decision = decide_commit(commit, self._input_ranges(job), db.log_starts())
             keys = [output.key for output in commit.outputs]
@@ -263,12 +267,13 @@ class MemoryJobs:
 
     # -- inside
 
-    def _running(self, job_id: int, epoch: int) -> Job:
+    def _running(self, job_id: int, epoch: int, *, by_ms: int | None = None) -> Job:
         """The job, ours and in time. Raises JobLostError; a job past its limit is failed."""
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not c.JobState.RUNNING:
             raise c.JobLostError(f"job {job_id} is not ours under epoch {epoch} any more")
-        if self._clock.wall_ms() > (job.row.deadline_ms or 0):
+        deadline_ms = job.row.deadline_ms or 0
+        if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
             self._fail(job, c.PAST_LIMIT, (), 0)
             raise c.JobLostError(f"job {job_id}: {c.PAST_LIMIT}")
         return job

@@ -8,6 +8,7 @@ from metadata import compaction as c
 from metadata import service as s
 from metadata.history import History, HistoryMovedError, ServerHistory
 from metadata.job_rules import UNREADABLE
+from metadata.leveled import PIN_MS_MAX
 from metadata.memory_tables import MemoryDatabase, Pin
 from metadata.retention_rules import AgedExtent, expired_extents, retention_policy
 from siltstone.clock import Clock
@@ -136,7 +137,7 @@ class MemoryRetention:
         db = self.database
         now_ms = self._clock.wall_ms()
         pin_id, db.next_pin_id = db.next_pin_id, db.next_pin_id + 1
-        db.pins[pin_id] = Pin(holder=holder, created_ms=now_ms, expires_ms=now_ms + ttl_ms)
+        db.pins[pin_id] = Pin(holder=holder, created_ms=now_ms, expires_ms=now_ms + min(ttl_ms, PIN_MS_MAX))
         return pin_id
 
     async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
@@ -144,7 +145,7 @@ class MemoryRetention:
         pin = self.database.pins.get(pin_id)
         if pin is None or pin.expires_ms <= now_ms:
             return False
-        pin.expires_ms = now_ms + ttl_ms
+        pin.expires_ms = now_ms + min(ttl_ms, PIN_MS_MAX)
         return True
 
     async def unpin(self, pin_id: int) -> None:

@@ -21,6 +21,7 @@ from metadata.compaction import (
 from metadata.memory_tables import File, MemoryDatabase, Partition
 from metadata.packed_index import iter_index
 from metadata.retention_rules import RetentionPolicy, cleanable_through, expiry_ms, retention_policy
+from metadata.scan import L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
 from metadata.topic_configs import as_int, resolve
 from siltstone.clock import Clock
 
@@ -116,6 +117,22 @@ class MemoryViews:
             live_extents={file.info.file_id: file.info.live_extents for file in live if file.info.level > 0},
             job_inputs=inputs,
             pins=[pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms],
+        )
+
+    async def topic_snapshot(self, name: str) -> TopicSnapshot:
+        db = self.database
+        topic = next((each for each in db.topics.values() if each.name == name), None)
+        if topic is None:
+            raise unknown_topic(name, (each.name for each in db.topics.values()))
+        live = (file.info for _, file in sorted(db.files.items()) if file.is_live and file.info.level == 0)
+        return TopicSnapshot(
+            topic=topic,
+            taken_ms=self._clock.wall_ms(),
+            partitions=partition_snapshots(
+                [watermarks_of(id_, db.partitions[id_]) for id_ in topic.partition_ids],
+                [L0FileRow(info.file_id, info.key, info.size_bytes, info.created_ms, info.index) for info in live],
+                [row for id_ in topic.partition_ids for row in db.leveled(id_)],
+            ),
         )
 
     def _known_topic(self, topic_id: uuid.UUID) -> s.Topic:

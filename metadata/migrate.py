@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -20,10 +21,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from metadata.postgres_connection import connect, unavailable
+from metadata.postgres_connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres_history import PRESENT, server_history
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import CLUSTER, SCHEMA_REVISION
+from siltstone.errors import BadInputError
 from siltstone.ids import IdSource, SystemIds
 
 MIGRATION_LOCK = 7_310_575_218
@@ -63,6 +65,56 @@ async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
     finally:
         await engine.dispose()
     return SCHEMA_REVISION
+
+
+async def grant_reader(url: str, role: str) -> None:
+    """Let `role`, which must exist, read where records lie, and pin what it reads; nothing else.
+
+    Doing it again changes nothing. Raises BadInputError for a role that there is not, or that may do more anyway, and
+    MetadataUnavailableError.
+    """
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        found = await connection.fetchrow(_ROLE, role)
+        if found is None:
+            remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
+            raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
+        if found["is_super"] or found["owns"]:
+            raise BadInputError(f"role {role!r} may do everything here already", remedy="name one for readers alone")
+        # several statements at once are one transaction
+        await connection.execute("; ".join(reader_grants(found["quoted"], found["schema"])))
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+_ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
+    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema
+FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
+
+READER_COLUMNS = {
+    "alembic_version": "version_num",
+    "cluster": "cluster_id, store_bound, forgotten_file_id",
+    "topics": "topic_id, name, configs, created_ms",
+    "partitions": "partition_id, topic_id, partition",
+    "watermarks": "partition_id, next_offset",
+    "log_starts": "partition_id, log_start_offset, last_stable_offset",
+    "files": "file_id, key, level, state, size_bytes, created_ms, index",
+    "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
+    "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
+}
+"""What a reader may see: what `topic_snapshot` and opening a connection ask for."""
+
+
+def reader_grants(role: str, schema: str) -> Iterator[str]:
+    """Statements; both names are quoted."""
+    yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+    for table, columns in READER_COLUMNS.items():
+        yield f"GRANT SELECT ({columns}) ON {schema}.{table} TO {role}"
+    for function in ("pin_files_v1(text, bigint)", "beat_pin_v1(bigint, bigint)", "unpin_v1(bigint)"):
+        yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
 
 
 async def schema_revision(url: str) -> str | None:

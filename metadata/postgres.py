@@ -17,6 +17,7 @@ from metadata.postgres_log import PostgresLog
 from metadata.postgres_merge import PostgresMerge
 from metadata.postgres_news import PostgresNews
 from metadata.postgres_retention import PostgresRetention
+from metadata.postgres_scan import PostgresScan
 from metadata.postgres_topics import PostgresTopics
 from metadata.service import CommitL0, Committed
 from siltstone.clock import Clock, SystemClock
@@ -33,6 +34,7 @@ class PostgresMetadata(
     PostgresRetention,
     PostgresGroups,
     PostgresAdmin,
+    PostgresScan,
 ):
     """All contracts: those that `metadata.compaction.Metadata` names. The parents are its parts; each works on the one
     `Database`."""

@@ -48,6 +48,8 @@ _INSERT_INPUTS = statement(
     file_ids=LONGS,
     extent_ids=LONGS,
 )
+_NOT_HELD = f"""(state = 'ready' OR state = 'running'
+    AND NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX}))"""
 _CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state
     WHEN 'running' THEN NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX})
     ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
@@ -157,7 +159,7 @@ class PostgresJobs:
             missing = {*job.extent_ids} - {*live} or {*job.file_ids} - {*live.values()} or {*l0_files} - {*found}
             if missing:
                 raise c.InputsBusyError(f"not live, of the inputs wanted: {sorted(missing)[:5]}")
-            row = {
+            row: dict[str, Any] = {
                 "kind": job.kind,
                 "spec": dict(job.spec),
                 "limit_ms": job.limit_ms,
@@ -165,6 +167,8 @@ class PostgresJobs:
                 "input_bytes": job.input_bytes,
                 "forced_partition_ids": list(job.forced_partition_ids),
             }
+            if job.rest_ms:
+                row["not_before_ms"] = sa.literal_column(f"clock_ms() + {int(job.rest_ms)}", sa.BigInteger)
             made = sa.insert(MERGE_JOBS).values(**row, created_ms=NOW_MS).returning(MERGE_JOBS.c.job_id)
             job_id: int = (await connection.execute(made)).scalar_one()
             inputs = {"job_id": job_id, "file_ids": l0_files, "extent_ids": sorted(live)}
@@ -176,8 +180,12 @@ class PostgresJobs:
 
         return await self._database.write(work)
 
-    async def claim_job(self, lease: WriterLease, *, kinds: Sequence[str] = ()) -> c.ClaimedJob | None:
-        claimable = sa.select(MERGE_JOBS).where(sa.text(_CLAIMABLE))
+    async def claim_job(
+        self, lease: WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+    ) -> c.ClaimedJob | None:
+        claimable = sa.select(MERGE_JOBS).where(sa.text(_CLAIMABLE if job_id is None else _NOT_HELD))
+        if job_id is not None:
+            claimable = claimable.where(MERGE_JOBS.c.job_id == job_id)
         if kinds:
             claimable = claimable.where(MERGE_JOBS.c.kind.in_(kinds))
         claimable = claimable.order_by(MERGE_JOBS.c.job_id).limit(1).with_for_update(skip_locked=True)

@@ -208,7 +208,7 @@ async def _commit(connection: AsyncConnection, commit: c.CommitMerge) -> c.Merge
     await lock_extents(connection, extent_ids)
     await lock_files(connection, extent_ids=extent_ids, file_ids=l0_files)
     at_ms = await now_ms(connection)
-    if at_ms > job.deadline_ms:
+    if at_ms > (job.deadline_ms if commit.commit_by_ms is None else min(job.deadline_ms, commit.commit_by_ms)):
         raise _PastLimitError(f"job {commit.job_id}: {c.PAST_LIMIT}")
     live_files = set((await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars())
     live_extents = set((await connection.execute(_LIVE_EXTENTS, {"extent_ids": extent_ids})).scalars())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,7 +20,6 @@ from metadata.postgres_admin import CONFIGS_IN_FORCE
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import (
     INTS,
-    KILLERS_LOCK,
     LONGS,
     UUIDS,
     append_change,
@@ -209,28 +209,20 @@ class PostgresRetention:
     # -- pins
 
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
-        async def work(connection: AsyncConnection) -> int:
-            # Deaths in flight end first: whatever dies later, dies after our creation.
-            await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({KILLERS_LOCK})"))
-            at_ms = await now_ms(connection)
-            made = sa.insert(PINS).values(holder=holder, created_ms=at_ms, expires_ms=at_ms + ttl_ms)
-            return (await connection.execute(made.returning(PINS.c.pin_id))).scalar_one()
-
-        return await self._database.write(work)
+        return await self._pins("SELECT pin_files_v1(:holder, :ttl_ms)", holder=holder, ttl_ms=ttl_ms)
 
     async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
-        async def work(connection: AsyncConnection) -> bool:
-            beat = sa.update(PINS).where(PINS.c.pin_id == pin_id, PINS.c.expires_ms > NOW_MS)
-            until = sa.literal_column(f"clock_ms() + {int(ttl_ms)}", sa.BigInteger)
-            return (await connection.execute(beat.values(expires_ms=until))).rowcount == 1
-
-        return await self._database.write(work)
+        return await self._pins("SELECT beat_pin_v1(:pin_id, :ttl_ms)", pin_id=pin_id, ttl_ms=ttl_ms)
 
     async def unpin(self, pin_id: int) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(sa.delete(PINS).where(PINS.c.pin_id == pin_id))
+        await self._pins("SELECT unpin_v1(:pin_id)", pin_id=pin_id)
 
-        await self._database.write(work)
+    async def _pins(self, call: str, **values: int | str) -> Any:
+        async def work(connection: AsyncConnection) -> Any:
+            types = {name: sa.Text if isinstance(value, str) else sa.BigInteger for name, value in values.items()}
+            return (await connection.execute(statement(call, **types), values)).scalar_one()
+
+        return await self._database.write(work)
 
     async def pins(self) -> Sequence[tuple[int, str, int, int]]:
         async def work(connection: AsyncConnection) -> Sequence[tuple[int, str, int, int]]:

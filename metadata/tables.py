@@ -237,6 +237,7 @@ PINS = sa.Table(
     METADATA,
     sa.Column("pin_id", sa.BigInteger, sa.Identity(always=True), primary_key=True),
     sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("role", sa.Text, nullable=False, server_default=sa.text("SESSION_USER")),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("expires_ms", sa.BigInteger, nullable=False),
 )

@@ -10,7 +10,7 @@ it to the compactors. A crash here leaves nothing half done, for the merging is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,11 +185,33 @@ def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[st
 
 async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
+
+    async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
+        return await metadata.request_compaction(topic.topic_id)
+
+    return await _measured(metadata, name, ask, words)
+
+
+async def unstored_request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
+    """As `request`, but nobody is asked: the caller sees to it himself."""
+
+    async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
+        return {view.partition_id: view.last_stable_offset for view in views}
+
+    return await _measured(metadata, name, stable, words)
+
+
+async def _measured(
+    metadata: Metadata,
+    name: str,
+    ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
+    words: CommandWords,
+) -> Request:
     topic = await find_topic(metadata, name, words=words)
     views = await metadata.partition_views(topic.topic_id)
     require_compacted(topic, configs_in_force(topic, views), words=words)
     newest = await metadata.jobs(limit=1)
-    wanted = await metadata.request_compaction(topic.topic_id)
+    wanted = await ask(topic, views)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
     ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}
     return Request(

@@ -15,6 +15,7 @@ from metadata.compaction import JobState, MergeJob
 from siltstone.cli.output import plural, size_text
 from siltstone.compaction_evidence import Case, Reason
 from siltstone.compaction_waits import numbers_text
+from siltstone.spark_note import HOW_TO_ADD_SPARK
 
 CODES = {
     Hold.JOBS: "no place for jobs",
@@ -99,7 +100,7 @@ def _why(case: Case, note: Note) -> tuple[str, str]:
         case Hold.SIZE:
             most = size_text(options.merge_bytes_max)
             says = f"compaction.merge.bytes.max is {most}; its superseded records and tombstones stay"
-            return says, "raise compaction.merge.bytes.max of the compactors"
+            return says, f"raise compaction.merge.bytes.max of the compactors, or give them Spark: {HOW_TO_ADD_SPARK}"
         case Hold.CONFIG:
             return "", f"set it anew: `siltstone topics alter {case.topic} --config NAME=VALUE{words.agents}`"
 

@@ -19,6 +19,7 @@ from compactor.compactor import Compactor
 from metadata.compaction import Metadata
 from siltstone.clock import Clock, SystemClock
 from siltstone.embedded.running import RunningCompactor
+from siltstone.engines import engines
 from siltstone.errors import BadInputError
 from siltstone.http_endpoint import HttpEndpoint
 from siltstone.ids import IdSource, SystemIds
@@ -39,7 +40,8 @@ async def run_compactor(
     """Run until a signal, or until the other end of the pipe `lifeline` is closed.
 
     Raises BadInputError for memory://, MissingUrlError, what opening the stores raises, ClusterMismatchError,
-    AddressInUseError, and the compactor's own reason when it must halt.
+    AddressInUseError, SparkMissingError and JavaMissingError where `spark.submitter` needs what is not there, and the
+    compactor's own reason when it must halt.
     """
     if is_memory(settings.metadata_url) or is_memory(settings.object_store_url):
         raise BadInputError(
@@ -111,6 +113,7 @@ async def _started(
         ids=ids,
         metrics=metrics,
         host=socket.gethostname(),
+        engine=await engines(settings, store, metadata, clock, ids),
     )
     stack.push_async_callback(compactor.stop)
     await compactor.start()

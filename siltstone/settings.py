@@ -21,6 +21,7 @@ from siltstone.settings_addresses import (
     is_loopback,
     parse_address,
 )
+from siltstone.settings_spark import SUBMITTERS, check_spark, is_local_master, memory_mib
 from siltstone.settings_text import (
     ENVIRONMENT_PREFIX,
     environment_name,
@@ -53,9 +54,11 @@ __all__ = [
     "declarations",
     "environment_name",
     "format_address",
+    "is_local_master",
     "is_loopback",
     "is_memory",
     "load_settings",
+    "memory_mib",
     "parse_address",
     "render_settings_markdown",
     "settings_environment",
@@ -74,6 +77,7 @@ _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network
 _TOPICS, _WATCHING = "Topics and producers", "Watching"
 _GROUPS = "Consumer groups"
 _COMPACTOR, _PLAN, _DELETION = "Compactor", "When merges are made", "Retention and deletion"
+_SPARK = "Spark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,9 +240,6 @@ class Settings:
     job_limit_ms_per_mib: int = duration_ms(
         250, _COMPACTOR, "Time limit of a merge, for each MiB of its inputs.", minimum=0
     )
-    spark_merge_min_bytes: int = size_bytes(
-        8 * _GIB, _COMPACTOR, "Merges of at least this size run on Spark.", acts=False
-    )
 
     # ---- when merges are made
     compaction_l0_files_min: int = count(32, _PLAN, "L0 files that make a merge to L1, once they are large or old.")
@@ -276,6 +277,46 @@ class Settings:
     compaction_dead_bytes_min: int = size_bytes(64 * _MIB, _PLAN, "And this many bytes of it are.", minimum=0)
     compaction_expiry_margin_ms: int = duration_ms(
         3_600_000, _PLAN, "Of topics that are not compacted: what expires within it is not merged.", minimum=0
+    )
+
+    # ---- Spark (docs/spark.md)
+    spark_submitter: str = setting(
+        "none",
+        _SPARK,
+        "Who runs the large merges: nobody but the compactor, a Spark on this machine, a cluster by `spark-submit`, or"
+        " EMR Serverless.",
+        choices=SUBMITTERS,
+    )
+    spark_merge_min_bytes: int = size_bytes(
+        8 * _GIB, _SPARK, "Merges of at least this size run there; `none` above runs them in the compactor."
+    )
+    spark_unit_bytes: int = size_bytes(
+        256 * _MIB, _SPARK, "A merge is cut into tasks of about this size.", minimum=1024
+    )
+    spark_keyed_unit_bytes: int = size_bytes(
+        _GIB,
+        _SPARK,
+        "A partition that is deduped stays whole in one task up to this size; of a larger one the keys are shuffled.",
+        minimum=1024,
+    )
+    spark_master: str = setting(
+        "local[*]",
+        _SPARK,
+        "`local`: how many cores, as `local[CORES]`. `spark-submit`: `spark://HOST:PORT`, `k8s://https://HOST:PORT` or"
+        " `yarn`; where this stays `local`, `spark.submit.args` or Spark's own configuration says it.",
+    )
+    spark_submit_path: str = setting("", _SPARK, "The `spark-submit` to run. Empty: that of the installed PySpark.")
+    spark_submit_args: str = setting(
+        "", _SPARK, "More arguments for `spark-submit`, as in a shell. They win over ours.", secret=True
+    )
+    spark_driver_memory: str = setting(
+        "1g", _SPARK, "Heap of the driver, which on `local` is that of all tasks; Python's memory comes on top."
+    )
+    spark_emr_application_id: str = setting("", _SPARK, "EMR Serverless: the application that runs the jobs.")
+    spark_emr_role_arn: str = setting("", _SPARK, "EMR Serverless: the role that jobs run as.")
+    spark_emr_entry_url: str = setting("", _SPARK, "EMR Serverless: where `heavy_merge.py` lies, an s3:// URL.")
+    spark_archive_url: str = setting(
+        "", _SPARK, "Where a cluster finds what `siltstone spark archive` wrote. Empty: its hosts have Siltstone."
     )
 
     # ---- retention and deletion
@@ -378,6 +419,7 @@ def _check_together(settings: Settings) -> None:
         ("gc.grace.ms", "purge.deadline.ms"),
         ("group.min.session.timeout.ms", "group.max.session.timeout.ms"),
         ("gc.grace.ms", "orphan.age.ms"),
+        ("spark.unit.bytes", "spark.keyed.unit.bytes"),
     )
     for low, high in not_above:
         if _value(settings, low) > _value(settings, high):
@@ -405,6 +447,17 @@ def _check_together(settings: Settings) -> None:
         metrics_listen=settings.metrics_listen,
         advertised_host=settings.advertised_host,
         insecure=settings.insecure,
+    )
+    check_spark(
+        submitter=settings.spark_submitter,
+        master=settings.spark_master,
+        submit_args=settings.spark_submit_args,
+        driver_memory=settings.spark_driver_memory,
+        application_id=settings.spark_emr_application_id,
+        role_arn=settings.spark_emr_role_arn,
+        entry_url=settings.spark_emr_entry_url,
+        archive_url=settings.spark_archive_url,
+        object_store_url=settings.object_store_url,
     )
 
 

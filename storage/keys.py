@@ -21,6 +21,8 @@ from storage.objects import ObjectStoreError
 
 LEVEL_PREFIXES = ("l0/", "l1/", "l2/")
 CLUSTER_KEY = "cluster.json"
+JOBS_PREFIX = "jobs/"
+"""Plans, manifests and side files of heavy merges; the janitor removes those of jobs that are over."""
 PROBE_PREFIX = "probe/"
 """Keys of `storage/probe.py`, which removes them itself; nothing durable lies here."""
 
@@ -35,6 +37,11 @@ _FILE_KEY = re.compile(
     r"(?P<uuid>[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})\.silt",
     re.ASCII,
 )
+_JOB_KEY = re.compile(
+    r"jobs/(?P<job_id>0|[1-9][0-9]{0,18})/(?P<fingerprint>[0-9a-f]{32})/(?P<name>[a-z0-9][a-z0-9._/-]{0,200})", re.ASCII
+)
+_UNIT_NAME = re.compile(r"u(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
+PLAN_NAME = "plan.json.zst"
 
 
 class BadKeyError(ObjectStoreError, BadInputError):
@@ -96,6 +103,47 @@ def parse_file_key(key: str) -> FileKey:
         epoch=int(found["epoch"]),
         file_uuid=file_uuid,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobKey:
+    """What the key of an object of a heavy merge says."""
+
+    job_id: int
+    fingerprint: str
+    """Of the plan."""
+    name: str
+    """`plan.json.zst`, `u<unit>.json.zst`, or another that has no meaning here."""
+
+    @property
+    def unit(self) -> int | None:
+        """Whose manifest it is; None for everything else."""
+        found = _UNIT_NAME.fullmatch(self.name)
+        return int(found[1]) if found else None
+
+
+def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
+    """`jobs/<job id>/<fingerprint>/<name>`; without a name the prefix of all objects of that plan.
+
+    Raises BadKeyError for what `parse_job_key` could not give back.
+    """
+    key = f"{JOBS_PREFIX}{job_id}/{fingerprint}/{name}"
+    parse_job_key(key if name else key + PLAN_NAME)
+    return key
+
+
+def unit_key(job_id: int, fingerprint: str, unit: int) -> str:
+    """Of the manifest of a unit."""
+    return job_key(job_id, fingerprint, f"u{unit}.json.zst")
+
+
+def parse_job_key(key: str) -> JobKey:
+    """Raises BadKeyError for anything `job_key` does not make."""
+    found = _JOB_KEY.fullmatch(key)
+    if found is None:
+        raise BadKeyError(f"{key!r} is not the key of an object of a merge job (jobs/job id/plan fingerprint/name)")
+    check_key(key)
+    return JobKey(job_id=int(found["job_id"]), fingerprint=found["fingerprint"], name=found["name"])
 
 
 def check_key(key: str) -> None:

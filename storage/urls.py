@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from storage.keys import BadKeyError, check_key
+from storage.keys import JOBS_PREFIX, BadKeyError, check_key, parse_job_key
 from storage.objects import ObjectStore, StoreMisconfiguredError
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]", re.ASCII)
@@ -70,6 +70,27 @@ def parse_store_url(url: str) -> ObjectStoreUrl:
             return ObjectStoreUrl(scheme="memory")
         case scheme:
             raise StoreMisconfiguredError(f"object.store.url has the scheme {scheme!r}", remedy=f"write {_FORMS}")
+
+
+def object_url(store: ObjectStoreUrl, key: str) -> str:
+    """The URL of the object of a merge job, for a process elsewhere. Raises StoreMisconfiguredError for `memory://`."""
+    whole, question, query = str(store).partition("?")
+    if store.scheme == "memory":
+        raise StoreMisconfiguredError(
+            "object.store.url is memory://, which no other process can read", remedy="write s3:// or file://"
+        )
+    return f"{whole.rstrip('/')}/{quote(key)}{question}{query}"
+
+
+def split_object_url(url: str) -> tuple[ObjectStoreUrl, str]:
+    """Store and key of a URL that `object_url` made. Raises StoreMisconfiguredError, BadKeyError."""
+    whole, question, query = url.partition("?")
+    before, slash, after = whole.rpartition(f"/{JOBS_PREFIX}")
+    if not slash:
+        raise BadKeyError(f"{whole!r} does not lead to the plan of a merge job (.../jobs/job id/fingerprint/name)")
+    key = unquote(JOBS_PREFIX + after)
+    parse_job_key(key)
+    return parse_store_url(f"{before}{question}{query}"), key
 
 
 def open_store(url: ObjectStoreUrl | str) -> ObjectStore:

@@ -8,9 +8,12 @@ pytest_plugins = [
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
     "tests.fixtures.skips",
+    "tests.fixtures.spark",
     "tests.simulation.summary",
     # after those they import: pytest rewrites the asserts of what it loads first itself
     "tests.fixtures.faults",
     "tests.fixtures.compactors",
     "tests.fixtures.compacted_systems",
+    "tests.fixtures.exports",
+    "tests.fixtures.spark_topics",
 ]

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from agents.log_index import LogIndex
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
 from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
-from agents.read.survey import SoundParts
 from agents.read.surveys import Surveys
 from metadata.compaction import LeveledExtent
 from metadata.service import MetadataUnavailableError
@@ -23,6 +22,7 @@ from siltstone.logging import get_logger
 from storage.block_index import BlockEntry
 from storage.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError
+from storage.survey import SoundParts
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)

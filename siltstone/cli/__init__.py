@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "produce": ("siltstone.cli.produce:produce", "Write records to a topic, from stdin or a file."),
     "consume": ("siltstone.cli.consume:consume", "Print records of topics, from any offset or time on."),
     "groups": ("siltstone.cli.groups:groups", "List consumer groups, show their lag, reset offsets, delete."),
+    "tables": ("siltstone.cli.tables:tables", "Export topics to Parquet files and Iceberg tables."),
     "record": ("siltstone.cli.record:record", "Say where one record lies, or why it is not there."),
     "compact": ("siltstone.cli.compact:compact", "Compact a topic now, or say what is due."),
     "compaction": ("siltstone.cli.compaction:compaction", "Watch compaction at work."),
@@ -37,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "jobs": ("siltstone.cli.jobs:jobs", "List merges and show one: state, progress, result."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
     "compactor": ("siltstone.cli.compactor:compactor", "Run one compactor against a given Postgres and object store."),
+    "spark": ("siltstone.cli.spark:spark", "Prepare Spark for large merges: check it, pack it for a cluster."),
 }
 
 TRACEBACK_VARIABLE = "SILTSTONE_TRACEBACK"

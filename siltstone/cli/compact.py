@@ -17,6 +17,7 @@ from metadata.compaction import Metadata
 from siltstone import compact_now
 from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, size_text
 from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
+from siltstone.cli.run_here import EngineChoice, engine_option, opened_parts, shown_steps, stopped_here, worker_here
 from siltstone.cli.topics_compaction import print_states, read_explained
 from siltstone.cli.usage import WrongUsageError
 from siltstone.clock import SystemClock
@@ -27,6 +28,7 @@ from siltstone.logging import configure
 from siltstone.metrics import Metrics
 from siltstone.opening import opened_stores
 from siltstone.settings import Settings
+from siltstone.stopping import unless
 
 TIMEOUT_S = 3600
 COMPACTOR_LOADS_MS = 10_000
@@ -51,24 +53,34 @@ JOB_KINDS_IN_WORDS = {
     metavar="SECONDS",
     help=f"With --now: how long to wait (default {TIMEOUT_S}); the request stays.",
 )
+@engine_option
 @place_options
 @json_option
-def compact(topic: str, now: bool, timeout: float | None, places: Places, as_json: bool) -> None:
+def compact(
+    topic: str, now: bool, timeout: float | None, engine: EngineChoice | None, places: Places, as_json: bool
+) -> None:
     """Compact TOPIC: say what is due, or with --now do it.
 
     --now levels the topic's L0 files first, does not wait for dirty ratios or forced.interval.ms, and ends when every
     partition is cleaned through the offset that was its end (or, with min.compaction.lag.ms, the first record too
     young) when the command began. Where no compactor runs, one runs in this process for as long as it takes. Ctrl-C
-    stops the waiting; the request stays.
+    stops the waiting; the request stays. With --engine no request is stored: the merges of TOPIC run from this process,
+    on that engine, whatever compactors there are, and Ctrl-C gives them back.
 
     \b
     Examples:
       siltstone compact users --data ./siltstone-data
       siltstone compact users --now --data ./siltstone-data
+      siltstone compact users --now --engine spark --set spark.submitter=local --data ./siltstone-data
       siltstone compact users --now --timeout 60 --json \\
           --metadata postgresql://siltstone@db/siltstone \\
           --object-store s3://records/prod
     """
+    if engine is not None and not now:
+        raise WrongUsageError(
+            "--engine says where the merges of --now run, and without --now none does",
+            remedy="give --now too, or leave --engine out",
+        )
     if timeout is not None and not now:
         raise WrongUsageError(
             "--timeout says how long --now waits, and without --now nothing is waited for",
@@ -80,7 +92,12 @@ def compact(topic: str, now: bool, timeout: float | None, places: Places, as_jso
             return
         timeout_ms = (TIMEOUT_S if timeout is None else timeout) * 1000
         try:
-            done = asyncio.run(_compact(urls, places, topic, timeout_ms=timeout_ms))
+            work = (
+                _compact(urls, places, topic, timeout_ms=timeout_ms)
+                if engine is None
+                else compact_on(urls, places, topic, engine, timeout_ms=timeout_ms)
+            )
+            done = asyncio.run(work)
         except KeyboardInterrupt:
             click.echo(
                 "stopped waiting. The request stays, and compactors carry it out. How far they are:\n"
@@ -128,6 +145,21 @@ async def _compact(urls: Urls, places: Places, topic: str, *, timeout_ms: float)
                 await asyncio.gather(waiting, helping, return_exceptions=True)
 
 
+async def compact_on(
+    urls: Urls, places: Places, topic: str, engine: EngineChoice, *, timeout_ms: float
+) -> compact_now.Compacted:
+    """The merges of a topic from this process, on one engine."""
+    async with opened_parts(urls, places) as parts:
+        from siltstone.compact_here import compact_here
+
+        with shown_steps() as show:
+            async with worker_here(parts, engine, "compact", show) as (worker, stopping):
+                done = await unless(stopping, compact_here(parts, worker, topic, timeout_ms, words=places.words))
+        if done is None:
+            raise stopped_here(f"stopped: what was merged stays, and {topic} is left to the compactors")
+        return done
+
+
 async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
     """Look now and again whether a compactor is alive; when none is, be one. Ends by cancellation or an error."""
     clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
@@ -144,6 +176,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
     if settings.log_level == "info":  # what the process of a compactor logs is no part of this command's answer
         configure("warning", settings.log_format)
     from compactor.compactor import Compactor  # the kernels' compiler is loaded where it is needed
+    from siltstone.engines import engines
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     async with opened_stores(here, metrics, clock, ids) as (store, own):
@@ -155,6 +188,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
             ids=ids,
             metrics=metrics,
             host=f"{socket.gethostname()} (siltstone compact)",
+            engine=await engines(here, store, own, clock, ids),
         )
         await compactor.start()
         try:

@@ -12,9 +12,11 @@ from metadata.compaction import JobState, MergeJob
 from metadata.job_rules import UNREADABLE
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.usage import WrongUsageError
 from siltstone.command_words import CommandWords
 from siltstone.errors import BadInputError
+from siltstone.spark_note import spark_note
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110
@@ -38,12 +40,13 @@ def _job_id(text: str, words: CommandWords) -> int:
 
 @click.group()
 def jobs() -> None:
-    """List merges and show one: state, progress, result.
+    """List merges, show one (state, progress, result), and run one here.
 
     \b
     Examples:
       siltstone jobs list --data ./siltstone-data
       siltstone jobs show 17 --data ./siltstone-data
+      siltstone jobs run 17 --engine spark --data ./siltstone-data
     """
 
 
@@ -114,6 +117,31 @@ def show_job(job_id: str, places: Places, as_json: bool) -> None:
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return
+    print_pairs(_described(job, now_ms, spark_note(job, places.settings)))
+
+
+@jobs.command("run")
+@click.argument("job_id", metavar="ID")
+@engine_option
+@place_options
+@json_option
+def run_one(job_id: str, engine: EngineChoice | None, places: Places, as_json: bool) -> None:
+    """Run one merge here, in the foreground: one that waits for a compactor, also when it rests after trouble.
+
+    Without --engine its size decides, as for a compactor with these settings. Ctrl-C gives it back; of a merge on Spark
+    what is done stays done.
+
+    \b
+    Examples:
+      siltstone jobs run 17 --data ./siltstone-data
+      siltstone jobs run 17 --engine spark --set spark.submitter=local --data ./siltstone-data
+    """
+    number = _job_id(job_id, places.words)
+    with resolved(places) as urls:
+        job, now_ms = asyncio.run(run_here(urls, places, number, engine))
+    if as_json:
+        print_json({**_as_json(job), "spec": dict(job.spec)})
+        return
     print_pairs(_described(job, now_ms))
 
 
@@ -145,7 +173,7 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.0f} %"
 
 
-def _described(job: MergeJob, now_ms: int) -> dict[str, str]:
+def _described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
     pairs = {
         "job": str(job.job_id),
         "kind": job.kind,
@@ -165,6 +193,8 @@ def _described(job: MergeJob, now_ms: int) -> dict[str, str]:
     pairs |= {f"result: {name.replace('_', ' ')}": _shown(name, value) for name, value in job.result.items()}
     if job.error:
         pairs["error"] = job.error
+    if note:
+        pairs["note"] = note
     return pairs
 
 

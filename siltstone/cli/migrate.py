@@ -15,21 +15,33 @@ from siltstone.settings import is_memory
 @click.command()
 @setting_options
 @click.option("--metadata", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
-def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | None) -> None:
+@click.option(
+    "--reader", metavar="ROLE", help="A role of Postgres that may read where records lie, and pin them; nothing else."
+)
+def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | None, reader: str | None) -> None:
     """Bring the metadata schema of a Postgres up to date.
 
     Agents never do this by themselves; they refuse to start on another schema than theirs. Doing it twice changes
     nothing. Prints the revision of the schema, and whether it was created, brought up or there already.
 
+    --reader grants a role that exists what `siltstone.read_topic` and Spark need of the metadata; the objects are read
+    with rights of the object store. Give it again after every upgrade.
+
     \b
     Examples:
       siltstone migrate --metadata postgresql://me@db:5432/silt
       siltstone migrate --config agent.toml
+      siltstone migrate --metadata postgresql://me@db:5432/silt --reader analysts
     """
     settings = read_settings(config, assignments, {"metadata.url": metadata})
     if not settings.metadata_url or is_memory(settings.metadata_url):
         raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
     click.echo(f"schema: {asyncio.run(_migrate(settings.metadata_url))}")
+    if reader:
+        from metadata.migrate import grant_reader
+
+        asyncio.run(grant_reader(settings.metadata_url, reader))
+        click.echo(f"reader: {reader} may read and pin")
 
 
 async def _migrate(url: str) -> str:

@@ -16,6 +16,7 @@ def main() -> int:
     options.add_argument("--seeds", default="0-99", help="FIRST-LAST (default %(default)s)")
     options.add_argument("--steps", type=int, default=STEPS)
     options.add_argument("--partial", action="store_true", help="mostly merges of a few extents")
+    options.add_argument("--heavy", action="store_true", help="merges are cut into units, as for Spark")
     options.add_argument("-v", "--verbose", action="store_true")
     chosen = options.parse_args()
     first, _, last = chosen.seeds.partition("-")
@@ -24,7 +25,9 @@ def main() -> int:
     failed: list[int] = []
     started_s = time.process_time()
     for seed in seeds:
-        outcome = run_seed(seed, steps=chosen.steps, habits=PARTIAL if chosen.partial else NO_HABITS)
+        outcome = run_seed(
+            seed, steps=chosen.steps, habits=PARTIAL if chosen.partial else NO_HABITS, heavy=chosen.heavy
+        )
         counts.update(outcome.counts)
         if chosen.verbose:
             print(*outcome.says, sep="\n")

@@ -57,9 +57,10 @@ class Outcome:
         return "\n".join([f"seed {self.seed}:", *self.says[-60:], *(f"  !! {each}" for each in self.violations[:8])])
 
 
-def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_HABITS) -> Outcome:
-    """`habits`: how many times as often as usual some actions come; without, the seed chooses."""
-    world = World(seed)
+def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_HABITS, heavy: bool = False) -> Outcome:
+    """`habits`: how many times as often as usual some actions come; without, the seed chooses. `heavy`: merges are cut
+    into units."""
+    world = World(seed, heavy=heavy)
     asyncio.run(_history(world, steps, habits))
     return Outcome(seed, world.violations, world.says, world.counts)
 

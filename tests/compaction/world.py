@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from compactor.execute import MergeEngine
+from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec
+from compactor.worker import Engine
 from metadata.compaction import (
     ClaimedJob,
     CommitMerge,
@@ -28,6 +30,7 @@ from metadata.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, 
 from siltstone.clock import ManualClock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import SystemIds
+from storage.cluster import check_cluster
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import ExtentSource, build_file
 from storage.keys import file_key
@@ -37,6 +40,7 @@ from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned
 from tests.compaction.specs import GRACE_MS, OPTIONS, arbitrary_spec
+from tests.fixtures.heavy_merges import InProcessSubmitter
 from wire.batch import read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
@@ -57,6 +61,8 @@ class Held:
 @dataclass
 class World:
     seed: int
+    heavy: bool = False
+    """Merges of L1 and above are cut into units, which run as tasks elsewhere would."""
     says: list[str] = field(default_factory=list[str])
     violations: list[str] = field(default_factory=list[str])
 
@@ -82,8 +88,9 @@ class World:
     def say(self, what: str) -> None:
         self.says.append(f"{self.clock.monotonic_ms():9.0f} {what}")
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, what: str, times: int = 1) -> None:
+        if times:
+            self.counts[what] = self.counts.get(what, 0) + times
 
     # ---- begin
 
@@ -91,15 +98,17 @@ class World:
         await self.metadata.open()
         self.lease: WriterLease = await self.metadata.register_agent(AgentAddress(host="writer", port=9092))
         self.compactor = await self.metadata.register_compactor("compactor")
-        self.engine = MergeEngine(
+        keys_max, cursor_bytes = self.random.choice([2, 3, 5, 1000]), self.random.choice([1 << 20, 64 << 20])
+        embedded = MergeEngine(
             store=self.store,
             clock=self.clock,
             ids=self.ids,
             lease=self.compactor,
-            keys_max=self.random.choice([2, 3, 5, 1000]),
-            cursor_bytes=self.random.choice([1 << 20, 64 << 20]),
+            keys_max=keys_max,
+            cursor_bytes=cursor_bytes,
             in_thread=False,
         )
+        self.engine: Engine = await self._heavy(embedded) if self.heavy else embedded
         for name in ("users", "orders", "events"):
             await self.create_topic(name)
         self.key_count = self.random.choice([2, 4, 12])
@@ -109,6 +118,28 @@ class World:
             # No partition is cleaned alone from its log start on: merges of a few runs see some extents, not others.
             self.options = replace(self.options, forced_dirty_bytes_min=NEVER, forced_dirty_wait_ms=NEVER)
         self.say(f"keys {self.key_count}")
+
+    async def _heavy(self, embedded: MergeEngine) -> HeavyEngine:
+        identity = await self.metadata.cluster_identity()
+        await check_cluster(self.store, cluster_id=identity.cluster_id, store_bound=identity.store_bound)
+        r = random.Random(self.seed)
+        submitter = InProcessSubmitter(self.store, self.clock, self.ids, chance=r, at_once=0, dies=0.1, twice=0.1)
+        options = HeavyOptions(
+            bytes_min=0,
+            unit_bytes=r.choice([1, 150, 400, 2_000]),
+            keys_max=embedded.keys_max,
+            cursor_bytes=embedded.cursor_bytes,
+        )
+        return HeavyEngine(
+            embedded=embedded,
+            submitter=submitter,
+            store=self.store,
+            store_url=None,
+            cluster_id=identity.cluster_id,
+            clock=self.clock,
+            lease=self.compactor,
+            options=options,
+        )
 
     async def create_topic(self, name: str) -> None:
         r = self.random
@@ -321,6 +352,7 @@ class World:
         self.held.append(Held(claimed, commit))
         self.say(f"job {job.job_id} epoch {job.epoch} ran: {describe(commit)}")
         self.count("run")
+        self.count("units", commit.summary.get("units", 0))
         if commit.summary["clears"]:
             self.count("overflow")
         if any(one.passes > 1 for one in MergeSpec.from_json(job.spec).partitions.values()):

@@ -261,6 +261,37 @@ async def test_a_job_that_is_given_back_is_ready_and_counts_no_attempt(world: Wo
     assert (third.job.epoch, third.job.attempts) == (3, 1)
 
 
+async def test_a_job_is_claimed_by_its_id_though_it_rests_and_though_it_is_not_the_oldest(world: World) -> None:
+    _, files = await l0_files(world, 3)
+    lease = await world.service.register_compactor("host")
+    oldest = await world.service.create_job(job(l0_file_ids=files[:1]))
+    kept = await world.service.create_job(job(l0_file_ids=files[1:2], rest_ms=60_000))
+    # given one that its maker keeps for himself, and nothing else after the oldest
+    first = await world.service.claim_job(lease)
+    assert first is not None and first.job.job_id == oldest
+    assert await world.service.claim_job(lease) is None
+    # when it is asked for by its id
+    claimed = await world.service.claim_job(lease, job_id=kept)
+    # then it is claimed, once
+    assert claimed is not None and (claimed.job.job_id, claimed.job.state) == (kept, JobState.RUNNING)
+    assert await world.service.claim_job(lease, job_id=kept) is None
+    assert await world.service.claim_job(lease, job_id=oldest) is None
+    assert await world.service.claim_job(lease, job_id=99_999) is None
+    # and of another kind than asked for neither
+    last = await world.service.create_job(job(l0_file_ids=files[2:]))
+    assert await world.service.claim_job(lease, kinds=["forced"], job_id=last) is None
+
+
+async def test_a_job_that_its_maker_kept_for_himself_is_anybodys_after_its_rest(world: World) -> None:
+    _, files = await l0_files(world, 1)
+    lease = await world.service.register_compactor("host")
+    kept = await world.service.create_job(job(l0_file_ids=files, rest_ms=60_000))
+    assert await world.service.claim_job(lease) is None
+    await world.end_rests()
+    claimed = await world.service.claim_job(lease)
+    assert claimed is not None and claimed.job.job_id == kept
+
+
 async def test_a_job_given_back_for_trouble_rests_for_longer_each_time_and_others_are_claimed(world: World) -> None:
     _, files = await l0_files(world, 2)
     lease = await world.service.register_compactor("host")

@@ -12,6 +12,7 @@ def upgrade() -> None:
     run_script("0001_tables.sql")
     run_script("commit_l0_v1.sql")
     run_script("commit_offsets_v1.sql")
+    run_script("pins_v1.sql")
 
 
 def downgrade() -> None:

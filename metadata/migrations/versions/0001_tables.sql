@@ -204,10 +204,11 @@ CREATE INDEX merge_inputs_job ON merge_inputs (job_id);
 CREATE UNIQUE INDEX merge_inputs_file ON merge_inputs (file_id) WHERE file_id IS NOT NULL;
 CREATE UNIQUE INDEX merge_inputs_extent ON merge_inputs (extent_id) WHERE extent_id IS NOT NULL;
 
--- Files that die while a pin lives stay until it ends.
+-- Files that die while a pin lives stay until it ends. Only the role that took it may renew or end it (pins_v1.sql).
 CREATE TABLE pins (
     pin_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     holder text NOT NULL,
+    role text NOT NULL DEFAULT session_user,
     created_ms bigint NOT NULL,
     expires_ms bigint NOT NULL
 );

@@ -23,9 +23,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from metadata.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry
 from storage.flag_reason import written_crc
 from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, MAGIC_V2, BatchHeader, read_header
@@ -33,6 +32,21 @@ from wire.crc import crc32c, joined_crc32c
 
 STRETCHES_MAX = 1_000
 """An extent with more damaged places than that is served up to the first of them."""
+
+
+class Surveyed(Protocol):
+    """An extent of a merged file, or of L0, as far as a survey must know it."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def last_offset(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def record_count(self) -> int: ...
+    @property
+    def flagged_reason(self) -> str | None: ...
 
 
 class SoundStretch(NamedTuple):
@@ -81,7 +95,7 @@ class _Open:
 class ExtentSurvey:
     """`feed` the extent's bytes from its start while it `goes_on`; then `parts`."""
 
-    def __init__(self, extent: LeveledExtent) -> None:
+    def __init__(self, extent: Surveyed) -> None:
         written = written_crc(extent.flagged_reason or "")
         self._extent = extent
         self._position = 0
@@ -147,7 +161,7 @@ class ExtentSurvey:
 class _ByCarried:
     """Rule 1: the offsets that batches carry, if the heads prove to be as they were written."""
 
-    def __init__(self, extent: LeveledExtent, written_crc32c: int) -> None:
+    def __init__(self, extent: Surveyed, written_crc32c: int) -> None:
         self.is_in_order = True
         self._extent = extent
         self._written_crc32c = written_crc32c
@@ -185,7 +199,7 @@ class _ByCarried:
 class _ByChain:
     """Rule 2: each batch begins where the one before ends."""
 
-    def __init__(self, extent: LeveledExtent, *, is_stamped: bool) -> None:
+    def __init__(self, extent: Surveyed, *, is_stamped: bool) -> None:
         self.goes_on = extent.record_count == extent.last_offset - extent.base_offset + 1
         self._extent = extent
         self._is_stamped = is_stamped

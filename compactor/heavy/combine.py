@@ -1,0 +1,82 @@
+"""From the results of all units to the one commit of a heavy merge. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
+from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.segments import joined_ranges
+from compactor.unreadable import PARTITIONS_TOLD_MAX
+from metadata.compaction import CleanedPartition, CommitMerge, OutputFile
+from metadata.job_rules import UNREADABLE
+
+_LARGEST = ("passes", "partition_keys_max")
+"""Of these the largest counts; all other numbers of a summary are added up."""
+_OF_KEYS = ("gets",)
+"""What a unit that only reads keys adds: its records and bytes are counted when they are rewritten."""
+
+
+def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -> CommitMerge:
+    """`results`: by unit, of every unit of the plan; `epoch`: of the claim that commits.
+
+    Raises ManifestMismatchError for results that are not those of the plan's units, all of them.
+    """
+    missing = sorted({unit.number for unit in plan.units} - results.keys())
+    if missing:
+        raise ManifestMismatchError(f"unit {missing[0]} of job {plan.job_id} has no result, one of {len(missing)}")
+    outputs: list[OutputFile] = []
+    cleaned: dict[int, CleanedPartition] = {}
+    ranges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for unit in plan.units:
+        result = results[unit.number]
+        check_result(plan, unit, result)
+        outputs += result.outputs
+        for each in result.cleaned:
+            if cleaned.setdefault(each.partition_id, each) != each:
+                raise ManifestMismatchError(
+                    f"two slices of partition {each.partition_id} say otherwise how it is cleaned"
+                )
+        for partition_id, covered in result.covered.items():
+            ranges[partition_id] += covered
+    if len({each.key for each in outputs}) != len(outputs):
+        raise ManifestMismatchError(f"two units of job {plan.job_id} name the same output")
+    return CommitMerge(
+        job_id=plan.job_id,
+        epoch=epoch,
+        outputs=tuple(outputs),
+        covered={id_: tuple(joined_ranges(sorted(found))) for id_, found in sorted(ranges.items())},
+        cleaned=tuple(each for _, each in sorted(cleaned.items())),
+        summary=_summary(plan, results),
+        commit_by_ms=plan.commit_by_ms,
+    )
+
+
+def _summary(plan: HeavyPlan, results: Mapping[int, UnitResult]) -> Mapping[str, Any]:
+    total: dict[str, Any] = {"units": len(plan.units), "unit_seconds": 0.0}
+    unreadable: list[Any] = []
+    for unit in plan.units:
+        result = results[unit.number]
+        total["unit_seconds"] = round(total["unit_seconds"] + result.seconds, 3)
+        for name, value in result.summary.items():
+            if unit.kind is UnitKind.KEYS and name not in _OF_KEYS:
+                continue
+            if name == UNREADABLE:
+                unreadable += value
+            elif type(value) is int:
+                total[name] = max(total.get(name, 0), value) if name in _LARGEST else total.get(name, 0) + value
+    return {**total, **({UNREADABLE: _told(unreadable)} if unreadable else {})}
+
+
+def _told(unreadable: Sequence[Any]) -> Sequence[Any]:
+    """Slices of one partition say it once each; it is one partition."""
+    by_partition: dict[Any, dict[str, Any]] = {}
+    for each in unreadable:
+        known = by_partition.get(each["partition_id"])
+        if known is None:
+            by_partition[each["partition_id"]] = dict(each)
+        else:
+            known["batches"] += each["batches"]
+    return list(by_partition.values())[:PARTITIONS_TOLD_MAX]

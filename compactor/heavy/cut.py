@@ -1,0 +1,167 @@
+"""How a claimed merge is cut into units, and whether a stored plan may be gone on with. Pure.
+
+Cuts lie between extents, and the extents stay in order of (partition, base offset), so units are disjoint, together
+they are the job, and no unit's output can reach over what another writes. A plain partition may be cut anywhere; small
+partitions share a unit. A deduped partition stays whole as long as it fits a task (`keyed_unit_bytes`), with as many
+passes as keep its buffer from being cleared: so one record per key is left. A larger one is cut into slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
+from compactor.kway_merge import class_of, order_inputs
+from compactor.options import CURSOR_BYTES, KEPT_BYTES
+from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
+from metadata.compaction import ClaimedJob, LeveledExtent
+from metadata.service import WriterLease
+
+UNIT_BYTES = 256 * MIB
+KEYED_UNIT_BYTES = 1024 * MIB
+RESUME_FRACTION_MIN = 0.2
+"""Of a job's time that must be left of a plan's when it is gone on with."""
+
+
+def cut(
+    claimed: ClaimedJob,
+    spec: MergeSpec,
+    *,
+    cluster_id: str,
+    lease: WriterLease,
+    unit_bytes: int = UNIT_BYTES,
+    keyed_unit_bytes: int = KEYED_UNIT_BYTES,
+    keys_max: int = DEDUPE_KEYS_MAX,
+    cursor_bytes: int = CURSOR_BYTES,
+    kept_bytes_max: int = KEPT_BYTES,
+) -> HeavyPlan:
+    """The plan of a claimed merge of L1+ extents; without units where nothing of its inputs is left.
+
+    Raises PlanError for a job of L0 files, MergeInputError for extents that overlap.
+    """
+    if claimed.l0_files:
+        raise PlanError(f"job {claimed.job.job_id} takes L0 files; these are merged by the compactor itself")
+    inputs = order_inputs(claimed, spec)
+    deduped = {each.partition.partition_id for each in inputs.partitions if each.dedupe}
+    ids = {each.partition.partition_id for each in inputs.partitions}
+    extents = sorted(
+        (each for each in claimed.extents if each.partition_id in ids),
+        key=lambda each: (each.partition_id, each.base_offset),
+    )
+    units: list[Unit] = []
+    for first, end, sliced_id in _stretches(extents, deduped, unit_bytes, keyed_unit_bytes):
+        if sliced_id is None:
+            units.append(_unit(len(units), UnitKind.MERGE, extents, first, end))
+            continue
+        slices = list(_pieces(extents, first, end, unit_bytes))
+        for kind in (UnitKind.KEYS, UnitKind.REWRITE):
+            for number, (start, stop) in enumerate(slices):
+                units.append(_unit(len(units), kind, extents, start, stop, sliced_id, number))
+    sliced = {unit.partition_id for unit in units if unit.partition_id is not None}
+    partitions = {
+        id_: each if id_ in sliced else _never_cleared(each, extents, keys_max)
+        for id_, each in spec.partitions.items()
+        if id_ in deduped
+    }
+    deadline_ms = claimed.job.deadline_ms or claimed.now_ms
+    return HeavyPlan(
+        cluster_id=cluster_id,
+        job_id=claimed.job.job_id,
+        epoch=claimed.job.epoch,
+        lease=lease,
+        claimed_ms=claimed.now_ms,
+        commit_by_ms=min(deadline_ms, claimed.now_ms + SPARK_LIMIT_MS_MAX),
+        spec=replace(spec, partitions=partitions),
+        partitions={id_: each for id_, each in claimed.partitions.items() if id_ in ids},
+        extents=tuple(extents),
+        units=tuple(units),
+        keys_max=keys_max,
+        cursor_bytes=cursor_bytes,
+        kept_bytes_max=kept_bytes_max,
+    )
+
+
+def _stretches(
+    extents: Sequence[LeveledExtent], deduped: set[int], unit_bytes: int, keyed_unit_bytes: int
+) -> Iterator[tuple[int, int, int | None]]:
+    """(first, end, None) of MERGE units; (first, end, partition id) of partitions to be sliced."""
+    first = open_bytes = at = 0
+    for partition_id, group in groupby(extents, key=lambda each: each.partition_id):
+        lengths = [each.length for each in group]
+        size, end = sum(lengths), at + len(lengths)
+        is_deduped = partition_id in deduped
+        is_sliced = is_deduped and size > keyed_unit_bytes and len(lengths) > 1
+        if is_sliced:
+            if at > first:
+                yield first, at, None
+            yield at, end, partition_id
+            first, open_bytes = end, 0
+        else:
+            for count, length in [(len(lengths), size)] if is_deduped else [(1, each) for each in lengths]:
+                if at > first and open_bytes + length > unit_bytes:
+                    yield first, at, None
+                    first, open_bytes = at, 0
+                at, open_bytes = at + count, open_bytes + length
+        at = end
+    if at > first:
+        yield first, at, None
+
+
+def _pieces(extents: Sequence[LeveledExtent], first: int, end: int, unit_bytes: int) -> Iterator[tuple[int, int]]:
+    start = first
+    open_bytes = 0
+    for at in range(first, end):
+        if at > start and open_bytes + extents[at].length > unit_bytes:
+            yield start, at
+            start, open_bytes = at, 0
+        open_bytes += extents[at].length
+    yield start, end
+
+
+def _unit(
+    number: int,
+    kind: UnitKind,
+    extents: Sequence[LeveledExtent],
+    first: int,
+    end: int,
+    partition_id: int | None = None,
+    slice_number: int = 0,
+) -> Unit:
+    return Unit(
+        number=number,
+        kind=kind,
+        first=first,
+        end=end,
+        input_bytes=sum(each.length for each in extents[first:end]),
+        partition_id=partition_id,
+        slice_number=slice_number,
+    )
+
+
+def _never_cleared(spec: PartitionSpec, extents: Iterable[LeveledExtent], keys_max: int) -> PartitionSpec:
+    """Deep where its records may be more keys than the buffer holds; a part that overflows is split by the cleaner."""
+    records = sum(each.record_count for each in extents if each.partition_id == spec.partition_id)
+    return replace(spec, passes=1 if records <= keys_max else max(spec.passes, 2))
+
+
+def may_go_on(plan: HeavyPlan, claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str) -> bool:
+    """Whether `plan`, made at an earlier claim, does what this claim of the job asks for.
+
+    Its inputs may be more: what died since is trimmed by the commit, and the janitor spares the files of a live job.
+    """
+    if (plan.cluster_id, plan.job_id) != (cluster_id, claimed.job.job_id) or plan.epoch > claimed.job.epoch:
+        return False
+    if replace(plan.spec, partitions={}) != replace(spec, partitions={}):
+        return False  # a job of another history, with the same id
+    left_ms = plan.commit_by_ms - claimed.now_ms
+    if left_ms < RESUME_FRACTION_MIN * (plan.commit_by_ms - plan.claimed_ms):
+        return False
+    for id_, partition in claimed.partitions.items():
+        planned = plan.partitions.get(id_)
+        if planned is not None and class_of(planned) is not class_of(partition):
+            return False  # what was to be deduped must be copied now, or the other way round
+    held = set(plan.extents)
+    return all(each in held for each in claimed.extents if each.partition_id in claimed.partitions)

@@ -1,0 +1,78 @@
+"""What the janitor must know of heavy merges: which objects of theirs are over, and whose outputs may yet be committed.
+
+Outputs of units carry the id of the compactor whose claim made the plan. That one may have died, or its job may lie
+there given back, and the units that it had finished are still good: the next claim goes on with them. So for as long as
+a job lives, the makers of its stored plans count as at work since these claims. Nothing is deleted or written here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from compactor.heavy.stored import plan_keys, read_plan
+from compactor.heavy.units import PlanError
+from compactor.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
+from metadata.compaction import CompactionMetadata, JobState, MergeJob
+from siltstone.logging import get_logger
+from storage.keys import JOBS_PREFIX, BadKeyError, parse_job_key
+from storage.objects import ObjectStat, ObjectStore
+
+_log = get_logger(__name__)
+
+
+class PlanMakers(NamedTuple):
+    at_work: Mapping[int, int]
+    """Node id -> for how long, in ms, what it wrote may yet be committed."""
+    unreadable: Sequence[str]
+    """Plans of live jobs, by another release perhaps: whose outputs they are cannot be told."""
+
+
+async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanMakers:
+    now_ms = await metadata.now_ms()
+    at_work: dict[int, int] = {}
+    unreadable: list[str] = []
+    lives: dict[int, bool] = {}
+    async for key in plan_keys(store, JOBS_PREFIX):
+        job_id = parse_job_key(key).job_id
+        if job_id not in lives:
+            job = await metadata.job(job_id)
+            lives[job_id] = job is not None and job.state in (JobState.READY, JobState.RUNNING)
+        if not lives[job_id]:
+            continue
+        try:
+            plan = await read_plan(store, key)
+        except PlanError as error:
+            _log.warning("a plan of a live job cannot be read", key=key, error=str(error))
+            unreadable.append(key)
+        else:
+            maker = plan.lease.writer_id
+            at_work[maker] = max(at_work.get(maker, 0), now_ms - plan.claimed_ms)
+    return PlanMakers(at_work, unreadable)
+
+
+async def keys_of_jobs_over(store: ObjectStore, metadata: CompactionMetadata) -> Sequence[str]:
+    """Objects of heavy merges that nobody will read again: of jobs that have ended, and of jobs that nobody knows, once
+    they are older than any merge. A driver that has not heard of the end may add to them: they are found again."""
+    by_job: defaultdict[int, list[ObjectStat]] = defaultdict(list)
+    async for stat in store.list(JOBS_PREFIX):
+        try:
+            by_job[parse_job_key(stat.key).job_id].append(stat)
+        except BadKeyError:
+            continue  # what we did not write we do not delete
+    if not by_job:
+        return ()
+    now_ms = await metadata.now_ms()
+    over: list[str] = []
+    for job_id, stats in by_job.items():
+        job = await metadata.job(job_id)
+        if job is None:
+            over += [each.key for each in stats if 0 < each.last_modified_ms < now_ms - HARD_BOUND_MS]
+        elif job.state in (JobState.DONE, JobState.FAILED) and _ended_long_ago(job, now_ms):
+            over += [each.key for each in stats]
+    return over
+
+
+def _ended_long_ago(job: MergeJob, now_ms: int) -> bool:
+    return (job.finished_ms or 0) < now_ms - ATTEMPT_OUTLIVES_JOB_MS

@@ -1,0 +1,203 @@
+"""What a unit of a heavy merge has done: value, stored form, and the check that it is what its unit asked for. Pure.
+
+A task writes the manifest of its unit last of all and only where there is none: the first finished try of a unit is
+the one that counts. The outputs of the others are named by nothing, and go with the orphans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import zstandard
+
+from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress
+from compactor.segments import joined_ranges
+from metadata.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
+from siltstone.errors import SiltstoneError
+from storage.keys import BadKeyError, parse_file_key
+
+MANIFEST_VERSION = 1
+MANIFEST_BYTES_MAX = 256 << 20
+
+
+class ManifestMismatchError(SiltstoneError):
+    """A manifest that is not one, or not of this plan and unit. Nothing of the job may be committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult:
+    plan: str
+    """Fingerprint."""
+    unit: int
+    kind: UnitKind
+    covered: Mapping[int, Sequence[tuple[int, int]]]
+    """Per partition the (base, last) ranges that it read and wrote; {} for KEYS."""
+    outputs: Sequence[OutputFile]
+    cleaned: Sequence[CleanedPartition]
+    """Of deduped partitions. All slices of one say the same, which is of all of it."""
+    summary: Mapping[str, Any]
+    """Numbers, by the names of `CommitMerge.summary`."""
+    seconds: float
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What only a unit of its kind has to say. JSON."""
+
+    def encode(self) -> bytes:
+        body = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
+        return zstandard.ZstdCompressor(level=3).compress(body)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": MANIFEST_VERSION,
+            "plan": self.plan,
+            "unit": self.unit,
+            "kind": self.kind.value,
+            "covered": {str(id_): [list(one) for one in ranges] for id_, ranges in self.covered.items()},
+            "outputs": [_file_json(each) for each in self.outputs],
+            "cleaned": [[each.partition_id, each.cleaned_through_offset, each.passes_needed] for each in self.cleaned],
+            "summary": dict(self.summary),
+            "seconds": self.seconds,
+            "details": dict(self.details),
+        }
+
+
+def decode_result(stored: bytes) -> UnitResult:
+    """Raises ManifestMismatchError for what is no manifest of this release."""
+    try:
+        loaded: object = json.loads(decompress(stored, MANIFEST_BYTES_MAX))
+        fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+        if fields.get("version") != MANIFEST_VERSION:
+            raise ManifestMismatchError(
+                f"a manifest of version {fields.get('version')!r}, this release knows {MANIFEST_VERSION}",
+                remedy="run the same release of Siltstone on the compactor and on the cluster",
+            )
+        return UnitResult(
+            plan=str(fields["plan"]),
+            unit=_int(fields["unit"]),
+            kind=UnitKind(fields["kind"]),
+            covered={
+                int(id_): tuple((_int(base), _int(last)) for base, last in ranges)
+                for id_, ranges in fields["covered"].items()
+            },
+            outputs=tuple(_file(each) for each in fields["outputs"]),
+            cleaned=tuple(
+                CleanedPartition(
+                    partition_id=_int(id_),
+                    cleaned_through_offset=None if through is None else _int(through),
+                    passes_needed=_int(passes),
+                )
+                for id_, through, passes in fields["cleaned"]
+            ),
+            summary=dict(fields["summary"]),
+            seconds=float(fields["seconds"]),
+            details=dict(fields["details"]),
+        )
+    except PlanError as error:
+        raise ManifestMismatchError(f"a manifest cannot be read: {error.message}") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ManifestMismatchError(f"a manifest cannot be read: {error!r}") from error
+
+
+def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
+    """Raises ManifestMismatchError that says what does not agree."""
+
+    def refuse(what: str) -> ManifestMismatchError:
+        return ManifestMismatchError(f"the manifest of unit {unit.number} of job {plan.job_id}: {what}")
+
+    if (result.plan, result.unit, result.kind) != (plan.fingerprint, unit.number, unit.kind):
+        named = f"{result.kind.value} unit {result.unit} of plan {result.plan}"
+        raise refuse(f"it is that of {named}, wanted is {unit.kind.value} unit {unit.number} of {plan.fingerprint}")
+    if unit.kind is UnitKind.KEYS:
+        if result.outputs or result.covered or result.cleaned:
+            raise refuse("it names outputs, and a unit that reads keys has none")
+        return
+    covered = _ranges((each.partition_id, each.base_offset, each.last_offset) for each in plan.extents_of(unit))
+    if {id_: list(ranges) for id_, ranges in result.covered.items()} != covered:
+        raise refuse("it covers other offsets than its extents hold")
+    written = [each for file in result.outputs for each in file.extents]
+    if _ranges((each.partition_id, each.base_offset, each.last_offset) for each in written) != covered:
+        raise refuse("its outputs hold other offsets than its extents")
+    for file in result.outputs:
+        problem = _problem(plan, file)
+        if problem:
+            raise refuse(f"its output {file.key!r} {problem}")
+    deduped = {each.partition.partition_id for each in plan.inputs.partitions if each.dedupe} & covered.keys()
+    if sorted(each.partition_id for each in result.cleaned) != sorted(deduped):
+        raise refuse("it says of other partitions that they were deduped than were to be")
+    records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in deduped)
+    if records_in != sum(each.record_count for each in written if each.partition_id not in deduped):
+        raise refuse("its outputs hold another number of records of partitions that are only copied than its extents")
+
+
+def _problem(plan: HeavyPlan, file: OutputFile) -> str:
+    try:
+        key = parse_file_key(file.key)
+    except BadKeyError:
+        return "has a key that is no file's"
+    if (key.writer_id, key.epoch) != (plan.lease.writer_id, plan.lease.epoch):
+        return "was written under another compactor's id than the plan's"
+    if not key.level == file.level == plan.spec.level:
+        return f"is of level {file.level}, the plan's is {plan.spec.level}"
+    classes = {each.partition.partition_id: each.file_class for each in plan.inputs.partitions}
+    if any(classes.get(each.partition_id) is not file.file_class for each in file.extents):
+        return f"is {file.file_class.value}, and holds partitions that are not"
+    if any(each.position < 0 or each.position + each.length > file.size_bytes for each in file.extents):
+        return "has an extent that does not lie in it"
+    return ""
+
+
+def _ranges(extents: Any) -> dict[int, list[tuple[int, int]]]:
+    """Joined where they touch; two that overlap stay two, and so are never what was to be covered."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for partition_id, base_offset, last_offset in sorted(extents):
+        found.setdefault(partition_id, []).append((base_offset, last_offset))
+    return {id_: list(joined_ranges(ranges)) for id_, ranges in found.items()}
+
+
+def _file_json(file: OutputFile) -> dict[str, Any]:
+    return {
+        "key": file.key,
+        "level": file.level,
+        "class": file.file_class.value,
+        "size_bytes": file.size_bytes,
+        "crc32c": file.crc32c,
+        "config_version": file.config_version,
+        "extents": [[getattr(each, name) for name in _EXTENT_FIELDS] for each in file.extents],
+    }
+
+
+_EXTENT_FIELDS = tuple(OutputExtent.__dataclass_fields__)
+
+
+def _file(stored: Mapping[str, Any]) -> OutputFile:
+    return OutputFile(
+        key=str(stored["key"]),
+        level=_int(stored["level"]),
+        file_class=FileClass(stored["class"]),
+        size_bytes=_int(stored["size_bytes"]),
+        crc32c=_int(stored["crc32c"]),
+        config_version=_int(stored["config_version"]),
+        extents=tuple(_extent(row) for row in stored["extents"]),
+    )
+
+
+def _extent(row: Sequence[Any]) -> OutputExtent:
+    fields = dict(zip(_EXTENT_FIELDS, row, strict=True))
+    for name, value in fields.items():
+        if name == "has_tombstones":
+            if type(value) is not bool:
+                raise TypeError(f"has_tombstones is {value!r}")
+        elif name == "flagged_reason":
+            if value is not None and type(value) is not str:
+                raise TypeError(f"flagged_reason is {value!r}")
+        else:
+            _int(value)
+    return OutputExtent(**fields)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value

@@ -1,0 +1,199 @@
+"""A REWRITE unit: writes what is left of a slice of a deduped partition, by the survivors of all its slices.
+
+In place of the dedupe buffer the cleaner is given the offsets that survive: a record that was entered and is not among
+them is dead. Everything else, which is every rule but that one, is the cleaner's. Tombstones and markers are judged by
+what lies in the *partition* (`compactor/heavy/slices.py`), and nothing was ever cleared.
+
+A slice is dropped by only if it is as its KEYS unit read it: as many batches and records, the same extents flagged, and
+each survivor found among the records that may be dropped. Bytes that were sound then and are not now end the unit: to
+copy their extent as it is would be too late, since older records of its keys are counted as superseded. The next read
+may find them sound; if none does the job is planned anew when its time is over, and the new scan goes round them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.clean_kernels import pick_rows
+from compactor.cleaning import CleanBounds, ScanResult
+from compactor.cursors import Cursors
+from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.slices import PartitionKeys, SliceFacts, decode_keys, slice_range
+from compactor.heavy.survivors import SurvivorLookup, Survivors
+from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
+from compactor.kway_merge import MergeInputError, PartitionInputs
+from compactor.outputs import PartitionOutput
+from compactor.partition_cleaner import PartitionCleaner, ScanPass
+from compactor.partition_merge import MergeContext, PartitionDedupe, passes_needed
+from compactor.spec import PartitionSpec
+from compactor.windows import LateCorruptionError
+from metadata.compaction import CleanedPartition
+from storage.keys import job_key
+from storage.objects import ObjectNotFoundError, ObjectStore
+from wire.kernels.batches import BatchTable
+from wire.kernels.scan import KeyColumns
+
+_OFFSET_MAX = 2**63 - 1
+
+
+def partition_keys_key(plan: HeavyPlan, partition_id: int) -> str:
+    """Of the object with a partition's `PartitionKeys`: written when all survivors are."""
+    return job_key(plan.job_id, plan.fingerprint, f"keys/p{partition_id}.json.zst")
+
+
+def survivors_key(plan: HeavyPlan, unit: Unit) -> str:
+    """Of the survivors of a REWRITE unit's slice."""
+    return job_key(plan.job_id, plan.fingerprint, f"survivors/u{unit.number}.bin")
+
+
+class SurvivorCleaner(PartitionCleaner):
+    """The rewrite of a cleaner; the scan was somebody else's. Feed all windows to `rewrite`, then `end`."""
+
+    def __init__(
+        self, bounds: CleanBounds, facts: SliceFacts, survivors: Survivors, *, kept_bytes_max: int = 0
+    ) -> None:
+        super().__init__(None, bounds, kept_bytes_max=kept_bytes_max)
+        found = facts.found
+        self._facts = facts
+        self._survivors = survivors
+        self._lookup = SurvivorLookup(survivors)
+        self._pass = ScanPass(ordinal=found.rows)
+        self._scanned = ScanResult(
+            records=found.records,
+            dead_records=found.records - facts.survivors,
+            keys=facts.survivors,
+            clears=0,
+            first_clear_offset=None,
+        )
+        self.unreadable = found.unreadable_batches()
+        for producer_id in facts.open_before:
+            self._transactions.data(producer_id)
+
+    def _dead_rows(
+        self, part: BatchTable, columns: KeyColumns, first_rows: NDArray[np.int64], first_ordinal: int
+    ) -> tuple[NDArray[np.uint8], int]:
+        """Those of the chunk alone: entered, and not among the survivors."""
+        entering = columns._replace(key_lengths=columns.key_lengths.copy())
+        first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
+        picked = pick_rows(part, self._modes(part, None), first_rows, entering, first_uncleanable)
+        if picked.broken_row >= 0:
+            raise self._changed("has a batch whose offsets do not rise")
+        rows = np.flatnonzero(entering.key_lengths >= 0)
+        offsets = np.repeat(part.base_offsets, np.diff(first_rows)) + columns.offset_deltas
+        dead = np.zeros(len(offsets), dtype=np.bool_)
+        dead[rows] = ~self._lookup.among(offsets[rows])
+        return np.packbits(dead, bitorder="little"), 0
+
+    def end(self) -> None:
+        """After the last window. Raises ManifestMismatchError unless all was there that was there in the scan."""
+        self._lookup.end()
+        rewriting = self._rewriting or ScanPass()
+        found = self._facts.found
+        if (rewriting.batches, rewriting.ordinal) != (found.batches, found.rows):
+            raise self._changed(
+                f"has {rewriting.batches} batches and {rewriting.ordinal} records now, had {found.batches} and"
+                f" {found.rows}"
+            )
+        if not self._lookup.found == self._survivors.count == self._facts.survivors:
+            raise self._changed(
+                f"holds {self._lookup.found} of the {self._survivors.count} records that should survive in it"
+            )
+
+    def _changed(self, what: str) -> ManifestMismatchError:
+        return ManifestMismatchError(f"the slice from {self._facts.base_offset} to {self._facts.last_offset} {what}")
+
+
+class SliceSurvivors:
+    """What a REWRITE unit must know beside its inputs."""
+
+    def __init__(self, keys: PartitionKeys, facts: SliceFacts, survivors: Survivors) -> None:
+        self.keys = keys
+        self.facts = facts
+        self.survivors = survivors
+
+    @property
+    def flags(self) -> dict[tuple[int, int], str]:
+        """`compactor.windows.Flags` that the merge begins with."""
+        return {(self.keys.partition_id, base): reason for base, reason in self.facts.found.flagged}
+
+
+class SliceRewrite(PartitionDedupe):
+    """`PartitionDedupe` of one slice: no scan, one pass. `run` once."""
+
+    def __init__(
+        self,
+        context: MergeContext,
+        inputs: PartitionInputs,
+        spec: PartitionSpec,
+        slice_survivors: SliceSurvivors,
+        keys_max: int,
+    ) -> None:
+        super().__init__(context, inputs, spec, None, keys_max)
+        self._slice = slice_survivors
+
+    async def run(self, first: Cursors, second: Cursors | None, output: PartitionOutput) -> CleanedPartition:
+        """Raises MergeInputError for bytes that are not as they were in the scan, ManifestMismatchError."""
+        keys, facts = self._slice.keys, self._slice.facts
+        cleaner = SurvivorCleaner(self._bounds(), facts, self._slice.survivors)
+        try:
+            await self._rewrite(cleaner, first, output)
+        except LateCorruptionError as error:
+            raise MergeInputError(
+                f"bytes that were sound when their keys were read are not now: {error.message}",
+                file_ids=[error.extent.file_id],
+                remedy="if it stays so the job is planned anew when its time is over, and goes round them",
+            ) from error
+        cleaner.end()
+        totals = self._context.totals
+        totals.keys += facts.survivors
+        totals.partition_keys_max = max(totals.partition_keys_max, keys.keys)
+        totals.passes = max(totals.passes, 2)
+        totals.deduped_partitions += facts is keys.slices[0]
+        self._add_unreadable(cleaner.unreadable)
+        self._add_stats(cleaner.stats)
+        scanned = replace(cleaner.scanned, keys=keys.keys)
+        return CleanedPartition(
+            partition_id=keys.partition_id,
+            cleaned_through_offset=self._cleaned_through(scanned),
+            passes_needed=passes_needed(scanned, self._keys_max),
+        )
+
+    def _bounds(self) -> CleanBounds:
+        return replace(super()._bounds(), whole_through_offset=self._slice.keys.judged_through_offset)
+
+    def _whole_through(self) -> int:
+        return self._slice.keys.whole_through_offset
+
+
+async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSurvivors:
+    """What the KEYS units and the grouping of their keys have left for a REWRITE unit.
+
+    Raises PlanError when there is nothing yet, ManifestMismatchError and SurvivorsError for what is not of this plan
+    and slice, and what the store raises.
+    """
+    if unit.kind is not UnitKind.REWRITE or unit.partition_id is None:
+        raise PlanError(f"unit {unit.number} of job {plan.job_id} is no REWRITE unit")
+    base_offset, last_offset = slice_range(plan, unit)
+    try:
+        stored = await store.get(partition_keys_key(plan, unit.partition_id))
+        keys = decode_keys(stored, plan=plan, partition_id=unit.partition_id)
+        facts = keys.slice_of(base_offset, last_offset)
+        survivors = Survivors(
+            await store.get(survivors_key(plan, unit)),
+            plan=plan.fingerprint,
+            partition_id=unit.partition_id,
+            base_offset=base_offset,
+            last_offset=last_offset,
+        )
+    except ObjectNotFoundError as error:
+        raise PlanError(
+            f"unit {unit.number} of job {plan.job_id} was begun before the keys of its partition were grouped"
+        ) from error
+    if survivors.count != facts.survivors:
+        raise ManifestMismatchError(
+            f"unit {unit.number} has {survivors.count} survivors, {facts.survivors} were counted"
+        )
+    return SliceSurvivors(keys, facts, survivors)

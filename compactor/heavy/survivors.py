@@ -1,0 +1,243 @@
+"""Which records of a slice are the last of their keys: sorted offsets, as one object of the store.
+
+Written by whoever has grouped the keys, read by the REWRITE unit of the slice, which drops every record with a key
+whose offset is not there. So an object that is not whole, or another's, would lose data: it names its plan, partition
+and range, counts its offsets and the records they were chosen from, and ends with CRC-32Cs of its content and of
+itself.
+
+    magic 8, version u16, plan fingerprint 16, partition i32, base offset i64, last offset i64
+    blocks: count u32, bytes u32, first offset i64, last offset i64, width u8; zstd of count - 1 differences
+    an empty block (count 0); offsets u64, records u64, CRC-32C of the offsets u32, CRC-32C of all before u32
+
+All numbers are big-endian but the differences, which are little-endian and `width` bytes each. A block has
+`BLOCK_OFFSETS` offsets, the last one may have fewer: about a byte each. Reading holds the object as it is stored and
+one block unpacked.
+
+Several tries may write one object; the first one stands, and another's must hold the same offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from siltstone.errors import BugError, SiltstoneError
+from storage.objects import ObjectExistsError, ObjectStore
+from wire.crc import crc32c
+
+MAGIC = b"SILTSURV"
+VERSION = 1
+BLOCK_OFFSETS = 1 << 16
+FINGERPRINT_BYTES = 16
+_HEAD = struct.Struct(">8sH16siqq")
+_BLOCK = struct.Struct(">IIqqB")
+_TAIL = struct.Struct(">QQII")
+_CRC = struct.Struct(">I")
+_WIDTHS = (1, 2, 4, 8)
+
+Offsets = NDArray[np.int64]
+
+
+class SurvivorsError(SiltstoneError):
+    """An object that is not the survivors that were asked for, or is damaged. Nothing may be dropped by it."""
+
+
+class SurvivorsWriter:
+    """Takes the offsets of one slice in rising order; `finish` gives the object."""
+
+    def __init__(self, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
+        """`plan`: its fingerprint in hex."""
+        self._parts = [_head(plan, partition_id, base_offset, last_offset)]
+        self._range = (base_offset, last_offset)
+        self._waiting: list[Offsets] = []
+        self._waiting_count = 0
+        self._last = base_offset - 1
+        self._records = 0
+        self._count = 0
+        self._content_crc32c = 0
+        self._compressor = zstandard.ZstdCompressor(level=3)
+
+    def add(self, offsets: Offsets, records: int) -> None:
+        """`records`: how many these were chosen from. Raises SurvivorsError for offsets that do not rise or leave the
+        slice."""
+        self._records += records
+        if not len(offsets):
+            return
+        if int(offsets[0]) <= self._last or int(offsets[-1]) > self._range[1] or bool((np.diff(offsets) < 1).any()):
+            raise SurvivorsError(
+                f"survivors from {offsets[0]} to {offsets[-1]} after {self._last} do not rise within the slice from"
+                f" {self._range[0]} to {self._range[1]}"
+            )
+        self._last = int(offsets[-1])
+        self._waiting.append(offsets)
+        self._waiting_count += len(offsets)
+        if self._waiting_count >= BLOCK_OFFSETS:
+            joined = np.concatenate(self._waiting)
+            whole = len(joined) // BLOCK_OFFSETS * BLOCK_OFFSETS
+            for start in range(0, whole, BLOCK_OFFSETS):
+                self._write_block(joined[start : start + BLOCK_OFFSETS])
+            self._waiting, self._waiting_count = [joined[whole:].copy()], len(joined) - whole
+
+    def finish(self) -> bytes:
+        if self._waiting_count:
+            self._write_block(np.concatenate(self._waiting))
+        self._parts.append(_BLOCK.pack(0, 0, 0, 0, 1))
+        self._parts.append(_TAIL.pack(self._count, self._records, self._content_crc32c, 0)[: -_CRC.size])
+        body = b"".join(self._parts)
+        return body + _CRC.pack(crc32c(body))
+
+    def _write_block(self, offsets: Offsets) -> None:
+        differences = np.diff(offsets)
+        largest = int(differences.max()) if len(differences) else 0
+        width = next(each for each in _WIDTHS if largest < 1 << 8 * each)
+        packed = self._compressor.compress(differences.astype(f"<u{width}").tobytes())
+        self._parts.append(_BLOCK.pack(len(offsets), len(packed), int(offsets[0]), int(offsets[-1]), width))
+        self._parts.append(packed)
+        self._count += len(offsets)
+        self._content_crc32c = crc32c(offsets.astype("<i8").tobytes(), self._content_crc32c)
+
+
+class Survivors:
+    """An object of `SurvivorsWriter`, checked."""
+
+    def __init__(self, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
+        """Raises SurvivorsError."""
+        self._data = data
+        what = f"survivors of partition {partition_id} from {base_offset} to {last_offset}"
+        if len(data) < _HEAD.size + _BLOCK.size + _TAIL.size or data[: len(MAGIC)] != MAGIC:
+            raise SurvivorsError(f"{len(data)} bytes are not the {what}")
+        _, version, *_ = _HEAD.unpack_from(data)
+        if version != VERSION:
+            raise SurvivorsError(
+                f"the {what} are of version {version}, this release knows {VERSION}",
+                remedy="run the same release of Siltstone on the compactor and on the cluster",
+            )
+        self.count, self.records, self._content_crc32c, crc = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+        """Offsets, and the records they were chosen from."""
+        if crc32c(memoryview(data)[: -_CRC.size]) != crc:
+            raise SurvivorsError(f"the CRC-32C of the {what} does not match their bytes")
+        if data[: _HEAD.size] != _head(plan, partition_id, base_offset, last_offset):
+            raise SurvivorsError(f"an object in the place of the {what} is of another plan or slice")
+        self._range = (base_offset, last_offset)
+        self._what = what
+
+    def blocks(self) -> Iterator[Offsets]:
+        """All offsets, rising. Raises SurvivorsError."""
+        at, count, crc, last = _HEAD.size, 0, 0, self._range[0] - 1
+        end = len(self._data) - _TAIL.size
+        decompressor = zstandard.ZstdDecompressor()
+        while True:
+            if at + _BLOCK.size > end:
+                raise self._refuse("have no end")
+            block_count, packed_bytes, first, block_last, width = _BLOCK.unpack_from(self._data, at)
+            at += _BLOCK.size
+            if not block_count:
+                break
+            if block_count > BLOCK_OFFSETS or width not in _WIDTHS or at + packed_bytes > end:
+                raise self._refuse("have a block that cannot be")
+            offsets = np.empty(block_count, dtype=np.int64)
+            offsets[0] = first
+            if block_count > 1:
+                offsets[1:] = self._differences(decompressor, at, packed_bytes, block_count - 1, width)
+                np.cumsum(offsets, out=offsets)
+            if first <= last or int(offsets[-1]) != block_last or block_last > self._range[1]:
+                raise self._refuse("do not rise within their slice")
+            at, last, count = at + packed_bytes, block_last, count + block_count
+            crc = crc32c(offsets.astype("<i8").tobytes(), crc)
+            yield offsets
+        if (at, count, crc) != (end, self.count, self._content_crc32c):
+            raise self._refuse("are not as many, or not those, that their end says")
+
+    def same_content(self, other: Survivors) -> bool:
+        """Of the same plan and slice."""
+        ours, theirs = ((one.count, one.records, one._content_crc32c) for one in (self, other))
+        return ours == theirs
+
+    def _differences(
+        self, decompressor: zstandard.ZstdDecompressor, at: int, packed_bytes: int, count: int, width: int
+    ) -> NDArray[np.uint64]:
+        packed = self._data[at : at + packed_bytes]
+        try:
+            if zstandard.get_frame_parameters(packed).content_size != count * width:
+                raise self._refuse("have a block of another size than it says")
+            plain = decompressor.decompress(packed)
+        except zstandard.ZstdError as error:
+            raise self._refuse("have a block that does not unfold") from error
+        differences = np.frombuffer(plain, dtype=f"<u{width}").astype(np.uint64)
+        if not bool(differences.all()):
+            raise self._refuse("name an offset twice")
+        return differences
+
+    def _refuse(self, why: str) -> SurvivorsError:
+        return SurvivorsError(f"the {self._what} {why}")
+
+
+def _head(plan: str, partition_id: int, base_offset: int, last_offset: int) -> bytes:
+    return _HEAD.pack(MAGIC, VERSION, bytes.fromhex(plan), partition_id, base_offset, last_offset)
+
+
+class SurvivorLookup:
+    """Asks one after the other which offsets survive, front to back."""
+
+    def __init__(self, survivors: Survivors) -> None:
+        self.found = 0
+        """Of all that was asked for."""
+        self._blocks = survivors.blocks()
+        self._block: Offsets = np.zeros(0, dtype=np.int64)
+        self._asked = -1
+
+    def among(self, offsets: Offsets) -> NDArray[np.bool_]:
+        """For each of `offsets`, which rise and lie above those of the call before. Raises SurvivorsError."""
+        alive = np.zeros(len(offsets), dtype=np.bool_)
+        if not len(offsets):
+            return alive
+        if int(offsets[0]) <= self._asked:
+            raise BugError(f"survivors were asked for {offsets[0]} after {self._asked}")
+        self._asked = int(offsets[-1])
+        start = 0
+        while start < len(offsets):
+            if not len(self._block) or int(self._block[-1]) < int(offsets[start]):
+                block = next(self._blocks, None)
+                if block is None:
+                    break
+                self._block = block
+                continue
+            stop = int(np.searchsorted(offsets, int(self._block[-1]), side="right"))
+            part = offsets[start:stop]
+            at = self._block.searchsorted(part)
+            alive[start:stop] = self._block[at] == part
+            start = stop
+            if start < len(offsets):
+                self._block = self._block[:0]
+        self.found += int(alive.sum())
+        return alive
+
+    def end(self) -> None:
+        """All that there is was read. Raises SurvivorsError for damage behind what was asked for."""
+        for _ in self._blocks:
+            pass
+
+
+async def put_survivors(
+    store: ObjectStore, key: str, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int
+) -> Survivors:
+    """Write the object, or find that another try has. Raises SurvivorsError when that one's says something else."""
+    ours = Survivors(data, plan=plan, partition_id=partition_id, base_offset=base_offset, last_offset=last_offset)
+    try:
+        await store.put_if_absent(key, data, crc32c=crc32c(data))
+        return ours
+    except ObjectExistsError:
+        theirs = Survivors(
+            await store.get(key),
+            plan=plan,
+            partition_id=partition_id,
+            base_offset=base_offset,
+            last_offset=last_offset,
+        )
+    if not ours.same_content(theirs):
+        raise SurvivorsError(f"{key!r} says that {theirs.count} records survive, another try {ours.count}")
+    return theirs

@@ -1,0 +1,91 @@
+"""One topic at one instant, from Postgres: for `metadata/scan.py`.
+
+All statements run in one read-only transaction at REPEATABLE READ, so they see one snapshot of the database: a merge
+that commits meanwhile is in all of them or in none. The rows are read first and made into a snapshot when the
+transaction is over, on a thread: a snapshot that is held costs the commits of L0 files dear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.leveled import LeveledExtent
+from metadata.postgres_connection import Database
+from metadata.postgres_log import WATERMARKS_QUERY, watermarks_of
+from metadata.postgres_rows import INTS, LEVELED, leveled, now_ms, statement
+from metadata.scan import L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
+from metadata.service import Topic, Watermarks
+from metadata.tables import FILES, PARTITIONS, TOPICS
+
+_WATERMARKS = statement(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY (:partition_ids)", partition_ids=INTS)
+_EXTENTS = statement(
+    f"{LEVELED} WHERE e.partition_id = ANY (:partition_ids) AND e.state = 'live' ORDER BY e.extent_id",
+    partition_ids=INTS,
+)
+_L0_FILES = (
+    sa.select(FILES.c.file_id, FILES.c.key, FILES.c.size_bytes, FILES.c.created_ms, FILES.c.index)
+    .where(FILES.c.level == 0, FILES.c.state == "live")
+    .order_by(FILES.c.file_id)
+)
+
+
+class _Rows(NamedTuple):
+    topic: Topic
+    taken_ms: int
+    watermarks: Sequence[Watermarks]
+    files: Sequence[Any]
+    extents: Sequence[LeveledExtent]
+
+
+class PostgresScan:
+    """Part of `PostgresMetadata`."""
+
+    _database: Database
+
+    async def topic_snapshot(self, name: str) -> TopicSnapshot:
+        async def work(connection: AsyncConnection) -> _Rows:
+            return await _rows(connection, name)
+
+        rows = await self._database.read(work, repeatable=True)
+        return await asyncio.to_thread(_snapshot, rows)
+
+
+async def _rows(connection: AsyncConnection, name: str) -> _Rows:
+    """Raises UnknownTopicError."""
+    columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms)
+    topic = (await connection.execute(sa.select(*columns).where(TOPICS.c.name == name))).one_or_none()
+    if topic is None:
+        names = await connection.execute(sa.select(TOPICS.c.name).order_by(TOPICS.c.name))
+        raise unknown_topic(name, names.scalars())
+    of_topic = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic.topic_id)
+    partition_ids = list((await connection.execute(of_topic.order_by(PARTITIONS.c.partition))).scalars())
+    bounds = {"partition_ids": partition_ids}
+    marks = {
+        row["partition_id"]: watermarks_of(row) for row in (await connection.execute(_WATERMARKS, bounds)).mappings()
+    }
+    return _Rows(
+        topic=Topic(
+            topic_id=topic.topic_id,
+            name=name,
+            partition_ids=tuple(partition_ids),
+            configs=topic.configs,
+            created_ms=topic.created_ms,
+        ),
+        taken_ms=await now_ms(connection),
+        watermarks=[marks[partition_id] for partition_id in partition_ids],
+        files=(await connection.execute(_L0_FILES)).all(),
+        extents=await leveled(connection, _EXTENTS, bounds),
+    )
+
+
+def _snapshot(rows: _Rows) -> TopicSnapshot:
+    return TopicSnapshot(
+        topic=rows.topic,
+        taken_ms=rows.taken_ms,
+        partitions=partition_snapshots(rows.watermarks, map(L0FileRow._make, rows.files), rows.extents),
+    )

@@ -1,0 +1,132 @@
+"""Merges in this process for a command: `--engine`, the open parts, Ctrl-C, and what a terminal shows."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from metadata.compaction import MergeJob
+from siltstone.cli.output import console
+from siltstone.cli.places import Places, Urls
+from siltstone.clock import SystemClock
+from siltstone.errors import BadInputError
+from siltstone.ids import SystemIds
+from siltstone.logging import configure
+from siltstone.metrics import Metrics
+from siltstone.opening import opened_stores
+from siltstone.spark_note import EngineChoice
+from siltstone.stopping import stop_signals
+
+if TYPE_CHECKING:
+    from compactor.execute import Progress as Step
+    from compactor.worker import Worker
+    from siltstone.run_job import Parts
+
+T = TypeVar("T", bound=Callable[..., object])
+
+
+def stopped_here(text: str) -> click.exceptions.Exit:
+    """To be raised after Ctrl-C: the exit code is as shells have it."""
+    click.echo(text, err=True)
+    return click.exceptions.Exit(130)
+
+
+def engine_option(command: T) -> T:
+    """`--engine spark|embedded`, handed to the command as `engine`: an EngineChoice, or None."""
+
+    def chosen(_context: click.Context, _option: click.Parameter, value: str | None) -> EngineChoice | None:
+        return None if value is None else EngineChoice(value)
+
+    return click.option(
+        "--engine",
+        type=click.Choice([each.value for each in EngineChoice]),
+        callback=chosen,
+        help="On Spark (spark.submitter says where), or in this process.",
+    )(command)
+
+
+@asynccontextmanager
+async def opened_parts(urls: Urls, places: Places) -> AsyncGenerator[Parts]:
+    """Raises BadInputError where the object store is not known, and what opening the stores raises."""
+    if not urls.object_store:
+        raise BadInputError("nothing says where the object store is", remedy="give --data DIR, or --object-store URL")
+    from siltstone.run_job import Parts  # the kernels' compiler is loaded where it is needed
+
+    settings = replace(places.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
+    if settings.log_level == "info":  # what a compactor logs is no part of a command's answer
+        configure("warning", settings.log_format)
+    clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
+    async with opened_stores(settings, metrics, clock, ids) as (store, metadata):
+        yield Parts(settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
+
+
+@asynccontextmanager
+async def worker_here(
+    parts: Parts, engine: EngineChoice | None, command: str, on_progress: Callable[[int, Step], None]
+) -> AsyncGenerator[tuple[Worker, asyncio.Event]]:
+    """A worker, and an event that is set when Ctrl-C or SIGTERM stopped it: its merge is given back."""
+    from siltstone.run_job import foreground_worker
+
+    stopping = asyncio.Event()
+    host = f"{socket.gethostname()} (siltstone {command})"
+    with stop_signals(stopping):
+        async with foreground_worker(parts, choice=engine, host=host, on_progress=on_progress) as worker:
+
+            async def watch() -> None:
+                await stopping.wait()
+                worker.stop()
+
+            watching = asyncio.create_task(watch())
+            try:
+                yield worker, stopping
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+
+async def run_here(urls: Urls, places: Places, job_id: int, engine: EngineChoice | None) -> tuple[MergeJob, int]:
+    """The job when it is done, and the store's time. For what it raises see `siltstone/run_job.py`."""
+    from siltstone.run_job import JobFailedError, check_runnable, run_job
+
+    async with opened_parts(urls, places) as parts:
+        await check_runnable(parts.metadata, job_id, engine)
+        with shown_steps() as show:
+            async with worker_here(parts, engine, "jobs run", show) as (worker, stopping):
+                try:
+                    job = await run_job(parts, worker, job_id)
+                except JobFailedError:
+                    if not stopping.is_set():
+                        raise
+                    raise stopped_here(f"stopped: job {job_id} is given back") from None
+        return job, await parts.metadata.now_ms()
+
+
+@contextmanager
+def shown_steps() -> Generator[Callable[[int, Step], None]]:
+    """A bar on a terminal; elsewhere, as the step changes, a line on stderr."""
+    target = console(stderr=True)
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
+    tasks: dict[int, TaskID] = {}
+    said: dict[int, str] = {}
+    with Progress(
+        *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
+    ) as progress:
+
+        def show(job_id: int, step: Step) -> None:
+            text = f"job {job_id}: {step.step}"
+            if target.is_terminal:
+                if job_id not in tasks:
+                    tasks[job_id] = progress.add_task(text, total=1.0)
+                progress.update(tasks[job_id], description=text, completed=step.fraction)
+            elif said.get(job_id) != text:
+                said[job_id] = text
+                click.echo(text, err=True)
+
+        yield show

@@ -1,0 +1,113 @@
+"""`siltstone spark`: see `spark_jobs/doctor.py` and `spark_jobs/archive.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.text import Text
+
+from siltstone.cli.output import console, json_option, plural, print_json, size_text
+from siltstone.cli.setting_options import read_settings, setting_options
+
+if TYPE_CHECKING:
+    from spark_jobs.doctor import Check
+
+
+@click.group()
+def spark() -> None:
+    """Prepare Spark for large merges: look whether it runs, pack what a cluster needs.
+
+    Which merges go to Spark, and to which, is said by settings (docs/spark.md).
+
+    \b
+    Examples:
+      siltstone spark doctor
+      siltstone spark archive siltstone-spark.tar.gz
+    """
+
+
+@spark.command()
+@setting_options
+@click.option("--no-run", is_flag=True, help="Look only: start no Spark.")
+@json_option
+def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, as_json: bool) -> None:
+    """Check that Spark runs here and that the submitter in the settings can be reached. Exit code 1 when not.
+
+    Starts a Spark on this machine, for about 15 seconds, and runs two tasks in it. Looks at the cluster that
+    spark.submitter names without running anything there.
+
+    \b
+    Examples:
+      siltstone spark doctor
+      siltstone spark doctor --config compactor.toml --json
+      siltstone spark doctor --set spark.submitter=spark-submit --set spark.master=spark://10.0.0.5:7077
+    """
+    from spark_jobs.doctor import examine
+
+    settings = read_settings(config, assignments)
+    checks: list[Check] = []
+    for check in examine(settings, os.environ, run=not no_run):
+        checks.append(check)
+        if not as_json:
+            _print(check)
+    if as_json:
+        fields = ("name", "ok", "detail", "remedy")
+        print_json([{field: getattr(check, field) for field in fields} for check in checks])
+    else:
+        bad = sum(not check.ok for check in checks)
+        click.echo(f"{len(checks) - bad} ok, {bad} not ok")
+    sys.exit(0 if all(check.ok for check in checks) else 1)
+
+
+def _print(check: Check) -> None:
+    verdict = ("ok", "green") if check.ok else ("not ok", "red")
+    line = Text.assemble((f"{verdict[0]:<7}", verdict[1]), f"{check.name:<10} {check.detail}")
+    console().print(line, soft_wrap=True)
+    if not check.ok:
+        console().print(f"       remedy: {check.remedy}", markup=False, soft_wrap=True)
+
+
+@spark.command()
+@click.argument("out", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--python",
+    "python",
+    metavar="PATH",
+    help="Where this version of Python lies on the cluster's hosts. Default: where it lies here.",
+)
+@json_option
+def archive(out: Path, python: str | None, as_json: bool) -> None:
+    """Pack this Siltstone and what it depends on into a .tar.gz that Spark unpacks on each host.
+
+    Copies the packages of the environment that runs this command, so nothing is fetched; without PySpark and Java,
+    which the cluster has, and without tools for development. The hosts need the same processor family and the same
+    Python as this machine. Put the file where they can read it and name it in spark.archive.url.
+
+    \b
+    Examples:
+      siltstone spark archive siltstone-spark.tar.gz
+      siltstone spark archive siltstone-spark.tar.gz --python /usr/bin/python3.11
+    """
+    from spark_jobs.archive import DEFAULT_PYTHON, write_archive
+
+    shown = sys.stderr.isatty() and not as_json
+    with console(stderr=True).status("collecting packages") if shown else nullcontext() as status:
+
+        def progress(distribution: str, done: int, total: int) -> None:
+            if status is not None:
+                status.update(f"packing {distribution} ({done} of {total})")
+
+        written = write_archive(out, python=python or DEFAULT_PYTHON, progress=progress)
+    if as_json:
+        packages = {each.name: each.version for each in written.packages}
+        print_json({"path": str(out), "bytes": written.size_bytes, "python": written.python, "packages": packages})
+        return
+    click.echo(
+        f"{out}: {size_text(written.size_bytes)}, unpacked {size_text(written.unpacked_bytes)},"
+        f" {plural(len(written.packages), 'package')}, for Python {written.version} at {written.python}"
+    )

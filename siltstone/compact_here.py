@@ -1,0 +1,83 @@
+"""A pass over one topic by this process: planned here and run here, on the engine that a person chose.
+
+Nothing is stored as a request, for whoever acted on it would merge by his own settings. Instead the planner's rules are
+asked with the request added to the view, the jobs that concern the topic are made with a rest (so that no other
+compactor claims them) and run one after the other: L0 files first, then what holds the topic's partitions. What other
+compactors hold meanwhile is waited for. A crash leaves at most one job, which any compactor may claim when the lease or
+the rest is over, on its own engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from compactor.options import plan_options
+from compactor.plan import explain_plan, new_job
+from compactor.spec import MergeKind, MergeSpec
+from compactor.worker import Worker
+from metadata.compaction import CompactionView, InputsBusyError, JobState
+from siltstone import compact_now
+from siltstone.command_words import NO_WORDS, CommandWords
+from siltstone.run_job import JobFailedError, Parts
+
+REST_MS = 60_000
+"""Far longer than from making a job to claiming it."""
+LOOK_MS = 200
+
+
+async def compact_here(
+    parts: Parts, worker: Worker, topic: str, timeout_ms: float, *, words: CommandWords = NO_WORDS
+) -> compact_now.Compacted:
+    """Until every partition is cleaned through the stable offset it had, or what the lag leaves of it.
+
+    Raises NoSuchTopicError, NotCompactedError, JobFailedError, StillCompactingError.
+    """
+    asked = await compact_now.unstored_request(parts.metadata, topic, words=words)
+    waiting = asyncio.create_task(
+        compact_now.wait(parts.metadata, asked, clock=parts.clock, timeout_ms=timeout_ms), name="wait"
+    )
+    merging = asyncio.create_task(_merge_for_ever(parts, worker, asked), name="merge")
+    try:
+        await asyncio.wait({waiting, merging}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await merging  # it never ends but by an error
+        return await waiting
+    finally:
+        worker.stop()
+        waiting.cancel()
+        merging.cancel()
+        await asyncio.gather(waiting, merging, return_exceptions=True)
+
+
+async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request) -> None:
+    views = await parts.metadata.partition_views(asked.topic.topic_id)
+    through = {view.partition_id: asked.through[view.partition] for view in views if view.partition in asked.through}
+    while True:
+        view = await parts.metadata.compaction_view()
+        for spec in await asyncio.to_thread(_specs, parts, view, through):
+            try:
+                job_id = await parts.metadata.create_job(replace(new_job(spec), rest_ms=REST_MS))
+            except InputsBusyError:
+                continue  # planned from a view that is old by now
+            await worker.work_on(job_id)
+            job = await parts.metadata.job(job_id)
+            if job is not None and job.state is not JobState.DONE:
+                raise JobFailedError(
+                    f"job {job_id} ({job.kind}) is {job.state.value}: {job.error or 'it was given back'}",
+                    remedy=f"`siltstone jobs show {job_id}{asked.words.places}` tells more",
+                )
+        await parts.clock.sleep_ms(LOOK_MS)
+
+
+def _specs(parts: Parts, view: CompactionView, through: Mapping[int, int]) -> Sequence[MergeSpec]:
+    """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions."""
+    partitions = [
+        replace(each, requested_through_offset=through[each.partition_id]) if each.partition_id in through else each
+        for each in view.partitions
+    ]
+    plan = explain_plan(replace(view, partitions=partitions), plan_options(parts.settings))
+    return [
+        spec for spec in plan.specs if spec.kind is MergeKind.LEVEL or not through.keys().isdisjoint(spec.partitions)
+    ]

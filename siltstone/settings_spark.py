@@ -1,0 +1,122 @@
+"""What the settings of the section "Spark" may be, one by one and together."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from siltstone.settings_values import SettingsError
+
+SUBMITTERS = ("none", "local", "spark-submit", "emr-serverless")
+DRIVER_MEMORY_MIN_MIB = 512
+"""Spark itself refuses a heap below 450 MiB."""
+_MEMORY = re.compile(r"([1-9][0-9]{0,9})([mgt])b?", re.IGNORECASE)
+_MIB_OF = {"m": 1, "g": 1 << 10, "t": 1 << 20}
+_LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9][0-9]*)(,[1-9][0-9]*)?\])?")
+_CLUSTER_MASTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\S+\]")
+_APPLICATION_ID = re.compile(r"[0-9a-z]{1,64}")
+_ROLE_ARN = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/\S+")
+
+
+def check_spark(
+    *,
+    submitter: str,
+    master: str,
+    submit_args: str,
+    driver_memory: str,
+    application_id: str,
+    role_arn: str,
+    entry_url: str,
+    archive_url: str,
+    object_store_url: str,
+) -> None:
+    """Raises SettingsError. What another submitter would need is not asked for, but must make sense where given."""
+    _check_values(master=master, submit_args=submit_args, driver_memory=driver_memory)
+    if submitter == "none":
+        return
+    scheme = object_store_url.partition(":")[0].lower()
+    if scheme == "memory":
+        raise SettingsError(
+            f"spark.submitter is {submitter}, and object.store.url is memory://, which Spark's processes cannot see",
+            remedy="keep the records in file:// or s3://, or set spark.submitter to none",
+        )
+    if submitter == "local" and not is_local_master(master):
+        raise SettingsError(
+            f"spark.submitter is local, and spark.master is {master!r}",
+            remedy="write spark.master as local[*] or local[CORES], or set spark.submitter to spark-submit",
+        )
+    if submitter == "emr-serverless":
+        _check_emr(application_id=application_id, role_arn=role_arn, entry_url=entry_url, archive_url=archive_url)
+        if scheme == "file":
+            raise SettingsError(
+                "spark.submitter is emr-serverless, and object.store.url is a directory of this machine",
+                remedy="keep the records in s3://, or use another spark.submitter",
+            )
+
+
+def is_local_master(master: str) -> bool:
+    """Whether tasks run in the driver's own process tree."""
+    return _LOCAL_MASTER.fullmatch(master) is not None
+
+
+def memory_mib(text: str) -> int:
+    """ "2g" -> 2048. Raises SettingsError."""
+    found = _MEMORY.fullmatch(text)
+    if found is None:
+        raise SettingsError(
+            f"spark.driver.memory must be a number and a unit, not {text!r}", remedy="write it as 1g or 1536m"
+        )
+    return int(found[1]) * _MIB_OF[found[2].lower()]
+
+
+def _check_values(*, master: str, submit_args: str, driver_memory: str) -> None:
+    if not is_local_master(master) and not _CLUSTER_MASTER.fullmatch(master):
+        raise SettingsError(
+            f"spark.master is no master that Spark knows: {master!r}",
+            remedy="write local[*], spark://HOST:PORT, k8s://https://HOST:PORT or yarn",
+        )
+    try:
+        shlex.split(submit_args)
+    except ValueError as error:
+        raise SettingsError(
+            f"spark.submit.args cannot be split as a shell does: {error}", remedy="close every quotation mark"
+        ) from error
+    if memory_mib(driver_memory) < DRIVER_MEMORY_MIN_MIB:
+        raise SettingsError(
+            f"spark.driver.memory must be at least {DRIVER_MEMORY_MIN_MIB}m, not {driver_memory}: Spark does not start",
+            remedy="1g is enough: records do not pass through the driver",
+        )
+
+
+def _check_emr(*, application_id: str, role_arn: str, entry_url: str, archive_url: str) -> None:
+    wanted = (
+        (
+            "spark.emr.application.id",
+            application_id,
+            _APPLICATION_ID,
+            "the id of the application, like 00f1abcd2efg3h09",
+        ),
+        (
+            "spark.emr.role.arn",
+            role_arn,
+            _ROLE_ARN,
+            "the ARN of the role that jobs run as, arn:aws:iam::ACCOUNT:role/NAME",
+        ),
+        (
+            "spark.emr.entry.url",
+            entry_url,
+            re.compile(r"s3://\S+\.py"),
+            "the s3:// URL of a copy of spark_jobs/heavy_merge.py",
+        ),
+    )
+    for name, value, form, meaning in wanted:
+        if not form.fullmatch(value):
+            lacking = "is not set" if not value else f"is {value!r}"
+            raise SettingsError(
+                f"spark.submitter is emr-serverless, and {name} {lacking}", remedy=f"set it to {meaning}"
+            )
+    if archive_url and not archive_url.startswith("s3://"):
+        raise SettingsError(
+            f"spark.submitter is emr-serverless, and spark.archive.url is {archive_url!r}",
+            remedy="put what `siltstone spark archive` wrote into S3 and name it by its s3:// URL",
+        )

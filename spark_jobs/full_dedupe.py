@@ -1,0 +1,313 @@
+"""One record per key, however many keys: groups the keys of partitions that are deduped in slices. On Spark.
+
+KEYS units read their slices (`compactor/heavy/key_scan.py`) and give (partition, SHA-512/256 of the key, offset); Spark
+keeps the largest offset of each key and sorts these into the slices; who gets a slice writes its survivors as one
+object (`compactor/heavy/survivors.py`). Only hashes and offsets pass through the JVM, 48 bytes a record. REWRITE units,
+which drop what does not survive, are the caller's to run.
+
+Order, for each partition: the manifest of each KEYS unit, when its last row was given -> the survivors of each slice ->
+`PartitionKeys`, when all is there and adds up: no REWRITE unit begins without it. Each is written once; a try that
+comes later must say the same or fails. So tasks, stages and the whole may be tried any number of times, also at once,
+and a partition that has its `PartitionKeys` is not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compactor.heavy.key_scan import KeyBlock, keys_result, read_keys
+from compactor.heavy.manifest import ManifestMismatchError, check_result
+from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
+from compactor.heavy.slices import KeysFound, PartitionKeys, decode_keys, join_slices, slice_range, slice_units
+from compactor.heavy.stored import load_plan, read_result, settle
+from compactor.heavy.survivors import Survivors, SurvivorsWriter, put_survivors
+from compactor.heavy.units import HeavyPlan, Unit
+from siltstone.clock import SystemClock
+from siltstone.errors import BugError
+from siltstone.logging import get_logger
+from spark_jobs.heavy_merge import opened_of
+from spark_jobs.scan.arrow import pa
+from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore
+from storage.urls import split_object_url
+from wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+_log = get_logger(__name__)
+
+RecordBatch = Any
+"""pyarrow's, which has no types."""
+KEY_COLUMNS = ("partition_id", "h0", "h1", "h2", "h3")
+KEYS_TYPE = "partition_id int, h0 long, h1 long, h2 long, h3 long, offset long"
+WRITTEN_TYPE = "unit int, offsets long, records long"
+_KEYS_SCHEMA = pa.schema(
+    [("partition_id", pa.int32()), *((name, pa.int64()) for name in ("h0", "h1", "h2", "h3", "offset"))]
+)
+_WRITTEN_SCHEMA = pa.schema([("unit", pa.int32()), ("offsets", pa.int64()), ("records", pa.int64())])
+ROWS_PER_PARTITION = 2_000_000
+"""Of the grouping: about 150 MB of rows to be held or spilled."""
+ARROW_ROWS = 1 << 16
+
+
+class Written(NamedTuple):
+    """Survivors of a slice, in the store."""
+
+    unit: int
+    """The REWRITE unit."""
+    offsets: int
+    records: int
+    """They were chosen from so many."""
+
+
+class _Border(NamedTuple):
+    partition_id: int
+    base_offset: int
+    unit: int
+    """The REWRITE unit of the slice that begins here."""
+
+
+def run(spark: SparkSession, plan: HeavyPlan, plan_url: str) -> None:
+    """Everything that the plan's REWRITE units need, for all its sliced partitions.
+
+    Raises PlanError, ManifestMismatchError and SurvivorsError for what does not fit together, what the store raises,
+    and what Spark raises for a task that failed too often.
+    """
+    left = [id_ for id_ in plan.sliced if asyncio.run(_partition_keys(plan_url, plan, id_)) is None]
+    if not left:
+        return
+    units = [units for id_ in left for units in slice_units(plan, id_)]
+    written = {each.unit: each for each in _group(spark, plan, plan_url, units)}
+    for partition_id in left:
+        keys = asyncio.run(_complete(plan_url, plan, partition_id, written))
+        _log.info("keys were grouped", job=plan.job_id, partition_id=partition_id, keys=keys.keys)
+
+
+def _group(
+    spark: SparkSession, plan: HeavyPlan, plan_url: str, units: Sequence[tuple[Unit, Unit]]
+) -> Sequence[Written]:
+    from pyspark.sql import functions as F
+
+    reading = tuple(unit.number for unit, _ in units)
+    rows = sum(extent.record_count for unit, _ in units for extent in plan.extents_of(unit))
+    session: Any = spark.newSession()  # for settings of our own
+    partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
+    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
+    keys = session.range(0, len(reading), 1, len(reading)).mapInArrow(
+        functools.partial(key_batches, plan_url, reading), KEYS_TYPE
+    )
+    latest = keys.groupBy(*KEY_COLUMNS).agg(F.max("offset").alias("offset"), F.count(F.lit(1)).alias("records"))
+    borders = [_Border(unit.partition_id or 0, slice_range(plan, unit)[0], unit.number) for _, unit in units]
+    sorted_in_slices = (
+        latest.select(_slice_of(sorted(borders)).alias("unit"), "offset", "records")
+        .repartition(len(borders), "unit")
+        .sortWithinPartitions("unit", "offset")
+    )
+    written = sorted_in_slices.mapInArrow(functools.partial(written_batches, plan_url), WRITTEN_TYPE).collect()
+    return [Written(*row) for row in written]
+
+
+def _slice_of(borders: Sequence[_Border]) -> Column:
+    """The REWRITE unit of a row, as a tree of comparisons."""
+    from pyspark.sql import functions as F
+
+    if len(borders) == 1:
+        return F.lit(borders[0].unit)
+    middle = len(borders) // 2
+    partition_id, base_offset, _ = borders[middle]
+    of_partition = F.col("partition_id") == partition_id
+    is_before = (F.col("partition_id") < partition_id) | (of_partition & (F.col("offset") < base_offset))
+    return F.when(is_before, _slice_of(borders[:middle])).otherwise(_slice_of(borders[middle:]))
+
+
+# ---- in a task: keys
+
+
+def key_batches(plan_url: str, numbers: Sequence[int], batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """Rows of the KEYS units whose places in `numbers` come in."""
+    for batch in batches:
+        places: list[int] = batch.column(0).to_pylist()
+        for place in places:
+            yield from _keys_of_unit(plan_url, numbers[place])
+
+
+def _keys_of_unit(plan_url: str, number: int) -> Iterator[RecordBatch]:
+    """What is awaited is awaited between two batches: Spark takes them from a plain iterator."""
+    steps = _key_blocks(plan_url, number)
+
+    async def step() -> tuple[int, KeyBlock] | None:
+        return await anext(steps, None)
+
+    async def end() -> None:
+        await steps.aclose()
+
+    with asyncio.Runner() as runner:
+        try:
+            while (found := runner.run(step())) is not None:
+                yield _arrow(*found)
+        finally:
+            runner.run(end())
+
+
+def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
+    hashes = np.ascontiguousarray(block.hashes.T).view(np.int64)
+    columns = [np.full(len(block.offsets), partition_id, dtype=np.int32), *hashes, block.offsets]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_KEYS_SCHEMA)
+
+
+async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, KeyBlock]]:
+    """(partition id, rows); behind the last of them the unit's manifest, unless there is one."""
+    clock = SystemClock()
+    async with opened_of(plan_url) as store:
+        plan = await _plan_of(store, plan_url)
+        unit = plan.unit(number)
+        known = await _known(store, plan, unit)
+        began_ms = clock.monotonic_ms()
+        scan = read_keys(store, plan, unit, known)
+        assert unit.partition_id is not None
+        async with aclosing(scan.blocks()) as blocks:
+            async for block in blocks:
+                yield unit.partition_id, block
+        if known is None:
+            seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
+            counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
+            check_result(plan, unit, counted)
+            if KeysFound.from_json(counted.details) != scan.found:
+                raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} have read other keys")
+
+
+async def _known(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> KeysFound | None:
+    """What the manifest of a KEYS unit says, where there is one."""
+    result = await read_result(store, plan, unit.number)
+    if result is None:
+        return None
+    check_result(plan, unit, result)
+    return KeysFound.from_json(result.details)
+
+
+# ---- in a task: survivors
+
+
+def written_batches(plan_url: str, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """`Written` for every slice in rows (unit, offset, records) that are sorted by unit and offset."""
+    done: list[Written] = []
+    open_number: int | None = None
+    writer: SurvivorsWriter | None = None
+    plan = asyncio.run(_stored_plan(plan_url))
+
+    def end() -> None:
+        if open_number is not None and writer is not None:
+            done.append(asyncio.run(_put(plan_url, plan, open_number, writer)))
+
+    for batch in batches:
+        units, offsets, records = (_int64(column) for column in batch.columns)
+        edges: list[int] = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), len(units)]
+        for start, stop in pairwise(edges):
+            if start == stop:
+                continue
+            number = int(units[start])
+            if writer is None or number != open_number:
+                end()
+                open_number, writer = number, _writer(plan, plan.unit(number))
+            writer.add(offsets[start:stop], int(records[start:stop].sum()))
+    end()
+    yield pa.RecordBatch.from_pylist([each._asdict() for each in done], schema=_WRITTEN_SCHEMA)
+
+
+def _int64(column: Any) -> NDArray[np.int64]:
+    return column.to_numpy().astype(np.int64, copy=False)
+
+
+def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
+    if unit.partition_id is None:
+        raise BugError(f"unit {unit.number} is of no slice")
+    return SurvivorsWriter(plan.fingerprint, unit.partition_id, *slice_range(plan, unit))
+
+
+async def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWriter) -> Written:
+    async with opened_of(plan_url) as store:
+        put = await _put_in(store, plan, plan.unit(number), writer)
+    return Written(number, put.count, put.records)
+
+
+async def _put_in(store: ObjectStore, plan: HeavyPlan, unit: Unit, writer: SurvivorsWriter) -> Survivors:
+    base_offset, last_offset = slice_range(plan, unit)
+    return await put_survivors(
+        store,
+        survivors_key(plan, unit),
+        writer.finish(),
+        plan=plan.fingerprint,
+        partition_id=unit.partition_id or 0,
+        base_offset=base_offset,
+        last_offset=last_offset,
+    )
+
+
+# ---- the end of a partition
+
+
+async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: dict[int, Written]) -> PartitionKeys:
+    """Survivors of slices that have none, then the `PartitionKeys`."""
+    found: list[KeysFound] = []
+    survivors: list[tuple[int, int]] = []
+    async with opened_of(plan_url) as store:
+        for reading, writing in slice_units(plan, partition_id):
+            known = await _known(store, plan, reading)
+            if known is None:
+                raise ManifestMismatchError(f"unit {reading.number} of job {plan.job_id} ended and left no manifest")
+            found.append(known)
+            each = written.get(writing.number)
+            if each is None:
+                put = await _put_in(store, plan, writing, _writer(plan, writing))
+                each = Written(writing.number, put.count, put.records)
+            survivors.append((each.offsets, each.records))
+        keys = join_slices(plan, partition_id, found, survivors)
+        stored = keys.encode()
+        try:
+            await store.put_if_absent(partition_keys_key(plan, partition_id), stored, crc32c=crc32c(stored))
+        except ObjectExistsError:
+            theirs = await _partition_keys_in(store, plan, partition_id)
+            if theirs != keys:
+                raise ManifestMismatchError(
+                    f"two drivers have grouped the keys of partition {partition_id} otherwise"
+                ) from None
+    return keys
+
+
+async def _partition_keys(plan_url: str, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
+    async with opened_of(plan_url) as store:
+        return await _partition_keys_in(store, plan, partition_id)
+
+
+async def _partition_keys_in(store: ObjectStore, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
+    try:
+        stored = await store.get(partition_keys_key(plan, partition_id))
+    except ObjectNotFoundError:
+        return None
+    return decode_keys(stored, plan=plan, partition_id=partition_id)
+
+
+async def _stored_plan(plan_url: str) -> HeavyPlan:
+    async with opened_of(plan_url) as store:
+        return await _plan_of(store, plan_url)
+
+
+_plans: dict[str, HeavyPlan] = {}
+"""The plan that this process read last; a worker runs many tasks of one plan."""
+
+
+async def _plan_of(store: ObjectStore, plan_url: str) -> HeavyPlan:
+    if plan_url not in _plans:
+        plan = await load_plan(store, split_object_url(plan_url)[1])
+        _plans.clear()
+        _plans[plan_url] = plan
+    return _plans[plan_url]

@@ -1,0 +1,299 @@
+"""The driver of a heavy merge: `spark-submit spark_jobs/heavy_merge.py --plan URL`.
+
+Spark carries numbers alone. Each task is told the URL of the plan and the number of one unit, reads the plan, merges
+what the unit names (`compactor/heavy/run_unit.py`) and writes its outputs and then its manifest into the object store
+by itself; no record passes through the JVM. Partitions cut into slices go through `spark_jobs/full_dedupe.py` first.
+
+Nothing is committed here, that is the compactor's: a driver or a task that dies leaves manifests, which the next driver
+finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: of each the first
+finished manifest counts. An error that another try cannot heal ends the driver at once instead of being tried four
+times. SIGTERM cancels what runs and ends it too.
+
+On stdout a line of JSON for each unit that has finished; the exit code is 0 when all units have manifests, 1 when one
+failed, 2 for a plan that cannot be run, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import re
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).resolve().parent):
+    del sys.path[0]  # a script's own directory, where modules of ours would stand in for others of the same name
+
+from compactor.allocator import keep_freed_memory
+from compactor.heavy.run_unit import run_unit
+from compactor.heavy.stored import load_plan
+from compactor.heavy.units import HeavyPlan, UnitKind
+from siltstone.clock import SystemClock
+from siltstone.errors import BadInputError, SiltstoneError
+from siltstone.ids import SystemIds
+from storage.objects import ObjectStore
+from storage.retrying import Retrying
+from storage.urls import open_store, split_object_url
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator, SparkContext
+    from pyspark.sql import SparkSession
+
+LOOK_S = 0.1
+"""How often finished units are told and signals heeded."""
+CANCEL_S = 5.0
+"""How long cancelled tasks are waited for."""
+STOPPED, FAILED, BAD_PLAN = 143, 1, 2
+_LOCAL = re.compile(r"local(?:\[(\*|[1-9]\d*)(?:,\s*([1-9]\d*))?\])?")
+
+
+class Finished(NamedTuple):
+    """What a task says of its unit; more stands in the manifest."""
+
+    unit: int
+    kind: str = ""
+    seconds: float = 0.0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    error: str = ""
+    """Of a unit that failed for good."""
+
+    def line(self) -> str:
+        return json.dumps({name: value for name, value in self._asdict().items() if value != ""})
+
+
+class UnitFailedError(SiltstoneError):
+    """A unit cannot be done as planned, however often it is tried. Units that have manifests keep them."""
+
+
+class StoppedError(SiltstoneError):
+    """We were told to end."""
+
+
+# ---- in a task
+
+
+def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
+    """Of a partition of the RDD, which holds one unit."""
+    for number in numbers:
+        finished = asyncio.run(_unit(plan_url, number))
+        told.add([finished])
+        yield finished
+
+
+async def _unit(plan_url: str, number: int) -> Finished:
+    """Raises only what another try, perhaps elsewhere, may heal."""
+    _prepare_process()
+    async with opened_of(plan_url) as store:
+        try:
+            plan = await _plan(store, plan_url)
+            result = await run_unit(store, plan, number, clock=SystemClock(), ids=SystemIds())
+        except SiltstoneError as error:
+            if error.retriable:
+                raise
+            return Finished(number, error=f"unit {number}: {error}")
+        input_bytes, output_bytes = plan.unit(number).input_bytes, sum(file.size_bytes for file in result.outputs)
+        return Finished(number, result.kind.value, round(result.seconds, 3), input_bytes, output_bytes)
+
+
+@functools.cache
+def _prepare_process() -> None:
+    """A Python worker runs many tasks."""
+    keep_freed_memory()
+
+
+_plans: dict[str, HeavyPlan] = {}
+"""The plan that this process read last; a worker runs many units of one plan."""
+
+
+async def _plan(store: ObjectStore, plan_url: str) -> HeavyPlan:
+    if plan_url not in _plans:
+        plan = await load_plan(store, split_object_url(plan_url)[1])
+        _plans.clear()
+        _plans[plan_url] = plan
+    return _plans[plan_url]
+
+
+@asynccontextmanager
+async def opened_of(plan_url: str) -> AsyncGenerator[ObjectStore]:
+    """The store of a plan, with retries, open while the block runs."""
+    store = Retrying(open_store(split_object_url(plan_url)[0]), SystemClock(), SystemIds())
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+# ---- the driver
+
+
+class Driver:
+    """Runs the units of one plan on a session."""
+
+    def __init__(self, spark: SparkSession, plan: HeavyPlan, plan_url: str, *, stop: threading.Event) -> None:
+        self._spark, self._plan, self._plan_url, self._stop = spark, plan, plan_url, stop
+
+    def run(self) -> None:
+        """Until every unit has its manifest. Raises UnitFailedError, StoppedError, and what Spark raises."""
+        if self._plan.units_of(UnitKind.KEYS):
+            from spark_jobs import full_dedupe
+
+            self._beside(lambda: full_dedupe.run(self._spark, self._plan, self._plan_url), lambda: None)
+        units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
+        self._units([unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)])  # the longest first
+
+    def _units(self, numbers: Sequence[int]) -> None:
+        """One task a unit. `local[2]` and `parallelize` keep to that; `repartition` would not."""
+        if not numbers:
+            return
+        context = self._spark.sparkContext
+        none: list[Finished] = []
+        told: Accumulator[list[Finished]] = context.accumulator(none, _list_param())
+        task = functools.partial(run_in_task, self._plan_url, told)
+        shown = 0
+
+        def tell() -> None:
+            nonlocal shown
+            finished = told.value
+            new, shown = finished[shown:], len(finished)
+            for each in new:
+                print(each.line(), flush=True)  # noqa: T201
+            failed = next((each.error for each in new if each.error), "")
+            if failed:
+                raise UnitFailedError(failed)
+
+        self._beside(lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(), tell)
+
+    def _beside(self, work: Callable[[], object], tell: Callable[[], None]) -> None:
+        """Run a job of Spark in a thread, and listen beside it: signals reach the main thread alone."""
+        problem: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                work()
+            except BaseException as error:
+                problem.append(error)
+
+        thread = threading.Thread(target=job, name="units", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(LOOK_S)
+                tell()
+                if self._stop.is_set():
+                    raise StoppedError("told to end")
+        except SiltstoneError:
+            self._cancel()
+            thread.join(CANCEL_S)
+            raise
+        if problem:
+            raise problem[0]
+        tell()
+
+    def _cancel(self) -> None:
+        context: SparkContext = self._spark.sparkContext
+        context.cancelAllJobs()
+
+
+def _list_param() -> Any:
+    from pyspark.accumulators import AccumulatorParam
+
+    class Joined(AccumulatorParam[list[Finished]]):
+        def zero(self, value: list[Finished]) -> list[Finished]:
+            return []
+
+        def addInPlace(self, value1: list[Finished], value2: list[Finished]) -> list[Finished]:
+            return value1 + value2
+
+    return Joined()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Run the units of a heavy merge.")
+    parser.add_argument("--plan", required=True, metavar="URL", help="the plan that a compactor stored")
+    parser.add_argument("--master", default="", help="local[CORES,ATTEMPTS]; under spark-submit, leave it out")
+    parser.add_argument("--memory", default="1g", help="of the driver's JVM, with --master")
+    given = parser.parse_args(arguments)
+    stop = threading.Event()
+    heed_sigterm(stop)
+    try:
+        return _run(given.plan, given.master, given.memory, stop)
+    except StoppedError:
+        return STOPPED
+    except BadInputError as error:
+        print(f"siltstone: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return BAD_PLAN
+    except SiltstoneError as error:
+        print(f"siltstone: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        return FAILED
+    except Exception as error:
+        if stop.is_set():
+            return STOPPED  # whatever broke while all was ended around us
+        print(f"siltstone: {_told_by_spark(error)}", file=sys.stderr, flush=True)  # noqa: T201
+        return FAILED
+
+
+def heed_sigterm(stop: threading.Event) -> None:
+    def told_to_end(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, told_to_end)
+
+
+def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
+    async def plan_of() -> HeavyPlan:
+        async with opened_of(plan_url) as store:
+            return await load_plan(store, split_object_url(plan_url)[1])
+
+    plan = asyncio.run(plan_of())  # before the JVM, which takes seconds: most mistakes show here
+    from spark_jobs.session import end_session, local_session, session_for
+
+    name = f"siltstone merge {plan.job_id}"
+    if master:
+        cores, attempts = parse_master(master)
+        spark = local_session(name, cores, attempts=attempts, memory=memory)
+    else:
+        spark = session_for(name)
+    heed_sigterm(stop)  # PySpark has handlers of its own
+    try:
+        if stop.is_set():
+            raise StoppedError("told to end")
+        Driver(spark, plan, plan_url, stop=stop).run()
+    finally:
+        end_session(spark)
+    return 0
+
+
+def parse_master(master: str) -> tuple[int | None, int]:
+    """(cores, None = all; attempts) of local, local[N], local[*], local[N,M]. Raises BadInputError."""
+    found = _LOCAL.fullmatch(master)
+    if found is None:
+        raise BadInputError(
+            f"--master (spark.master) is {master!r}",
+            remedy="write local[*], local[CORES] or local[CORES,ATTEMPTS]; other clusters go by spark-submit",
+        )
+    cores = {None: 1, "*": None}.get(found[1], found[1])
+    return None if cores is None else int(cores), int(found[2] or 4)
+
+
+def _told_by_spark(error: Exception) -> str:
+    """The last Python error in what a failed task left, which Spark wraps in pages of stack traces."""
+    lines = [line for line in str(error).splitlines() if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
+    python = [line for line in lines if not line.startswith(("org.apache", "java.", "py4j."))]
+    return (python or lines or [f"{type(error).__name__}: {error}"])[0]
+
+
+if __name__ == "__main__":
+    # under its own name, so that tasks find the functions of this module where they are installed
+    from spark_jobs.heavy_merge import main as run
+
+    sys.exit(run())

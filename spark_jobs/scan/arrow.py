@@ -1,0 +1,23 @@
+"""pyarrow, as this room uses it. Importing it without the extra says what to install."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from siltstone.errors import BadInputError
+
+
+class MissingExtraError(BadInputError, ImportError):
+    """pyarrow is not installed."""
+
+
+try:
+    import pyarrow as _pyarrow  # pyright: ignore[reportMissingTypeStubs] -- ships no types; `Any` stands in
+except ModuleNotFoundError as error:
+    if error.name != "pyarrow":
+        raise
+    raise MissingExtraError(
+        "reading topics as tables needs pyarrow, which is not installed", remedy="pip install 'siltstone[tables]'"
+    ) from error
+
+pa: Any = _pyarrow

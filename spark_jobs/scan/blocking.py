@@ -1,0 +1,132 @@
+"""Stores and metadata, which live in an event loop, for callers that have none: each loop runs in a thread of its own.
+
+A task on an executor is plain Python that wants bytes. `BlockingStore.at(url)` opens a store once a process (making an
+S3 client takes some tenths of a second, and a Python worker reads many slices) and gives futures of ranged reads. A
+forked child opens its own: threads do not live on in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from siltstone.clock import SystemClock
+from siltstone.errors import UnavailableError
+from siltstone.ids import SystemIds
+from storage.objects import ObjectStore, SupportsOpen
+from storage.retrying import Retrying
+from storage.urls import open_store
+
+T = TypeVar("T")
+
+
+class LoopClosedError(UnavailableError):
+    """The thread was closed while somebody still wanted something of it."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread. Calls come from any thread but its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Raises LoopClosedError."""
+        if self._loop.is_closed():
+            work.close()
+            raise LoopClosedError("this was closed already")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.submit(work).result()
+
+    def close(self) -> None:
+        """Ends what still runs. May be repeated."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+
+class BlockingStore:
+    """Ranged reads of an object store. `close` it, unless it came from `at`."""
+
+    def __init__(self, store: ObjectStore, *, owns: bool = False) -> None:
+        """A store that bears calls from the loop of a thread of ours (a directory and memory do, an open S3 client does
+        not). `owns`: it is not open yet, and is opened and closed with this one."""
+        self._store = store
+        self._owns = owns
+        self._thread = LoopThread("siltstone-scan-store")
+        if owns:
+            try:
+                self._thread.call(_open(store))
+            except BaseException:
+                self._thread.close()
+                raise
+
+    @classmethod
+    def opened(cls, url: str) -> BlockingStore:
+        """Raises what opening a store raises."""
+        return cls(Retrying(open_store(url), SystemClock(), SystemIds()), owns=True)
+
+    @classmethod
+    def at(cls, url: str) -> BlockingStore:
+        """This process's one store at `url`; it lives as long as the process."""
+        with _lock:
+            place = (os.getpid(), url)
+            if place not in _shared:
+                _shared[place] = cls.opened(url)
+            return _shared[place]
+
+    def get_range(self, key: str, start: int, length: int) -> Future[bytes]:
+        """Fewer bytes when the object ends before. Fails with ObjectNotFoundError, ObjectStoreError."""
+        return self._thread.submit(self._store.get_range(key, start, length))
+
+    def close(self) -> None:
+        """May be repeated."""
+        if self._owns:
+            self._owns = False
+            self._thread.call(self._store.close())
+        self._thread.close()
+
+    def __enter__(self) -> BlockingStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_lock = threading.Lock()
+_shared: dict[tuple[int, str], BlockingStore] = {}
+
+
+def _forget_lock() -> None:
+    """The parent may have held it when it forked."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+async def _open(store: ObjectStore) -> None:
+    if isinstance(store, SupportsOpen):
+        await store.open()

@@ -1,0 +1,229 @@
+"""What a scan is asked for, what it answers, and how it fails: the values that planner, reader and sources share.
+
+A scan reads one topic as it was at one instant. A planner cuts it into slices (`spark_jobs/scan/plan.py`), each a
+stretch of one partition with everything needed to read it but the object store's bytes; slices travel as JSON or pickle
+to whoever reads them (`spark_jobs/scan/read.py`). No PySpark here, and no asyncio.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias
+
+from siltstone.errors import BadInputError, SiltstoneError
+from spark_jobs.scan.arrow import pa
+
+READ_COMMITTED = "read_committed"
+READ_UNCOMMITTED = "read_uncommitted"
+LOG = "log"
+LATEST_VIEW = "latest"
+SLICE_BYTES = 128 << 20
+"""What a slice holds, about, unless told otherwise."""
+SLICE_FORMAT = 1
+
+
+# ---- errors -------------------------------------------------------------------------------------------------------
+
+
+class ScanError(SiltstoneError):
+    """A scan cannot go on; what was read before is right."""
+
+
+class BadScanError(BadInputError):
+    """An option, or a combination, that means nothing. Of a topic that is not there: `UnknownTopicError`."""
+
+
+class UnknownPartitionError(BadInputError):
+    """The topic has no such partition."""
+
+
+class OffsetOutOfRangeError(BadInputError):
+    """An offset above the end of the partition, or a negative one."""
+
+
+class DataLossError(ScanError):
+    """Records that were asked for are gone or damaged. Skipped, with a warning, where `fail_on_data_loss` is off."""
+
+
+class SliceError(SiltstoneError):
+    """Bytes that are no slice, or one of another release."""
+
+
+class PinLostError(ScanError):
+    """The pin ran out before it was renewed: files of the snapshot may be gone. Scan again."""
+
+
+# ---- what is asked for --------------------------------------------------------------------------------------------
+
+
+class Edge(Enum):
+    EARLIEST = "earliest"
+    """The log start."""
+    LATEST = "latest"
+    """The high watermark, or the last stable offset for `read_committed`, at the snapshot."""
+
+
+EARLIEST = Edge.EARLIEST
+LATEST = Edge.LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimestamp:
+    """Kafka's meaning: the first offset whose record has this timestamp or a later one; where there is none, the end.
+
+    `spark_jobs.scan.timestamps.look_up` makes offsets of it, which needs the object store; a plan takes offsets only.
+    """
+
+    timestamp_ms: int
+
+
+OffsetSpec: TypeAlias = Edge | AtTimestamp | Mapping[int, "int | Edge"]
+"""A mapping is by partition; partitions that are not in it begin at EARLIEST and end at LATEST."""
+
+COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanOptions:
+    """Raises BadScanError for values that mean nothing."""
+
+    topic: str
+    partitions: tuple[int, ...] | None = None
+    """None = all."""
+    starting: OffsetSpec = EARLIEST
+    """Inclusive."""
+    ending: OffsetSpec = LATEST
+    """Exclusive."""
+    columns: tuple[str, ...] = COLUMNS
+    """In this order."""
+    isolation: str = READ_COMMITTED
+    """Or `read_uncommitted`."""
+    view: str = LOG
+    """Or `latest`: of each key the latest record between `starting` and `ending`; no tombstones, nothing without a key.
+    A slice is then a whole partition."""
+    fail_on_data_loss: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.topic:
+            raise BadScanError("no topic is named")
+        _check_columns(self.columns)
+        if self.isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
+            raise BadScanError(
+                f"isolation {self.isolation!r} is not known", remedy=f"{READ_COMMITTED} or {READ_UNCOMMITTED}"
+            )
+        if self.view not in (LOG, LATEST_VIEW):
+            raise BadScanError(f"view {self.view!r} is not known", remedy=f"{LOG} or {LATEST_VIEW}")
+        if self.starting is LATEST and self.ending is EARLIEST:
+            raise BadScanError("a scan from the latest offset up to the earliest holds nothing")
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown or not columns:
+        wrong = f"there is no column {unknown[0]!r}" if unknown else "no column is named"
+        raise BadScanError(wrong, remedy=f"columns are {', '.join(COLUMNS)}")
+    if len(set(columns)) < len(columns):
+        raise BadScanError(f"a column is named twice: {', '.join(columns)}")
+
+
+# ---- what is answered ---------------------------------------------------------------------------------------------
+
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field(
+            "headers",
+            pa.list_(pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])),
+        ),
+    ]
+)
+"""A record without a timestamp has -1 ms, as Kafka has it. Header keys that are not UTF-8 read with U+FFFD."""
+
+
+def schema_of(columns: Sequence[str] = COLUMNS) -> Any:
+    """The `pyarrow.Schema` of these columns, in this order. Raises BadScanError."""
+    _check_columns(columns)
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
+# ---- slices -------------------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """An extent, as far as a reader must know it."""
+
+    key: str
+    file_size_bytes: int
+    level: int
+    """0: its batches carry no offsets, and are all there."""
+    position: int
+    length: int
+    """0 = covers its offsets with no batch at all."""
+    base_offset: int
+    last_offset: int
+    """Inclusive."""
+    record_count: int
+    """-1 where not known (L0)."""
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    block_index_position: int = 0
+    block_index_length: int = 0
+    flagged_reason: str | None = None
+    crc32c: int = -1
+    """Of its bytes; -1 where not known (L0)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Records of one partition from `start` up to `end`, and where they lie."""
+
+    partition: int
+    partition_id: int
+    start: int
+    """Inclusive."""
+    end: int
+    """Exclusive."""
+    pieces: tuple[Piece, ...]
+    """By offset; the first may begin below `start`, the last end above `end`."""
+    aborted: tuple[tuple[int, int, int], ...] = ()
+    """(producer id, first offset, offset of the marker) of aborted transactions that reach into it; () for
+    `read_uncommitted`."""
+
+    @property
+    def bytes(self) -> int:
+        """Of its pieces: more than is read, where `start` or `end` lie inside of one."""
+        return sum(piece.length for piece in self.pieces)
+
+    def to_json(self) -> str:
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps({"format": SLICE_FORMAT, **row}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Slice:
+        """Raises SliceError."""
+        try:
+            row = json.loads(text)
+            found = row.pop("format")
+            if found != SLICE_FORMAT:
+                raise SliceError(
+                    f"a slice of format {found!r}, this release reads {SLICE_FORMAT}",
+                    remedy="use one release of siltstone on the driver and on all executors",
+                )
+            row["pieces"] = tuple(Piece(*piece) for piece in row["pieces"])
+            row["aborted"] = tuple((int(one[0]), int(one[1]), int(one[2])) for one in row["aborted"])
+            return cls(**row)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise SliceError(f"these bytes are no slice: {error}") from error
+
+    def of(self, start: int, end: int) -> Slice:
+        """A part of it."""
+        pieces = tuple(piece for piece in self.pieces if piece.base_offset < end and piece.last_offset >= start)
+        return replace(self, start=start, end=end, pieces=pieces)

@@ -1,0 +1,188 @@
+"""A snapshot of a topic whose files are protected from deletion for as long as it is used.
+
+Order: the pin is taken first, the snapshot then, so that whatever the snapshot names lives or dies after the pin. A
+thread renews the pin at a third of its time to live; `close` ends it. A reader that is killed leaves a pin that runs
+out by itself. A pin that could not be renewed in time is *lost*: every later `check` raises PinLostError. (Files are
+never changed, so what was read until then is right.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from metadata.compaction import Metadata
+from metadata.scan import TopicSnapshot
+from metadata.service import ClusterIdentity, MetadataUnavailableError
+from metadata.urls import open_metadata
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import BugError
+from siltstone.logging import get_logger
+from spark_jobs.scan.blocking import BlockingStore, LoopThread
+from spark_jobs.scan.contract import PinLostError
+from storage.cluster import ClusterMismatchError, decode_cluster_file
+from storage.keys import CLUSTER_KEY
+from storage.objects import ObjectNotFoundError
+
+_log = get_logger(__name__)
+T = TypeVar("T")
+
+PIN_TTL_MS = 60_000
+BEATS_PER_TTL = 3
+CLUSTER_FILE_BYTES = 1 << 16
+
+
+class PinnedSnapshot:
+    """A context manager; `snapshot` is there inside of it."""
+
+    def __init__(
+        self,
+        metadata: str | Callable[[], Metadata],
+        topic: str,
+        *,
+        holder: str = "siltstone.read_topic",
+        ttl_ms: int = PIN_TTL_MS,
+        clock: Clock | None = None,
+    ) -> None:
+        """`metadata`: its URL, or what makes a service that is not open yet; a role that may only read will do
+        (`siltstone migrate --reader`)."""
+        self._make = metadata if callable(metadata) else lambda: open_metadata(metadata)
+        self._topic, self._holder, self._ttl_ms = topic, holder, ttl_ms
+        self._clock = clock or SystemClock()
+        self._thread: LoopThread | None = None
+        self._metadata: Metadata | None = None
+        self._pins: list[int] = []
+        """The newest last."""
+        self._until_ms = 0.0
+        """The pins hold at least until then, by our own clock."""
+        self._lost = ""
+        self._snapshot: TopicSnapshot | None = None
+        self._identity = ClusterIdentity(cluster_id="", store_bound=False)
+        self._beating: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> PinnedSnapshot:
+        return self.open()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> PinnedSnapshot:
+        """Raises UnknownTopicError, MetadataUnavailableError, SchemaMismatchError."""
+        self._thread = LoopThread("siltstone-pin")
+        try:
+            self._thread.call(self._open())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def snapshot(self) -> TopicSnapshot:
+        if self._snapshot is None:
+            raise BugError("a snapshot that was not opened")
+        return self._snapshot
+
+    def check(self) -> None:
+        """Raises PinLostError when files of the snapshot may be gone."""
+        if not self._lost and self._clock.monotonic_ms() > self._until_ms:
+            self._lost = "it was not renewed in time"
+        if self._lost:
+            raise PinLostError(
+                f"the pin on topic {self._topic!r} is lost: {self._lost}",
+                remedy="what was read until now is right; scan again, from where it ended",
+            )
+
+    def check_store(self, store: BlockingStore) -> None:
+        """Raises ClusterMismatchError when the objects there are another cluster's, or nobody's."""
+        try:
+            stored = decode_cluster_file(store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES).result())
+        except ObjectNotFoundError:
+            if not self._identity.store_bound:
+                return  # nobody has written there yet
+            stored = None
+        if stored is None or stored.cluster_id != self._identity.cluster_id:
+            found = "no cluster's" if stored is None else f"of the cluster {stored.cluster_id}"
+            raise ClusterMismatchError(
+                f"the object store is {found}, the metadata are of {self._identity.cluster_id}",
+                remedy="check that both URLs are of one system",
+            )
+
+    def renew(self, *, keep: bool = True) -> TopicSnapshot:
+        """A new pin, then a new snapshot, which is the present one from now on. `keep`: the older pins go on until
+        `let_go`, for those who still read by an older snapshot. Raises as `open`, and PinLostError."""
+        self.check()
+        snapshot = self._call(self._take)
+        if not keep:
+            self.let_go()
+        return snapshot
+
+    def let_go(self) -> None:
+        """Ends all pins but the newest."""
+        old, self._pins = self._pins[:-1], self._pins[-1:]
+        for pin_id in old:
+            self._call(lambda metadata, pin_id=pin_id: metadata.unpin(pin_id))
+
+    def close(self) -> None:
+        """Ends the pins. May be repeated; a store that does not answer is not waited for, its pins run out."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.call(self._close())
+        finally:
+            thread.close()
+
+    def _call(self, work: Callable[[Metadata], Awaitable[T]]) -> T:
+        if self._thread is None or self._metadata is None:
+            raise BugError("a snapshot that is not open")
+        metadata = self._metadata
+
+        async def run() -> T:
+            return await work(metadata)
+
+        return self._thread.call(run())
+
+    # -- in the thread's loop
+
+    async def _open(self) -> None:
+        self._metadata = self._make()
+        await self._metadata.open()
+        self._identity = await self._metadata.cluster_identity()
+        await self._take(self._metadata)
+        self._beating = asyncio.create_task(self._beat(self._metadata))
+
+    async def _take(self, metadata: Metadata) -> TopicSnapshot:
+        asked_ms = self._clock.monotonic_ms()
+        self._pins.append(await metadata.pin(self._holder, ttl_ms=self._ttl_ms))
+        if len(self._pins) == 1:
+            self._until_ms = asked_ms + self._ttl_ms
+        self._snapshot = await metadata.topic_snapshot(self._topic)
+        return self._snapshot
+
+    async def _beat(self, metadata: Metadata) -> None:
+        while not self._lost:
+            await self._clock.sleep_ms(self._ttl_ms / BEATS_PER_TTL)
+            asked_ms = self._clock.monotonic_ms()
+            try:
+                for pin_id in list(self._pins):
+                    if not await metadata.beat_pin(pin_id, ttl_ms=self._ttl_ms) and pin_id in self._pins:
+                        self._lost = "the metadata store let it run out"
+                        return
+                self._until_ms = asked_ms + self._ttl_ms
+            except MetadataUnavailableError as error:
+                _log.warning("a pin could not be renewed yet", topic=self._topic, error=error.message)
+
+    async def _close(self) -> None:
+        if self._metadata is None:
+            return
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        try:
+            for pin_id in self._pins:
+                await self._metadata.unpin(pin_id)
+        except MetadataUnavailableError as error:
+            _log.warning("a pin is left to run out", topic=self._topic, error=error.message)
+        finally:
+            await self._metadata.close()

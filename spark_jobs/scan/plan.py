@@ -1,0 +1,188 @@
+"""Which slices a scan is made of. Pure: a snapshot and options in, slices out; no byte of a record is looked at.
+
+1. each partition's bounds: what was asked for, held against its log start and its end at the snapshot;
+2. its extents, of whatever level, in offset order; what lies outside of the bounds is left out;
+3. slices of about `slice_bytes`: extents are put together up to that size, and one that is larger is cut into equal
+   stretches of offsets, each slice finding its place by the extent's block index (L0 extents, whose offsets are only
+   known from their beginning, are never cut).
+
+Offsets that no extent covers are not looked for here: a reader meets them and says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from metadata.leveled import LeveledExtent
+from metadata.scan import L0Extent, PartitionSnapshot, TopicSnapshot
+from siltstone.errors import BugError
+from siltstone.logging import get_logger
+from spark_jobs.scan.contract import (
+    EARLIEST,
+    LATEST,
+    LATEST_VIEW,
+    READ_COMMITTED,
+    SLICE_BYTES,
+    AtTimestamp,
+    BadScanError,
+    DataLossError,
+    Edge,
+    OffsetOutOfRangeError,
+    OffsetSpec,
+    Piece,
+    ScanOptions,
+    Slice,
+    UnknownPartitionError,
+)
+
+_log = get_logger(__name__)
+
+
+def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: int = SLICE_BYTES) -> tuple[Slice, ...]:
+    """By partition, then offset; a partition of which nothing is asked for has none.
+
+    Raises UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError (an offset below the log start,
+    unless that is to be skipped).
+    """
+    slices: list[Slice] = []
+    for partition, (start, end) in partition_bounds(snapshot, options).items():
+        if start < end:
+            whole = slice_of(snapshot.partitions[partition], start, end, isolation=options.isolation)
+            slices += [whole] if options.view == LATEST_VIEW else _cut(whole, max(slice_bytes, 1))
+    return tuple(slices)
+
+
+def partition_bounds(snapshot: TopicSnapshot, options: ScanOptions) -> Mapping[int, tuple[int, int]]:
+    """Of each partition that is read: the first offset, and the end (exclusive). Raises as `plan_slices`."""
+    chosen = _chosen(snapshot, options)
+    for spec in (options.starting, options.ending):
+        if isinstance(spec, Mapping):
+            _check_partitions(snapshot, spec, asked_by="an offset is given for it")
+    return {part.partition: _bounds(snapshot.topic.name, part, options) for part in chosen}
+
+
+def slice_of(part: PartitionSnapshot, start: int, end: int, *, isolation: str) -> Slice:
+    """One slice of all between two offsets of a partition."""
+    pieces = [_l0_piece(each) for each in part.l0] + [_merged_piece(each) for each in part.extents]
+    aborted = tuple(part.aborted) if isolation == READ_COMMITTED else ()
+    return Slice(
+        partition=part.partition,
+        partition_id=part.partition_id,
+        start=start,
+        end=end,
+        pieces=tuple(sorted(pieces, key=lambda piece: piece.base_offset)),
+        aborted=tuple(one for one in aborted if one[1] < end and one[2] > start),
+    ).of(start, end)
+
+
+def end_offset(part: PartitionSnapshot, isolation: str) -> int:
+    """Where a reader of this isolation ends."""
+    return part.last_stable_offset if isolation == READ_COMMITTED else part.high_watermark
+
+
+# ---- bounds -------------------------------------------------------------------------------------------------------
+
+
+def _chosen(snapshot: TopicSnapshot, options: ScanOptions) -> Sequence[PartitionSnapshot]:
+    if options.partitions is None:
+        return snapshot.partitions
+    _check_partitions(snapshot, options.partitions, asked_by="it was asked for")
+    return [snapshot.partitions[number] for number in sorted(set(options.partitions))]
+
+
+def _check_partitions(snapshot: TopicSnapshot, numbers: Sequence[int] | Mapping[int, object], *, asked_by: str) -> None:
+    count = len(snapshot.partitions)
+    for number in numbers:
+        if not 0 <= number < count:
+            raise UnknownPartitionError(
+                f"topic {snapshot.topic.name!r} has no partition {number}, though {asked_by}",
+                remedy=f"its partitions are 0 to {count - 1}",
+            )
+
+
+def _bounds(topic: str, part: PartitionSnapshot, options: ScanOptions) -> tuple[int, int]:
+    end = end_offset(part, options.isolation)
+    first = _offset(options.starting, part, EARLIEST, end)
+    until = _offset(options.ending, part, LATEST, end)
+    where = f"partition {part.partition} of topic {topic!r}"
+    for asked, name in ((first, "starting"), (until, "ending")):
+        if asked < 0:
+            raise OffsetOutOfRangeError(f"{name} offset {asked} of {where} is negative")
+    if first > part.high_watermark:
+        raise OffsetOutOfRangeError(f"starting offset {first} lies above the end of {where}, which is {end}")
+    if until > end:
+        raise OffsetOutOfRangeError(f"ending offset {until} lies above the end of {where}, which is {end}")
+    if until < first and isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):
+        raise BadScanError(f"{where} is to be read from {first} up to {until}, which is below")
+    low = min(first, until)
+    if low < part.log_start_offset:
+        if options.fail_on_data_loss:
+            raise DataLossError(
+                f"offset {low} of {where} is gone: its log starts at {part.log_start_offset}",
+                remedy="begin later, or let what is gone be skipped (fail_on_data_loss)",
+            )
+        _log.warning("offsets below the log start are skipped", topic=topic, partition=part.partition, asked=low)
+    return max(first, part.log_start_offset), until
+
+
+def _offset(spec: OffsetSpec, part: PartitionSnapshot, default: Edge, end: int) -> int:
+    asked = spec.get(part.partition, default) if isinstance(spec, Mapping) else spec
+    if isinstance(asked, AtTimestamp):
+        raise BugError("times must be looked up before slices are planned")
+    if asked is EARLIEST:
+        return part.log_start_offset
+    return end if isinstance(asked, Edge) else asked
+
+
+# ---- slices -------------------------------------------------------------------------------------------------------
+
+
+def _cut(whole: Slice, slice_bytes: int) -> Iterator[Slice]:
+    start, size = whole.start, 0.0
+    for piece in whole.pieces:
+        first, end = max(piece.base_offset, whole.start), min(piece.last_offset + 1, whole.end)
+        wanted = piece.length * (end - first) / (piece.last_offset + 1 - piece.base_offset)
+        if size and size + wanted > slice_bytes:
+            yield whole.of(start, first)
+            start, size = first, 0.0
+        parts = 1 if piece.level == 0 else min(-int(-wanted // slice_bytes), end - first)
+        for number in range(1, parts):
+            cut = first + (end - first) * number // parts
+            yield whole.of(start, cut)
+            start = cut
+        size += wanted / max(parts, 1)
+    yield whole.of(start, whole.end)
+
+
+def _l0_piece(extent: L0Extent) -> Piece:
+    return Piece(
+        key=extent.key,
+        file_size_bytes=extent.file_size_bytes,
+        level=0,
+        position=extent.position,
+        length=extent.length,
+        base_offset=extent.base_offset,
+        last_offset=extent.last_offset,
+        record_count=-1,
+        min_timestamp_ms=extent.min_timestamp_ms,
+        max_timestamp_ms=extent.max_timestamp_ms,
+    )
+
+
+def _merged_piece(extent: LeveledExtent) -> Piece:
+    return Piece(
+        key=extent.key,
+        file_size_bytes=extent.file_size_bytes,
+        level=extent.level,
+        position=extent.position,
+        length=extent.length,
+        base_offset=extent.base_offset,
+        last_offset=extent.last_offset,
+        record_count=extent.record_count,
+        min_timestamp_ms=extent.min_timestamp_ms,
+        max_timestamp_ms=extent.max_timestamp_ms,
+        block_index_position=extent.block_index_position,
+        block_index_length=extent.block_index_length,
+        flagged_reason=extent.flagged_reason,
+        crc32c=extent.crc32c,
+    )

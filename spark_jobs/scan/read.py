@@ -1,0 +1,70 @@
+"""Reading slices: bytes from the object store in, Arrow record batches out. Synchronous, in bounded memory.
+
+What is held at once: the bytes asked for ahead (`windows.py`), one window, what some MiB of it unfold to and the
+columns made of that; for `view="latest"` also the table of keys and a bit a record (`latest.py`). Nothing asks the
+metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.contract import LATEST_VIEW, ScanOptions, Slice
+from spark_jobs.scan.decode import BatchMaker, Block, Decoder
+from spark_jobs.scan.losses import Losses
+from spark_jobs.scan.windows import windows
+from storage.objects import ObjectStore
+
+BATCH_ROWS = 65_536
+
+
+def read_slice(
+    store: str | BlockingStore | ObjectStore, part: Slice, options: ScanOptions, *, batch_rows: int = BATCH_ROWS
+) -> Iterator[Any]:
+    """The slice's records as `pyarrow.RecordBatch`es of `schema_of(options.columns)`, in offset order.
+
+    `store`: its URL (opened once a process), one that was opened already, or a store that bears calls from any event
+    loop (memory, a directory). Of the options only topic, columns, view and fail_on_data_loss count; the rest is in the
+    slice. Raises DataLossError, and what the store raises when it does not answer.
+    """
+    with _blocking(store) as blocking:
+        if options.view == LATEST_VIEW:
+            from spark_jobs.scan.latest import latest_blocks  # the table of keys is not for every reader
+
+            blocks = latest_blocks(blocking, part, options)
+        else:
+            blocks = blocks_of(blocking, part, options)
+        maker = BatchMaker(options.topic, part.partition, options.columns)
+        for block in blocks:
+            yield from maker.batches(block, batch_rows)
+
+
+def blocks_of(
+    store: BlockingStore,
+    part: Slice,
+    options: ScanOptions,
+    *,
+    known: Collection[tuple[int, int]] | None = None,
+    losses: Losses | None = None,
+) -> Iterator[Block]:
+    """One pass over the slice. `known`: see `Losses`. Raises as `read_slice`."""
+    if losses is None:
+        losses = Losses(options.topic, part.partition, fails=options.fail_on_data_loss, known=known)
+    decoder = Decoder(part, losses)
+    for window in windows(store, part, losses):
+        yield from decoder.blocks(window)
+    losses.check_complete()
+
+
+@contextmanager
+def _blocking(store: str | BlockingStore | ObjectStore) -> Generator[BlockingStore]:
+    if isinstance(store, str):
+        yield BlockingStore.at(store)
+    elif isinstance(store, BlockingStore):
+        yield store
+    else:
+        with BlockingStore(store) as ours:
+            yield ours

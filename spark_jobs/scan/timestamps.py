@@ -1,0 +1,80 @@
+"""Times made offsets, with Kafka's meaning: the first offset whose record has that timestamp or a later one.
+
+By record, in offset order, not in order of time. What may hold the answer is known without reading: extents tell their
+largest timestamp, and the block index of a large one that of each block. Of those that may, each is looked into in
+offset order. An extent may promise more than it holds: dedupe keeps the timestamps of what it emptied. What cannot be
+read is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from metadata.scan import PartitionSnapshot, TopicSnapshot
+from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice
+from spark_jobs.scan.plan import end_offset, slice_of
+from spark_jobs.scan.read import blocks_of
+from storage.block_index import decode_block_index
+from storage.file_format import CorruptFileError
+from storage.objects import ObjectNotFoundError
+
+
+def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions) -> ScanOptions:
+    """The options with offsets where there were times; a partition without such a record begins, or ends, at its end.
+
+    Reads some MiB a partition. Raises UnknownPartitionError, and what the store raises when it does not answer.
+    """
+    chosen = [
+        part for part in snapshot.partitions if options.partitions is None or part.partition in options.partitions
+    ]
+    changed: dict[str, Mapping[int, int | Edge]] = {}
+    for name, spec in (("starting", options.starting), ("ending", options.ending)):
+        if isinstance(spec, AtTimestamp):
+            changed[name] = {part.partition: _offset_at(store, part, options, spec.timestamp_ms) for part in chosen}
+    return replace(options, **changed) if changed else options  # pyright: ignore[reportArgumentType] -- by name
+
+
+def _offset_at(store: BlockingStore, part: PartitionSnapshot, options: ScanOptions, timestamp_ms: int) -> int:
+    end = end_offset(part, options.isolation)
+    whole = slice_of(part, part.log_start_offset, max(end, part.log_start_offset), isolation=READ_UNCOMMITTED)
+    for piece in whole.pieces:
+        if piece.length and piece.max_timestamp_ms >= timestamp_ms:
+            found = _offset_in(store, whole, piece, options, timestamp_ms)
+            if found is not None:
+                return found
+    return end
+
+
+def _offset_in(store: BlockingStore, whole: Slice, piece: Piece, options: ScanOptions, timestamp_ms: int) -> int | None:
+    passing_over = replace(options, fail_on_data_loss=False)
+    for start, end in _stretches(store, piece, timestamp_ms):
+        part = whole.of(max(start, whole.start), min(end, whole.end))
+        if part.start >= part.end:
+            continue
+        for block in blocks_of(store, part, passing_over):
+            late = np.flatnonzero(block.timestamps_ms >= timestamp_ms)
+            if len(late):
+                return int(block.offsets[late[0]])
+    return None
+
+
+def _stretches(store: BlockingStore, piece: Piece, timestamp_ms: int) -> Sequence[tuple[int, int]]:
+    """(first offset, end) of what may hold such a record."""
+    whole = [(piece.base_offset, piece.last_offset + 1)]
+    if not piece.block_index_length:
+        return whole
+    try:
+        found = store.get_range(piece.key, piece.block_index_position, piece.block_index_length).result()
+        entries = decode_block_index(found, extent_length=piece.length)
+    except (CorruptFileError, ObjectNotFoundError):
+        return whole
+    ends = [entry.base_offset for entry in entries[1:]] + [piece.last_offset + 1]
+    return [
+        (entry.base_offset, end)
+        for entry, end in zip(entries, ends, strict=True)
+        if entry.max_timestamp_ms >= timestamp_ms
+    ]

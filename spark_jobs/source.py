@@ -1,0 +1,161 @@
+"""`spark.read.format("siltstone")` and `spark.readStream.format("siltstone")`: a topic, straight from the object store.
+
+Spark finds the source by the module `pyspark_siltstone` on the Python path; nothing is registered. Options are in
+`spark_jobs/source_options.py`, pins in `spark_jobs/source_pins.py`, streams in `spark_jobs/source_stream.py`, what a
+task does in `spark_jobs/source_reading.py`. Here is only what PySpark asks for. It asks in a new Python process each time
+(which sources are there, which schema, which tasks, read), so each method imports what it needs, and no more.
+
+`pushFilters` is not overridden on purpose: unless a configuration is set, Spark refuses a source that has it. What is
+to be left out is said by options, before anything is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from siltstone.clock import SystemClock
+from spark_jobs.scan.contract import schema_of
+from spark_jobs.source_api import (
+    ADMISSION_CONTROL,
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    StructType,
+    SupportsTriggerAvailableNow,
+    from_arrow_schema,
+)
+from spark_jobs.source_options import SourceOptionError, SourceOptions, parse_options
+
+if TYPE_CHECKING:
+    from spark_jobs.source_offsets import Document
+    from spark_jobs.source_scan import SliceTask
+    from spark_jobs.source_stream import TopicStream
+
+
+class DefaultSource(DataSource):
+    """The name is Spark's: it looks for it in every module called `pyspark_*`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "siltstone"
+
+    def schema(self) -> StructType:
+        """Of the chosen columns. Options are checked here first, at `load()`. Raises SourceOptionError."""
+        return _schema(parse_options(self.options, os.environ, streaming=None))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_options(self.options, os.environ, streaming=False)
+        return TopicReader(_checked(options, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        options = parse_options(self.options, os.environ, streaming=True)
+        if options.max_offsets_per_trigger is not None and not ADMISSION_CONTROL:
+            raise SourceOptionError(
+                "maxOffsetsPerTrigger needs PySpark 4.2 or later",
+                remedy="upgrade, or leave it out: every batch then reads all there is",
+            )
+        return TopicStreamReader(_checked(options, schema))
+
+
+class TopicReader(DataSourceReader):
+    """Made on the driver, which plans; a copy of it reads in each task."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        from spark_jobs.source_metadata import MetadataThread
+        from spark_jobs.source_scan import plan_batch
+
+        clock = SystemClock()
+        with MetadataThread(self._options.metadata_url, clock=clock) as metadata:
+            return [InputPartition(task) for task in plan_batch(self._options, metadata, clock)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(partition, self._options)
+
+
+class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One for a query's life on the driver; a fresh copy of it reads in each task."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._opened: TopicStream | None = None
+
+    @property
+    def _stream(self) -> TopicStream:
+        if self._opened is None:
+            from spark_jobs.source_metadata import MetadataThread
+            from spark_jobs.source_scan import ScanPlanner
+            from spark_jobs.source_stream import TopicStream
+
+            clock = SystemClock()
+            metadata = MetadataThread(self._options.metadata_url, clock=clock)
+            self._opened = TopicStream(self._options, metadata, ScanPlanner(self._options), clock)
+        return self._opened
+
+    def initialOffset(self) -> Document:
+        return self._stream.initial()
+
+    def latestOffset(self, start: Document | None = None, limit: ReadLimit | None = None) -> Document:
+        """4.0 and 4.1 call it without arguments."""
+        if not ADMISSION_CONTROL or not isinstance(limit, ReadMaxRows):
+            return self._stream.latest(start, None)
+        return self._stream.latest(start, limit.max_rows)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        offsets_max = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if offsets_max is None else ReadMaxRows(offsets_max)
+
+    def reportLatestOffset(self) -> Document | None:
+        return self._stream.last_seen()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._stream.until_now()
+
+    def partitions(self, start: Document, end: Document) -> list[InputPartition]:
+        from spark_jobs.source_scan import SliceTask
+
+        topic_id = str(end["topicId"])
+        tasks = [SliceTask(slice=each.to_json(), topic_id=topic_id) for each in self._stream.plan(start, end)]
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(partition, self._options)
+
+    def commit(self, end: Document) -> None:
+        self._stream.commit(end)
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.stop()
+
+
+def _schema(options: SourceOptions) -> StructType:
+    """Made from the Arrow schema of the scan: Spark takes a task's batches only if the two agree to the last flag."""
+    return from_arrow_schema(schema_of(options.scan.columns))
+
+
+def _checked(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """A schema that was given to `spark.read.schema(...)` cannot change what a topic has. Raises SourceOptionError."""
+    if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in _schema(options)]:
+        raise SourceOptionError(
+            f"the schema of a topic is its own, not {schema.simpleString()}",
+            remedy="leave out schema(...); choose columns by option('columns', 'key,value') and cast in the query",
+        )
+    return options
+
+
+def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
+    task = cast("SliceTask | None", partition.value)
+    if task is None:
+        return iter(())  # Spark's own, where nothing was planned
+    from spark_jobs.source_reading import read_task
+
+    return read_task(task, options)

@@ -1,0 +1,289 @@
+"""Options of `spark.read.format("siltstone")`: from Spark's text to values. Pure, and without PySpark.
+
+Names and meanings are those of Spark's Kafka source where it has them. Names are case-insensitive, as all of Spark's
+are; a name that is not known is refused with the one that was probably meant, because an option that is silently left
+out reads the wrong records. URLs that are not given come from the environment of the driver, and travel from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import cast
+
+from siltstone.errors import BadInputError
+from siltstone.settings import environment_name
+from spark_jobs.scan.contract import (
+    COLUMNS,
+    EARLIEST,
+    LATEST,
+    LATEST_VIEW,
+    LOG,
+    READ_COMMITTED,
+    SLICE_BYTES,
+    AtTimestamp,
+    Edge,
+    OffsetSpec,
+    ScanOptions,
+)
+
+NAMES = (
+    "topic",
+    "subscribe",
+    "partitions",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "columns",
+    "view",
+    "isolation",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "sliceBytes",
+    "pinTtl",
+    "metadataUrl",
+    "objectStoreUrl",
+)
+_KNOWN = {name.lower(): name for name in NAMES}
+
+ELSEWHERE = {
+    "path": "load() takes nothing here: name the topic by option('topic', ...)",
+    "assign": "name one topic by 'topic' and its partitions by 'partitions', for example '0,2,5-7'",
+    "subscribepattern": "a source reads one topic; make one for each and union them",
+    "startingoffsetsbytimestamp": "write startingTimestamp",
+    "endingoffsetsbytimestamp": "write endingTimestamp",
+    "includeheaders": "headers are a column: leave them out by option('columns', 'topic,partition,offset,key,value')",
+    "kafka.bootstrap.servers": "the object store is read, not a broker: write objectStoreUrl and metadataUrl",
+    "kafka.isolation.level": "write isolation",
+    "kafka.group.id": "there is no consumer group: offsets are kept in the query's checkpoint",
+    "maxbytespertrigger": "write maxOffsetsPerTrigger",
+}
+"""Options of Spark's Kafka source and others that people try, and what to write instead."""
+
+PIN_TTL_MS = 30 * 60_000
+PIN_TTL_MS_MIN = 500
+_KAFKA_EDGES = {-2: EARLIEST, -1: LATEST}
+"""As Kafka's ListOffsets and Spark's offsets JSON write them."""
+_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_INT64_MAX = 2**63 - 1
+
+
+class SourceOptionError(BadInputError):
+    """An option of `format("siltstone")` is not known, cannot be read, or does not go with another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    scan: ScanOptions
+    metadata_url: str
+    object_store_url: str
+    slice_bytes: int = SLICE_BYTES
+    """What a Spark task reads, about."""
+    min_partitions: int = 1
+    """At least so many Spark tasks, where the records allow it."""
+    max_offsets_per_trigger: int | None = None
+    pin_ttl_ms: int = PIN_TTL_MS
+    """How long the files of a snapshot are kept after planning, or after a reading task last renewed its pin."""
+
+
+def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """`streaming` None: not known yet, so all is checked but what means something in one of the two alone.
+
+    Raises SourceOptionError, and BadScanError for a combination that means nothing.
+    """
+    options = _known_options(given)
+    topic = _topic(options)
+    partitions = _partitions(options["partitions"]) if "partitions" in options else None
+    if streaming is not None:
+        _check_mode(options, streaming=streaming)
+    start = LATEST if streaming else EARLIEST
+    scan = ScanOptions(
+        topic=topic,
+        partitions=partitions,
+        starting=_edge(options, "starting", topic, partitions, default=start),
+        ending=_edge(options, "ending", topic, partitions, default=LATEST),
+        columns=_columns(options["columns"]) if "columns" in options else COLUMNS,
+        isolation=options.get("isolation", READ_COMMITTED).strip().lower(),
+        view=options.get("view", LOG).strip().lower(),
+        fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
+    )
+    pin_ttl_ms = _duration_ms(options["pinTtl"]) if "pinTtl" in options else PIN_TTL_MS
+    if pin_ttl_ms < PIN_TTL_MS_MIN:
+        raise SourceOptionError(f"pinTtl must be {PIN_TTL_MS_MIN} ms or more, not {options['pinTtl']!r}")
+    limited = "maxOffsetsPerTrigger" in options
+    return SourceOptions(
+        scan=scan,
+        metadata_url=_url(options, "metadataUrl", "metadata.url", environ),
+        object_store_url=_url(options, "objectStoreUrl", "object.store.url", environ),
+        slice_bytes=_size(options["sliceBytes"]) if "sliceBytes" in options else SLICE_BYTES,
+        min_partitions=_count(options, "minPartitions") if "minPartitions" in options else 1,
+        max_offsets_per_trigger=_count(options, "maxOffsetsPerTrigger") if limited else None,
+        pin_ttl_ms=pin_ttl_ms,
+    )
+
+
+def _known_options(given: Mapping[str, str]) -> dict[str, str]:
+    """By the names as the documentation writes them."""
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        known = _KNOWN.get(name.lower())
+        if known is None:
+            raise SourceOptionError(f"there is no option {name!r}", remedy=_meant(name.lower()))
+        options[known] = value
+    return options
+
+
+def _meant(name: str) -> str:
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    close = difflib.get_close_matches(name.removeprefix("kafka."), _KNOWN, 1)
+    return f"did you mean {_KNOWN[close[0]]!r}?" if close else f"options are {', '.join(NAMES)}"
+
+
+def _topic(options: Mapping[str, str]) -> str:
+    names = {options[name].strip() for name in ("topic", "subscribe") if name in options}
+    if len(names) != 1 or "" in names:
+        raise SourceOptionError(
+            "topic and subscribe name two topics" if len(names) > 1 else "no topic is named",
+            remedy="write option('topic', 'flights')",
+        )
+    topic = names.pop()
+    if "," in topic:
+        raise SourceOptionError(
+            f"{topic!r} names several topics", remedy="a source reads one topic; make one for each and union them"
+        )
+    return topic
+
+
+def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:
+    """What means nothing in a batch query, or in a stream."""
+    if not streaming:
+        if "maxOffsetsPerTrigger" in options:
+            raise SourceOptionError(
+                "maxOffsetsPerTrigger is for streams", remedy="a batch query ends at endingOffsets or endingTimestamp"
+            )
+        return
+    for name in ("endingOffsets", "endingTimestamp"):
+        if name in options:
+            raise SourceOptionError(
+                f"a stream has no end, so {name} means nothing in it",
+                remedy="trigger(availableNow=True) ends at what there is now; a batch query takes an end",
+            )
+    if options.get("view", LOG).strip().lower() == LATEST_VIEW:
+        raise SourceOptionError(
+            "the latest view is for batch queries: a stream is a log", remedy="leave out view, or use spark.read"
+        )
+
+
+def _edge(
+    options: Mapping[str, str], side: str, topic: str, partitions: tuple[int, ...] | None, *, default: Edge
+) -> OffsetSpec:
+    offsets, timestamp = f"{side}Offsets", f"{side}Timestamp"
+    if timestamp in options:
+        if offsets in options:
+            raise SourceOptionError(f"{offsets} and {timestamp} exclude each other", remedy="give one of them")
+        return AtTimestamp(_time_ms(timestamp, options[timestamp]))
+    text = options.get(offsets, default.value).strip()
+    if text.lower() in (EARLIEST.value, LATEST.value):
+        return Edge(text.lower())
+    found = _offsets(offsets, text, topic)
+    outside = sorted(set(found) - set(partitions)) if partitions is not None else []
+    if outside:
+        raise SourceOptionError(f"{offsets} names partition {outside[0]}, which option partitions does not")
+    return found
+
+
+def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
+    """Of `{"flights": {"0": 23, "1": -1}}`; -2 is the earliest, -1 the latest."""
+    remedy = f'write earliest, latest, or {{"{topic}": {{"0": 23}}}}; -2 is the earliest, -1 the latest'
+    try:
+        document: object = json.loads(text)
+    except ValueError:
+        raise SourceOptionError(f"{name} cannot be read: {text!r}", remedy=remedy) from None
+    by_topic: Mapping[str, object] = cast(Mapping[str, object], document) if isinstance(document, dict) else {}
+    if list(by_topic) != [topic] or not isinstance(by_topic[topic], dict):
+        raise SourceOptionError(f"{name} is not of topic {topic!r}: {text!r}", remedy=remedy)
+    offsets: dict[int, int | Edge] = {}
+    for partition, offset in cast(Mapping[str, object], by_topic[topic]).items():
+        is_offset = isinstance(offset, int) and not isinstance(offset, bool) and -2 <= offset <= _INT64_MAX
+        if re.fullmatch(r"\d{1,7}", partition, re.ASCII) is None or not is_offset:
+            raise SourceOptionError(f"{name} has {partition!r}: {offset!r}", remedy=remedy)
+        offsets[int(partition)] = _KAFKA_EDGES.get(cast(int, offset), cast(int, offset))
+    if not offsets:
+        raise SourceOptionError(f"{name} names no partition: {text!r}", remedy=remedy)
+    return offsets
+
+
+def _time_ms(name: str, text: str) -> int:
+    """Milliseconds since 1970, as the Kafka source takes them, or an ISO time (UTC where it names no zone)."""
+    plain = text.strip()
+    if re.fullmatch(r"\d{1,18}", plain, re.ASCII):
+        return int(plain)
+    try:
+        time = datetime.fromisoformat(plain)
+        return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise SourceOptionError(
+            f"{name} {text!r} is no time", remedy="milliseconds since 1970, or for example 2026-01-31T12:00:00Z"
+        ) from None
+
+
+def _partitions(text: str) -> tuple[int, ...]:
+    numbers: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part, re.ASCII)
+        if found is None or (found[2] is not None and int(found[2]) < int(found[1])):
+            raise SourceOptionError(f"{text!r} are no partitions", remedy="for example 0 or 0,2,5-7")
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return tuple(sorted(numbers))
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    return tuple(name.strip().lower() for name in text.split(","))
+
+
+def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise SourceOptionError(f"{name} must be true or false, not {options[name]!r}")
+    return text == "true"
+
+
+def _count(options: Mapping[str, str], name: str) -> int:
+    text = options[name].strip()
+    if re.fullmatch(r"\d{1,18}", text, re.ASCII) is None or int(text) < 1:
+        raise SourceOptionError(f"{name} must be 1 or more, not {options[name]!r}")
+    return int(text)
+
+
+def _size(text: str) -> int:
+    """Bytes, as Spark writes sizes: 134217728, 128m, 1g."""
+    found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower(), re.ASCII)
+    if found is None or found[2] not in _BYTES or int(found[1]) < 1:
+        raise SourceOptionError(f"sliceBytes {text!r} is no size", remedy="for example 134217728, 128m or 1g")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def _duration_ms(text: str) -> int:
+    """As Spark writes times: 90s, 30m, 2h."""
+    found = re.fullmatch(r"(\d{1,12})\s*([a-z]+)", text.strip().lower(), re.ASCII)
+    if found is None or found[2] not in _MILLISECONDS:
+        raise SourceOptionError(f"pinTtl {text!r} is no time", remedy="for example 90s, 30m or 2h")
+    return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def _url(options: Mapping[str, str], name: str, setting: str, environ: Mapping[str, str]) -> str:
+    variable = environment_name(setting)
+    url = options.get(name, "").strip() or environ.get(variable, "").strip()
+    if not url:
+        raise SourceOptionError(
+            f"{name} is not set", remedy=f"write option({name!r}, ...), or set {variable} on the driver"
+        )
+    return url

@@ -1,0 +1,178 @@
+"""What a Spark task does: read one slice, renew its pin meanwhile, and plan anew when its files have gone all the same.
+
+A slice names the files that held its offsets when it was planned. Under a pin they stay. Where the pin ran out they may
+have been swapped and deleted, and the object store answers "not there"; then the task pins, asks what holds its offsets
+now, and goes on after the last record it has handed on: nothing twice, nothing left out. That needs Postgres within
+reach of the executor; without it the error says what to do.
+The latest view cannot go on in the middle (what is the latest of a key is decided over the whole slice), so such a task
+fails, if it has handed on anything, and Spark runs it again from its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from metadata.service import UnknownTopicError
+from siltstone.clock import Clock, SystemClock
+from siltstone.errors import UnavailableError
+from siltstone.logging import get_logger
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.contract import LATEST_VIEW, DataLossError, PinLostError, ScanOptions, Slice, schema_of
+from spark_jobs.scan.read import read_slice
+from spark_jobs.source_metadata import MetadataThread
+from spark_jobs.source_options import SourceOptions
+from spark_jobs.source_pins import Renewal, let_go, renew, take_pin, task_renewal
+from spark_jobs.source_scan import ScanPlanner, SliceTask
+from storage.objects import ObjectNotFoundError, ObjectStoreError
+
+_log = get_logger(__name__)
+REPLANS_MAX = 5
+"""Of one task. Each comes after a pin that ran out; a system in which that goes on has another problem."""
+OFFSET = "offset"
+
+Read = Callable[[Slice, ScanOptions, Collection[str]], Iterator[Any]]
+"""Record batches of a slice, in offset order; of these objects it is known that they are lost. Raises FileGoneError."""
+Replan = Callable[[int], Sequence[Slice]]
+"""The slices that hold what is left of the task from an offset on."""
+
+
+class FileGoneError(ObjectStoreError):
+    """An object of the plan is not in the store any more: merged and deleted, or lost."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"object {key!r} is not in the store")
+        self.key = key
+
+
+def read_task(task: SliceTask, options: SourceOptions, clock: Clock | None = None) -> Iterator[Any]:
+    """Record batches of the chosen columns. Raises ScanError (PinLostError, DataLossError), ObjectStoreError."""
+    clock = clock or SystemClock()
+    store = BlockingStore.at(options.object_store_url)
+    whole = Slice.from_json(task.slice)
+
+    def read(part: Slice, scan: ScanOptions, lost: Collection[str]) -> Iterator[Any]:
+        return read_slice(_Planned(store, lost), part, scan)
+
+    with ExitStack() as stack:
+        if task.pin is not None:
+            stack.enter_context(task_renewal(options.metadata_url, task.pin, now_ms=clock.wall_ms()))
+        anew = _Anew(task, whole, options, clock)
+        stack.callback(anew.close)
+        yield from read_through(whole, options.scan, read=read, replan=anew.slices)
+
+
+def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan) -> Iterator[Any]:
+    """Batches of the columns of `scan`; where files have gone, what is left is read from others.
+
+    An object that is gone and that the new plan names again is not swapped but lost: the scan room decides on it.
+    """
+    has_offset = OFFSET in scan.columns
+    asked = scan if has_offset else replace(scan, columns=(OFFSET, *scan.columns))
+    schema = schema_of(scan.columns)
+    next_offset, replans, waiting = whole.start, 0, [whole]
+    handed_on, lost = False, set[str]()
+    while waiting:
+        part = waiting.pop(0)
+        try:
+            for batch in read(part, asked, lost):
+                if batch.num_rows:
+                    handed_on = True
+                    next_offset = batch.column(asked.columns.index(OFFSET))[-1].as_py() + 1
+                    yield batch if has_offset else pa.RecordBatch.from_arrays(batch.columns[1:], schema=schema)
+            next_offset = max(next_offset, part.end)
+        except FileGoneError as gone:
+            if replans == REPLANS_MAX or (handed_on and scan.view == LATEST_VIEW):
+                raise PinLostError(
+                    f"files of topic {scan.topic!r} partition {whole.partition} were deleted while they were read:"
+                    f" {gone.message}",
+                    remedy="run the query again; a larger pinTtl keeps files longer",
+                ) from gone
+            replans += 1
+            _log.warning("a file has gone, planning anew", partition=part.partition, offset=next_offset, key=gone.key)
+            waiting = list(replan(next_offset))
+            if any(piece.key == gone.key for part in waiting for piece in part.pieces):
+                lost.add(gone.key)
+
+
+class _Planned(BlockingStore):
+    """The process's store, in which an object that is not there means that the plan is old."""
+
+    def __init__(self, store: BlockingStore, lost: Collection[str]) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self._shared, self._lost = store, lost
+
+    def get_range(self, key: str, start: int, length: int) -> Future[bytes]:
+        if key in self._lost:
+            return self._shared.get_range(key, start, length)
+        answer: Future[bytes] = Future()
+
+        def told(found: Future[bytes]) -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # nobody waits any more
+            error = found.exception() if not found.cancelled() else CancelledError()
+            if error is None:
+                answer.set_result(found.result())
+            else:
+                answer.set_exception(FileGoneError(key) if isinstance(error, ObjectNotFoundError) else error)
+
+        self._shared.get_range(key, start, length).add_done_callback(told)
+        return answer
+
+    def close(self) -> None:
+        """Not ours to close."""
+
+
+class _Anew:
+    """Plans what is left of a task once its own pin is gone, under pins of its own."""
+
+    def __init__(self, task: SliceTask, whole: Slice, options: SourceOptions, clock: Clock) -> None:
+        self._task, self._whole, self._options, self._clock = task, whole, options, clock
+        self._metadata: MetadataThread | None = None
+        self._pins = ExitStack()
+
+    def slices(self, start: int) -> Sequence[Slice]:
+        """Raises PinLostError where Postgres cannot be asked from here, DataLossError."""
+        whole, scan = self._whole, self._options.scan
+        if self._metadata is None:
+            self._metadata = MetadataThread(self._options.metadata_url, clock=self._clock)
+        metadata = self._metadata
+        number = whole.partition
+        try:
+            self._pin_anew(metadata)
+            snapshot = metadata.call(lambda opened: opened.topic_snapshot(scan.topic))
+        except UnavailableError as error:
+            raise PinLostError(
+                f"files of topic {scan.topic!r} partition {number} have gone, their pin ran out before this task began"
+                f" or was not renewed, and the metadata store cannot be asked from here: {error.message}",
+                remedy="run the query again with a larger pinTtl, or let executors reach Postgres",
+            ) from error
+        except UnknownTopicError as error:
+            return self._lost(f"topic {scan.topic!r} was deleted while it was read", error.remedy)
+        if str(snapshot.topic.topic_id) != self._task.topic_id:
+            return self._lost(f"topic {scan.topic!r} was deleted and made anew while it was read", "run it again")
+        left = replace(scan, partitions=(number,), starting={number: start}, ending={number: whole.end})
+        return ScanPlanner(self._options).slices(snapshot, left) if start < whole.end else ()
+
+    def _pin_anew(self, metadata: MetadataThread) -> None:
+        pin = take_pin(
+            metadata, f"spark task of {self._options.scan.topic}", ttl_ms=self._options.pin_ttl_ms, clock=self._clock
+        )
+        self._pins.close()
+        self._pins.callback(let_go, metadata, [pin])
+        every_ms = pin.renew_every_ms
+        self._pins.enter_context(Renewal(lambda: renew(metadata, pin), first_ms=every_ms, every_ms=every_ms))
+
+    def _lost(self, message: str, remedy: str) -> Sequence[Slice]:
+        if self._options.scan.fail_on_data_loss:
+            raise DataLossError(message, remedy=remedy)
+        _log.warning("data lost", what=message)
+        return ()
+
+    def close(self) -> None:
+        self._pins.close()
+        if self._metadata is not None:
+            self._metadata.close()

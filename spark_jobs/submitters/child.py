@@ -1,0 +1,112 @@
+"""A driver as a child process, under `spark_jobs/submitters/supervise.py`, and what it said last.
+
+The supervisor's stdin is the lifeline: a pipe that ends with this process. Its stdout carries what the driver prints,
+which is read as it comes (a full pipe would stop the driver): lines of JSON tell of finished units and are for the log,
+of the others the last are kept to explain a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import spark_jobs
+from compactor.heavy.submitter import Phase, SubmissionState, SubmitError
+from siltstone.logging import get_logger
+from siltstone.settings import ENVIRONMENT_PREFIX
+from spark_jobs.submitters.supervise import GRACE_S
+
+LINES_KEPT = 30
+LINE_CHARS_MAX = 400
+KILL_AFTER_S = GRACE_S + 4
+"""The supervisor needs its own time to end the driver."""
+_log = get_logger(__name__)
+
+
+class ChildSubmission:
+    """A `compactor.heavy.submitter.Submission`."""
+
+    def __init__(self, process: Process, command: Sequence[str]) -> None:
+        self._process = process
+        self._name = Path(command[0]).name
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._cancelled = False
+        self._reading = asyncio.create_task(self._read(), name=f"driver-{process.pid}")
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor."""
+        return self._process.pid
+
+    async def state(self) -> SubmissionState:
+        code = self._process.returncode
+        if code is None:
+            return SubmissionState(Phase.RUNNING)
+        await self._reading  # all that it said before it ended
+        if code == 0:
+            return SubmissionState(Phase.SUCCEEDED)
+        how = "was cancelled" if self._cancelled else _ended(self._name, code)
+        return SubmissionState(Phase.FAILED, "\n".join([how, *self._said]))
+
+    async def cancel(self) -> None:
+        """Returns when the driver has ended."""
+        if self._process.returncode is None:
+            self._cancelled = True
+            self._process.terminate()
+            try:
+                async with asyncio.timeout(KILL_AFTER_S):
+                    await self._process.wait()
+            except TimeoutError:
+                _log.warning("driver killed", pid=self.pid)
+                self._process.kill()  # the kernel kills the driver with it
+                await self._process.wait()
+        await self._reading
+
+    async def _read(self) -> None:
+        stream = self._process.stdout
+        if stream is None:
+            return
+        while True:
+            try:
+                raw = await stream.readline()
+            except ValueError:  # a line longer than the reader's buffer, which was dropped
+                continue
+            if not raw:
+                break
+            line = raw.decode(errors="replace").rstrip()
+            _log.debug("driver", pid=self.pid, line=line[:LINE_CHARS_MAX])
+            if line and not line.startswith("{"):
+                self._said.append(line[:LINE_CHARS_MAX])
+        await self._process.wait()
+
+
+def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a driver gets of our environment: no settings, of which one holds the way into Postgres. Tasks need none."""
+    return {name: value for name, value in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+
+
+async def start_child(command: Sequence[str], environ: Mapping[str, str]) -> ChildSubmission:
+    """Raises SubmitError."""
+    root = str(Path(spark_jobs.__file__).parents[1])
+    supervisor = [sys.executable, "-P", "-m", "spark_jobs.submitters.supervise", *command]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *supervisor,
+            env={**environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))},
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,  # Ctrl-C is for the compactor, which cancels what it submitted
+        )
+    except OSError as error:
+        raise SubmitError(f"no driver could be started: {error}") from error
+    return ChildSubmission(process, command)
+
+
+def _ended(name: str, code: int) -> str:
+    return f"{name} was killed by signal {code - 128}" if code > 128 else f"{name} ended with exit code {code}"

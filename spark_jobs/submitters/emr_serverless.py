@@ -1,0 +1,159 @@
+"""A driver on Amazon EMR Serverless: StartJobRun, GetJobRun, CancelJobRun by aioboto3.
+
+Region and credentials come by the AWS chain (`AWS_ENDPOINT_URL_EMR_SERVERLESS` names another endpoint). The token goes
+along as clientToken, so a restarted compactor is given the job run that it started before. A run ends by itself after
+the merge's time limit, whatever becomes of us: nothing is left running that nobody pays attention to.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import aioboto3
+from aiobotocore.config import AioConfig
+from aiohttp import ClientError as HttpError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+
+from compactor.heavy.submitter import Phase, SubmissionState, SubmitError, SubmitUnavailableError
+from siltstone.logging import get_logger
+from siltstone.settings import Settings
+from spark_jobs.submitters.spark_submit import UNPACKED
+
+TIMEOUT_MINUTES_MIN = 5
+"""StartJobRun refuses less."""
+PHASES: Mapping[str, Phase] = {
+    "SUBMITTED": Phase.PENDING,
+    "PENDING": Phase.PENDING,
+    "SCHEDULED": Phase.PENDING,
+    "QUEUED": Phase.PENDING,
+    "RUNNING": Phase.RUNNING,
+    "CANCELLING": Phase.RUNNING,  # its executors may still write
+    "SUCCESS": Phase.SUCCEEDED,
+    "FAILED": Phase.FAILED,
+    "CANCELLED": Phase.FAILED,
+}
+"""All that the API knows (JobRunState)."""
+_TRANSIENT = {
+    "InternalServerException",
+    "RequestTimeout",
+    "ServiceQuotaExceededException",
+    "ServiceUnavailableException",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+_OVER = {"ConflictException", "ResourceNotFoundException", "ValidationException"}
+"""What CancelJobRun answers for a run that has ended."""
+_REMEDIES = {
+    "ResourceNotFoundException": "check spark.emr.application.id and the region of this process",
+    "AccessDeniedException": "this process needs emr-serverless:StartJobRun, GetJobRun and CancelJobRun on the"
+    " application, and iam:PassRole on spark.emr.role.arn for emr-serverless.amazonaws.com",
+    "ValidationException": "check spark.emr.role.arn, spark.emr.entry.url and spark.submit.args",
+    "ConflictException": "settings were changed since this merge was submitted: it is planned anew when it fails",
+}
+_log = get_logger(__name__)
+
+
+class EmrServerlessSubmitter:
+    """A `compactor.heavy.submitter.Submitter`."""
+
+    name = "emr-serverless"
+
+    def __init__(self, settings: Settings) -> None:
+        self._application_id = settings.spark_emr_application_id
+        self._role_arn = settings.spark_emr_role_arn
+        self._entry_url = settings.spark_emr_entry_url
+        memory = ["--conf", f"spark.driver.memory={settings.spark_driver_memory}"]
+        arguments = [*memory, *_archive_arguments(settings.spark_archive_url)]
+        self._parameters = shlex.join([*arguments, *shlex.split(settings.spark_submit_args)])
+        self._session: Any = aioboto3.Session()  # typed `Any`: the stubs of this service are not installed
+
+    async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> EmrSubmission:
+        """Raises SubmitError, SubmitUnavailableError."""
+        answer = await self.call(
+            "start_job_run",
+            clientToken=token,
+            name=f"siltstone-merge-{job_id}",
+            executionRoleArn=self._role_arn,
+            executionTimeoutMinutes=max(-(-limit_ms // 60_000), TIMEOUT_MINUTES_MIN),
+            jobDriver={
+                "sparkSubmit": {
+                    "entryPoint": self._entry_url,
+                    "entryPointArguments": ["--plan", plan_url],
+                    "sparkSubmitParameters": self._parameters,
+                }
+            },
+        )
+        run_id = str(answer["jobRunId"])
+        _log.info("job run started", job=job_id, application=self._application_id, run=run_id)
+        return EmrSubmission(self, run_id)
+
+    async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        """One operation on the application. Raises SubmitError, SubmitUnavailableError."""
+        config = AioConfig(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3})
+        try:
+            async with self._session.client("emr-serverless", config=config) as client:
+                return await getattr(client, operation)(applicationId=self._application_id, **arguments)
+        except ClientError as error:
+            raise _answered(operation, error) from error
+        except (ConnectionError, HTTPClientError, HttpError, TimeoutError, OSError) as error:
+            raise SubmitUnavailableError(f"EMR Serverless does not answer {operation}: {error}") from error
+        except BotoCoreError as error:  # no region, no credentials, a parameter that cannot be
+            raise SubmitError(
+                f"EMR Serverless cannot be asked to {operation}: {error}",
+                remedy="check the AWS credentials and region of this process, and the settings spark.emr.*",
+            ) from error
+
+
+class EmrSubmission:
+    """A `compactor.heavy.submitter.Submission`: one job run."""
+
+    def __init__(self, submitter: EmrServerlessSubmitter, run_id: str) -> None:
+        self._submitter = submitter
+        self.run_id = run_id
+
+    async def state(self) -> SubmissionState:
+        """Raises SubmitError, SubmitUnavailableError."""
+        run = (await self._submitter.call("get_job_run", jobRunId=self.run_id))["jobRun"]
+        said, details = str(run["state"]), str(run.get("stateDetails") or "")
+        phase = PHASES.get(said)
+        if phase is None:
+            raise SubmitError(f"EMR Serverless says that job run {self.run_id} is {said!r}, which we do not know")
+        return SubmissionState(phase, f"job run {self.run_id} is {said}" + (f": {details}" if details else ""))
+
+    async def cancel(self) -> None:
+        """One that cannot be reached ends by its own timeout."""
+        try:
+            await self._submitter.call("cancel_job_run", jobRunId=self.run_id)
+        except (SubmitError, SubmitUnavailableError) as error:
+            cause = error.__cause__
+            if not (isinstance(cause, ClientError) and _code(cause) in _OVER):
+                _log.warning("job run not cancelled; it ends by its timeout", run=self.run_id, error=str(error))
+
+
+def _archive_arguments(url: str) -> list[str]:
+    """Driver and executors both unpack it."""
+    if not url:
+        return []
+    python = f"./{UNPACKED}/bin/python"
+    confs = {
+        "spark.archives": f"{url}#{UNPACKED}",
+        "spark.emr-serverless.driverEnv.PYSPARK_DRIVER_PYTHON": python,
+        "spark.emr-serverless.driverEnv.PYSPARK_PYTHON": python,
+        "spark.executorEnv.PYSPARK_PYTHON": python,
+    }
+    return [argument for name, value in confs.items() for argument in ("--conf", f"{name}={value}")]
+
+
+def _answered(operation: str, error: ClientError) -> SubmitError | SubmitUnavailableError:
+    code = _code(error)
+    said = f"EMR Serverless refuses {operation}: {code}: {error.response.get('Error', {}).get('Message', '')}"
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code in _TRANSIENT or status >= 500 or status == 429:
+        return SubmitUnavailableError(said)
+    return SubmitError(said, remedy=_REMEDIES.get(code, ""))
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

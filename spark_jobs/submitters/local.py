@@ -1,0 +1,26 @@
+"""A driver with its executors in one process tree on this machine: `python -m spark_jobs.heavy_merge` as a child."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from siltstone.settings import Settings
+from spark_jobs.environment import find_environment
+from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
+
+
+class LocalSubmitter:
+    """A `compactor.heavy.submitter.Submitter`. `token` is not needed: the driver ends with this process."""
+
+    name = "local"
+
+    def __init__(self, settings: Settings, *, environ: Mapping[str, str]) -> None:
+        """Raises SparkMissingError, JavaMissingError."""
+        self._options = ["--master", settings.spark_master, "--memory", settings.spark_driver_memory]
+        self._environ = find_environment(environ).for_child(driver_environ(environ))
+
+    async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> ChildSubmission:
+        """Raises SubmitError."""
+        command = [sys.executable, "-P", "-m", "spark_jobs.heavy_merge", "--plan", plan_url, *self._options]
+        return await start_child(command, self._environ)

@@ -1,0 +1,257 @@
+"""Batches of records into batches of table rows. Pure.
+
+Every row begins with where its record lay; then come the columns of its value. A value that does not fit keeps its
+bytes in `_value` and the reason in `_error`, and what of it does fit is in its columns; or, where that is asked for, it
+ends the export. Nothing of a value is left out without being in one of these places.
+
+For JSON the converter also collects the kind of all that it saw, from which the columns are made that a table lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.contract import SCHEMA
+from spark_jobs.tables.avro_schema import NotAvroError, decoder, read_schema, unframed
+from spark_jobs.tables.errors import BadTableError, BadValueError
+from spark_jobs.tables.json_schema import fields_of_json_schema
+from spark_jobs.tables.kinds import NULL, Field, Kind, as_text, fits, has_text, kind_of, kind_text, merge
+
+RAW, JSON_VALUES, AVRO = "raw", "json", "avro"
+CONFLUENT = "confluent"
+TO_COLUMN, FAIL = "column", "fail"
+KINDS_MAX = 10_000
+"""Objects of so many shapes are remembered as judged."""
+_PLACE = (
+    pa.field("_partition", pa.int32(), nullable=False),
+    pa.field("_offset", pa.int64(), nullable=False),
+    pa.field("_timestamp", SCHEMA.field("timestamp").type, nullable=False),
+    pa.field("_key", pa.binary()),
+    pa.field("_value", pa.binary()),
+    pa.field("_headers", SCHEMA.field("headers").type),
+)
+_TOMBSTONE = pa.field("_tombstone", pa.bool_())
+_ERROR = pa.field("_error", pa.string())
+_SCHEMA_ID = pa.field("_schema_id", pa.int32())
+BASE_NAMES = tuple(field.name for field in (*_PLACE, _TOMBSTONE, _ERROR, _SCHEMA_ID))
+"""Names that no column of a value can have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueFormat:
+    """How values are read. Raises BadTableError for what means nothing."""
+
+    kind: str = RAW
+    """raw, json or avro."""
+    schema_text: str = ""
+    """A JSON Schema or an Avro schema; required for avro."""
+    framing: str = ""
+    """`confluent`, or nothing."""
+    on_error: str = TO_COLUMN
+    """Or `fail`."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (RAW, JSON_VALUES, AVRO):
+            raise BadTableError(f"values cannot be read as {self.kind!r}", remedy="raw, json or avro")
+        if self.kind == AVRO and not self.schema_text:
+            raise BadTableError("Avro values can only be read with their schema", remedy="give --schema FILE.avsc")
+        if self.kind == RAW and self.schema_text:
+            raise BadTableError("raw values have no schema", remedy="give --value json or --value avro with --schema")
+        if self.framing and (self.framing != CONFLUENT or self.kind != AVRO):
+            raise BadTableError(f"framing {self.framing!r} of {self.kind} values is not known")
+
+    @property
+    def infers(self) -> bool:
+        """Whether columns are made of what the values hold."""
+        return self.kind == JSON_VALUES and not self.schema_text
+
+    def given_fields(self) -> list[Field]:
+        """The columns that the schema file names. Raises BadTableError."""
+        if not self.schema_text:
+            return []
+        fields = (
+            fields_of_json_schema(self.schema_text) if self.kind == JSON_VALUES else read_schema(self.schema_text)[1]
+        )
+        taken = {name.lower() for name in BASE_NAMES}
+        for field in fields:
+            if field.name.lower() in taken:
+                raise BadTableError(f"the schema names a column {field.name!r}, which is taken")
+            taken.add(field.name.lower())
+        return fields
+
+
+def base_fields(values: ValueFormat) -> list[Field]:
+    """The columns before those of the value."""
+    if values.kind == RAW:
+        return list(_PLACE)
+    return [*_PLACE, _TOMBSTONE, _ERROR] + ([_SCHEMA_ID] if values.framing else [])
+
+
+def table_schema(values: ValueFormat, fields: Sequence[Field]) -> Any:
+    """The `pyarrow.Schema` of files with these columns of the value."""
+    return pa.schema([*base_fields(values), *fields])
+
+
+def value_fields(schema: Any) -> list[Field]:
+    """Those of a table's schema that a value may have."""
+    return [field for field in schema if field.name not in BASE_NAMES]
+
+
+class Row:
+    """What became of one value. `fields` None: its columns are null."""
+
+    __slots__ = ("error", "fields", "schema_id")
+
+    def __init__(self, fields: Mapping[str, Any] | None, error: str | None, schema_id: int | None = None) -> None:
+        self.fields, self.error, self.schema_id = fields, error, schema_id
+
+
+class Reader(Protocol):
+    seen: Kind
+
+    def read(self, value: bytes) -> Row: ...
+
+
+class Converter:
+    """Of one file or several with the same columns. `errors` counts the values that did not fit."""
+
+    def __init__(self, values: ValueFormat, fields: Sequence[Field]) -> None:
+        self._values, self._fields = values, list(fields)
+        self.schema = table_schema(values, fields)
+        self.errors = 0
+        self._reader = _reader(values, self._fields)
+
+    @property
+    def seen(self) -> Kind:
+        """The kind of all objects so far; null where nothing is inferred."""
+        return NULL if self._reader is None else self._reader.seen
+
+    def convert(self, batch: Any) -> Any:
+        """A `pyarrow.RecordBatch` of `schema`. Raises BadValueError where values that do not fit are to end it."""
+        place = {name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names}
+        columns = [place[name] for name in ("partition", "offset", "timestamp", "key", "value", "headers")]
+        if self._reader is None:
+            return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        values: list[bytes | None] = place["value"].to_pylist()
+        rows = [_NOTHING if value is None else self._reader.read(value) for value in values]
+        arrays = self._arrays(rows)
+        self._judge(rows, place)
+        kept = [value if row.error is not None else None for value, row in zip(values, rows, strict=True)]
+        columns[4] = pa.array(kept, pa.binary())
+        columns.append(pa.array([value is None for value in values], pa.bool_()))
+        columns.append(pa.array([row.error for row in rows], pa.string()))
+        if self._values.framing:
+            columns.append(pa.array([row.schema_id for row in rows], pa.int32()))
+        return pa.RecordBatch.from_arrays([*columns, *arrays], schema=self.schema)
+
+    def _judge(self, rows: Sequence[Row], place: Mapping[str, Any]) -> None:
+        wrong = [number for number, row in enumerate(rows) if row.error is not None]
+        self.errors += len(wrong)
+        if wrong and self._values.on_error == FAIL:
+            at = f"partition {place['partition'][wrong[0]]}, offset {place['offset'][wrong[0]]}"
+            raise BadValueError(
+                f"a value does not fit ({at}): {rows[wrong[0]].error}",
+                remedy="--on-error column keeps such values in the columns _value and _error",
+            )
+
+    def _arrays(self, rows: list[Row]) -> list[Any]:
+        """A column for each field; rows whose values pyarrow refuses lose those values and gain an error."""
+        return [self._array(field, rows) for field in self._fields]
+
+    def _array(self, field: Field, rows: list[Row]) -> Any:
+        name = field.name
+        cells = [None if row.fields is None else row.fields.get(name) for row in rows]
+        try:
+            return pa.array(cells, field.type)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            for number, cell in enumerate(cells):
+                try:
+                    pa.array([cell], field.type)
+                except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+                    cells[number] = None
+                    row = rows[number]
+                    reason = "; ".join(filter(None, [row.error, f"{name}: {_first_line(error)}"]))
+                    rows[number] = Row(row.fields, reason, row.schema_id)
+            return pa.array(cells, field.type)
+
+
+_NOTHING = Row(None, None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _reader(values: ValueFormat, fields: Sequence[Field]) -> Reader | None:
+    if values.kind == RAW:
+        return None
+    return JsonReader(fields) if values.kind == JSON_VALUES else AvroReader(values)
+
+
+class JsonReader:
+    def __init__(self, fields: Sequence[Field]) -> None:
+        self.seen: Kind = NULL
+        self._fields = {field.name: field for field in fields}
+        self._texts = [field for field in fields if has_text(field)]
+        self._known: dict[Kind, str | None] = {}
+        """What is wrong with objects of a kind; None: nothing."""
+
+    def read(self, value: bytes) -> Row:
+        try:
+            parsed: Any = json.loads(value, parse_constant=_refuse)
+            kind = kind_of(parsed)
+        except (ValueError, RecursionError) as error:
+            return Row(None, f"not JSON: {_first_line(error)}")
+        if not isinstance(parsed, dict):
+            return Row(None, f"not a JSON object but {kind_text(kind)}")
+        if kind not in self._known:
+            if len(self._known) >= KINDS_MAX:
+                self._known.clear()
+            self._known[kind] = self._wrong(kind)
+            self.seen = merge(self.seen, kind)
+        wrong = self._known[kind]
+        row = cast("dict[str, Any]", parsed)
+        if wrong is not None:
+            row = {name: each for name, each in row.items() if self._fits(name, kind_of(each))}
+        for field in self._texts:
+            if field.name in row:
+                row[field.name] = as_text(row[field.name], field)
+        return Row(row, wrong)
+
+    def _wrong(self, kind: Kind) -> str | None:
+        reasons = [
+            f"{name}: {kind_text(each)} does not fit {self._fields[name].type}"
+            if name in self._fields
+            else f"{name}: no column has this name"
+            for name, each in cast("Iterable[tuple[str, Kind]]", kind[1])
+            if not self._fits(name, each)
+        ]
+        return "; ".join(reasons) or None
+
+    def _fits(self, name: str, kind: Kind) -> bool:
+        return kind == NULL or (name in self._fields and fits(kind, self._fields[name]))
+
+
+class AvroReader:
+    def __init__(self, values: ValueFormat) -> None:
+        self.seen: Kind = NULL
+        self._framed = bool(values.framing)
+        self._decode: Callable[[bytes], Mapping[str, Any]] = decoder(read_schema(values.schema_text)[0])
+
+    def read(self, value: bytes) -> Row:
+        schema_id: int | None = None
+        try:
+            if self._framed:
+                schema_id, value = unframed(value)
+            return Row(self._decode(value), None, schema_id)
+        except NotAvroError as error:
+            hint = " (a Confluent frame? --framing confluent)" if not self._framed and value[:1] == b"\0" else ""
+            return Row(None, f"{error}{hint}", schema_id)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")

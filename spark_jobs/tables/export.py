@@ -1,0 +1,332 @@
+"""From a topic to a table, exactly once.
+
+One run: pin the topic, snapshot it; read how far the table is; plan what lies between; write files; commit
+them with the offsets they end at. Large runs commit in groups of `commit_bytes`. A crash before a commit leaves
+files that nobody names, and the next run begins where the last commit ends. Who is fenced removes what it wrote, reads
+the offsets again and decides anew: mostly that the other has done the work.
+
+Columns are found as the values are read (`spark_jobs/tables/file_task.py`): a first table is begun with what a sample
+shows, and slices in which there turned out to be more are written again, with all columns of the group, before it is
+committed. Columns only ever come on; none changes its type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from metadata.scan import TopicSnapshot
+from siltstone.errors import BugError
+from siltstone.logging import get_logger
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions, Slice
+from spark_jobs.scan.plan import plan_slices
+from spark_jobs.tables.convert import BASE_NAMES, Converter, ValueFormat, table_schema, value_fields
+from spark_jobs.tables.errors import StaleWriterError, WrongTableError
+from spark_jobs.tables.file_task import (
+    Place,
+    SliceReader,
+    WriteResult,
+    WriteTask,
+    WrittenFile,
+    all_seen,
+    holds,
+    wanted_columns,
+)
+from spark_jobs.tables.progress import (
+    LATEST_MODE,
+    Progress,
+    check_same,
+    ends,
+    fresh,
+    in_groups,
+    start_offsets,
+    unchanged,
+)
+
+SLICE_BYTES = 64 << 20
+COMMIT_BYTES = 4 << 30
+"""Of the log, in one commit."""
+SAMPLE_RECORDS = 1_000
+TRIES = 10
+"""How often in a row others may be quicker."""
+From = Edge | AtTimestamp | Mapping[int, int] | int
+_log = get_logger(__name__)
+
+
+class Table(Protocol):
+    """One writer's view of a table: Parquet files or Iceberg."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def columns(self) -> Any: ...
+    @property
+    def stem(self) -> str: ...
+    @property
+    def place(self) -> Place: ...
+    def load(self) -> Progress | None: ...
+    def ensure(self, columns: Any, topic: str) -> None: ...
+    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str: ...
+
+
+class Pinned(Protocol):
+    @property
+    def snapshot(self) -> TopicSnapshot: ...
+
+    def check(self) -> None:
+        """Raises PinLostError when files of the snapshot may be gone."""
+        ...
+
+
+class Source(Protocol):
+    """The topic."""
+
+    @property
+    def reader(self) -> SliceReader: ...
+
+    def pinned(self) -> AbstractContextManager[Pinned]:
+        """A snapshot that can be read for as long as the block lasts."""
+        ...
+
+    def at_time(self, snapshot: TopicSnapshot, timestamp_ms: int) -> Mapping[int, int]: ...
+
+
+class Engine(Protocol):
+    """Where tasks run."""
+
+    name: str
+
+    def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
+        """All of them, results in the same order; `done` is told how many have ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What one run added."""
+
+    commits: tuple[str, ...] = ()
+    files: int = 0
+    rows: int = 0
+    errors: int = 0
+    """Rows among them with something in `_error`."""
+    size_bytes: int = 0
+    fenced: int = 0
+    """How often another writer was quicker."""
+    offsets: Mapping[int, tuple[int, int]] | None = None
+    """Partition -> from, up to: what this run read."""
+    added_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What an export is asked for."""
+
+    topic: str
+    mode: str
+    values: ValueFormat
+    begin: From = Edge.EARLIEST
+    """Where a table begins that holds nothing yet."""
+    recreated: bool = False
+    skip_lost: bool = False
+    slice_bytes: int = SLICE_BYTES
+    commit_bytes: int = COMMIT_BYTES
+
+
+ShowProgress = Callable[[int, int], None]
+"""Slices done, of how many."""
+
+
+def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: Ask, show: ShowProgress) -> Report:
+    """One run. `choose` gives the engine for so many bytes of the log.
+
+    Raises WrongTableError, RecreatedTopicError, BadValueError, StaleWriterError (others were quicker each time), and
+    what scanning and the table's store raise.
+    """
+    for fenced in range(TRIES):
+        with source.pinned() as pinned:
+            run = _Run(source, table, choose, ask, show, pinned)
+            try:
+                return replace(run.go(), fenced=fenced)
+            except StaleWriterError as error:
+                _log.warning("another writer was quicker: reading the table's offsets again", reason=error.message)
+    raise StaleWriterError(
+        f"others committed to {table.name} before us, {TRIES} times in a row",
+        remedy="one export a table is enough: stop the others",
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        source: Source,
+        table: Table,
+        choose: Callable[[int], Engine],
+        ask: Ask,
+        show: ShowProgress,
+        pinned: Pinned,
+    ) -> None:
+        self._source, self._table, self._choose = source, table, choose
+        self._ask, self._show, self._pinned = ask, show, pinned
+        self._snapshot = pinned.snapshot
+        self._given = ask.values.given_fields()
+        self._report = Report()
+
+    def go(self) -> Report:
+        ask, snapshot, table = self._ask, self._snapshot, self._table
+        progress = check_same(table.load(), snapshot, mode=ask.mode, recreated=ask.recreated)
+        latest = ask.mode == LATEST_MODE
+        if latest and unchanged(progress, snapshot):
+            return self._report
+        begins = start_offsets(snapshot, progress, self._wanted_start())
+        if latest:
+            begins = {each.partition: each.log_start_offset for each in snapshot.partitions}
+        options = ScanOptions(
+            topic=ask.topic,
+            starting=begins,
+            ending=ends_of(begins, ends(snapshot)),
+            view=LATEST_VIEW if latest else LOG,
+            fail_on_data_loss=not ask.skip_lost,
+        )
+        slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
+        base = fresh(snapshot, ask.mode, begins)
+        self._begin_table(slices, options)
+        engine = self._choose(sum(part.bytes for part in slices))
+        groups = [list(slices)] if latest else in_groups([(part.bytes, part) for part in slices], ask.commit_bytes)
+        done = 0
+        for group in groups if slices else []:
+            results = self._written(engine, group, options, done, len(slices))
+            done += len(group)
+            base = self._commit(results, base, replaces=latest)
+        if not slices and (progress is None or latest):
+            self._commit([], fresh(snapshot, ask.mode, ends(snapshot)) if latest else base, replaces=latest)
+        return self._report
+
+    def _wanted_start(self) -> Mapping[int, int] | Edge:
+        begin = self._ask.begin
+        if isinstance(begin, AtTimestamp):
+            return self._source.at_time(self._snapshot, begin.timestamp_ms)
+        if isinstance(begin, int):
+            return {each.partition: begin for each in self._snapshot.partitions}
+        return begin
+
+    # ---- columns
+
+    def _fixed(self) -> Any:
+        """The value's columns that the table has, with those of a given schema. Raises WrongTableError."""
+        columns = self._table.columns
+        have = [] if columns is None else value_fields(columns)
+        names = {field.name: field for field in have}
+        for field in self._given:
+            known = names.get(field.name)
+            if known is not None and not known.equals(field, check_metadata=True):
+                raise WrongTableError(
+                    f"{self._table.name} has the column {field.name} as {known.type}, the schema as {field.type}",
+                    remedy="export to another table",
+                )
+        return pa.schema(have + [field for field in self._given if field.name not in names])
+
+    def _begin_table(self, slices: Sequence[Slice], options: ScanOptions) -> None:
+        """The columns to begin with; a table that is not there yet is made with them."""
+        fixed = self._fixed()
+        self._columns = fixed
+        if self._table.columns is None and self._ask.values.infers and slices:
+            self._columns = wanted_columns(fixed, self._sampled(slices[0], options))
+        self._table.ensure(self._whole(fixed), self._snapshot.topic.name)
+
+    def _sampled(self, part: Slice, options: ScanOptions) -> Any:
+        sample, held = Converter(replace(self._ask.values, on_error="column"), []), 0
+        for batch in self._source.reader.read(part, options):
+            sample.convert(batch.slice(0, SAMPLE_RECORDS))
+            held += batch.num_rows
+            if held >= SAMPLE_RECORDS:
+                break
+        return sample.seen
+
+    def _whole(self, fields: Any) -> Any:
+        """All columns of the table: those it has, and those that files with these columns of the value have."""
+        columns = self._table.columns
+        ours = table_schema(self._ask.values, list(fields))
+        if columns is None:
+            return ours
+        newer = {field.name: field for field in ours}
+        kept = [newer.pop(field.name, field) if field.name not in BASE_NAMES else field for field in columns]
+        return pa.schema(kept + [field for name, field in newer.items() if columns.get_field_index(name) < 0])
+
+    # ---- one group
+
+    def _written(
+        self, engine: Engine, group: Sequence[Slice], options: ScanOptions, done: int, total: int
+    ) -> list[WriteResult]:
+        """Files of all slices, with columns that hold everything."""
+        fixed = self._fixed()
+        tasks = [self._task(part, options, fixed) for part in group]
+        results = list(engine.run(tasks, lambda count: self._show(done + count, total)))
+        if not self._ask.values.infers:
+            return results
+        wanted = wanted_columns(fixed, all_seen(results))
+        again = [
+            number
+            for number, (task, result) in enumerate(zip(tasks, results, strict=True))
+            if not result.complete or not holds(wanted, task.columns)
+        ]
+        if again:
+            self._columns = wanted
+            self._remove([results[number] for number in again])
+            redone = engine.run([self._task(group[number], options, fixed) for number in again], lambda _count: None)
+            for number, result in zip(again, redone, strict=True):
+                results[number] = result
+        if not all(result.complete for result in results):
+            raise BugError("columns made of all values do not hold them all")
+        self._columns = wanted
+        return results
+
+    def _task(self, part: Slice, options: ScanOptions, fixed: Any) -> WriteTask:
+        return WriteTask(
+            part=part,
+            options=options,
+            reader=self._source.reader,
+            place=self._table.place,
+            values=self._ask.values,
+            fixed=fixed,
+            columns=self._columns,
+            stem=self._table.stem,
+        )
+
+    def _commit(self, results: Sequence[WriteResult], base: Progress, *, replaces: bool) -> Progress:
+        files = [file for result in results for file in result.files]
+        moved = base.moved({result.partition: result.end for result in results})
+        before: set[str] = set() if self._table.columns is None else set(self._table.columns.names)
+        columns = self._whole(self._columns)
+        self._pinned.check()  # what a lost pin let go may have been left out
+        try:
+            name = self._table.commit(files, columns, moved, replaces=replaces)
+        except StaleWriterError:
+            self._remove(results)
+            raise
+        report = self._report
+        offsets = dict(report.offsets or {})
+        for result in results:
+            offsets[result.partition] = (offsets.get(result.partition, (result.start, 0))[0], result.end)
+        self._report = replace(
+            report,
+            commits=(*report.commits, name),
+            files=report.files + len(files),
+            rows=report.rows + sum(result.rows for result in results),
+            errors=report.errors + sum(result.errors for result in results),
+            size_bytes=report.size_bytes + sum(file.size_bytes for file in files),
+            offsets=offsets,
+            added_columns=(*report.added_columns, *(each for each in columns.names if each not in before)),
+        )
+        return moved
+
+    def _remove(self, results: Sequence[WriteResult]) -> None:
+        self._table.place.remove([file.name for result in results for file in result.files])
+
+
+def ends_of(begins: Mapping[int, int], limits: Mapping[int, int]) -> dict[int, int]:
+    """Where partitions end, or begin where that is above: below the records of transactions that are open."""
+    return {number: max(begins[number], limits[number]) for number in begins}

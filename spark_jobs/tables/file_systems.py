@@ -1,0 +1,69 @@
+"""pyarrow's file systems and pyiceberg's properties for the URLs that object stores of ours have.
+
+Credentials are in neither: pyarrow finds them as the AWS chain does (environment, profile, role).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_jobs.tables.errors import BadTableError
+from storage.urls import ObjectStoreUrl, parse_store_url
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """A `pyarrow.fs.FileSystem`, and the path of the URL's directory in it. Raises StoreMisconfiguredError,
+    BadTableError."""
+    import pyarrow.fs as _fs  # pyright: ignore[reportMissingTypeStubs]
+
+    fs: Any = _fs
+    place = parse_store_url(url)
+    if place.scheme == "file":
+        return fs.LocalFileSystem(), str(place.directory)
+    if place.scheme != "s3":
+        raise BadTableError(f"{place.scheme}:// holds no files that others could read")
+    options: dict[str, Any] = {}
+    if place.endpoint:
+        scheme, _, host = place.endpoint.partition("://")
+        options = {"endpoint_override": host, "scheme": scheme}
+    if place.region:
+        options["region"] = place.region
+    return fs.S3FileSystem(**options), f"{place.bucket}/{place.prefix}".rstrip("/")
+
+
+def io_properties(place: ObjectStoreUrl) -> dict[str, str]:
+    """Of pyiceberg's file IO, for the endpoint and region of an object store."""
+    properties = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
+    if place.endpoint:
+        properties["s3.endpoint"] = place.endpoint
+    if place.region:
+        properties["s3.region"] = place.region
+    return properties
+
+
+def bare_url(place: ObjectStoreUrl) -> str:
+    """Without endpoint and region: the form of locations in an Iceberg table. Raises BadTableError."""
+    if place.scheme == "file":
+        return place.directory.as_uri()
+    if place.scheme != "s3":
+        raise BadTableError(f"{place.scheme}:// holds no files that others could read")
+    return f"s3://{place.bucket}" + (f"/{place.prefix}" if place.prefix else "")
+
+
+def check_outside(destination: ObjectStoreUrl, records: str) -> None:
+    """Tables do not lie among the records, which the janitor sweeps. Raises BadTableError."""
+    if not records:
+        return
+    theirs = parse_store_url(records)
+    if destination.scheme != theirs.scheme:
+        return
+    if destination.scheme == "file":
+        inside = destination.directory.is_relative_to(theirs.directory)
+    else:
+        same = (destination.bucket, destination.endpoint) == (theirs.bucket, theirs.endpoint)
+        inside = same and f"{destination.prefix}/".startswith(f"{theirs.prefix}/" if theirs.prefix else "")
+    if inside:
+        raise BadTableError(
+            f"{destination} lies in the object store of the records ({theirs})",
+            remedy="name a place beside it: what is in there and no record's is swept",
+        )

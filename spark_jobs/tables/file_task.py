@@ -1,0 +1,213 @@
+"""One slice of a topic written as Parquet files: what a task of an export does, in this process or inside Spark.
+
+The task reads the slice, turns values into columns, and writes files of its own names. It commits nothing: what it
+wrote is in a table only once the export's driver says so, and a task that dies leaves files that nobody names. Where
+the columns it was given turn out not to hold all that it saw, it writes nothing more, reads on to see the rest, and
+says so; the driver then gives it better ones.
+
+Memory: one file at most (`FILE_BYTES`, compressed) beside what the scan takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
+
+from siltstone.ids import SystemIds
+from spark_jobs.scan.arrow import pa
+from spark_jobs.scan.contract import ScanOptions, Slice
+from spark_jobs.tables.convert import BASE_NAMES, Converter, ValueFormat
+from spark_jobs.tables.kinds import NULL, Field, Kind, extended, merge
+
+FILE_BYTES = 256 << 20
+COMPRESSION = "zstd"
+ROW_GROUP_BYTES = 32 << 20
+"""Of Arrow in memory; a row group is what readers decode at once."""
+parquet: Any = _parquet
+
+
+class Place(Protocol):
+    """Where files are put; travels to tasks by pickle, without credentials."""
+
+    def put(self, name: str, body: memoryview) -> None:
+        """Write a file that nobody has written before."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Of files that no commit names, and none can name any more."""
+        ...
+
+
+class SliceReader(Protocol):
+    """Batches of one slice, opened where it is called; travels to tasks by pickle."""
+
+    def read(self, part: Slice, options: ScanOptions) -> Iterator[Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteTask:
+    part: Slice
+    options: ScanOptions
+    reader: SliceReader
+    place: Place
+    values: ValueFormat
+    fixed: Any
+    """`pyarrow.Schema` of the value's columns that the table has for ever."""
+    columns: Any
+    """`pyarrow.Schema` of those to write."""
+    stem: str
+    """What the names of its files end in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenFile:
+    name: str
+    partition: int
+    start: int
+    """First offset it stands for, inclusive."""
+    end: int
+    """Exclusive."""
+    rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResult:
+    partition: int
+    start: int
+    end: int
+    rows: int
+    errors: int
+    files: tuple[WrittenFile, ...]
+    complete: bool
+    """False: the columns did not hold all; `files` must not be committed."""
+    seen: Kind
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    sink: Any
+    writer: Any
+    rows: int = 0
+    pending: list[Any] = field(default_factory=list[Any])
+    pending_bytes: int = 0
+
+    def write(self, batch: Any) -> None:
+        self.rows += batch.num_rows
+        self.pending.append(batch)
+        self.pending_bytes += batch.nbytes
+        if self.pending_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.pending:
+            self.writer.write_table(pa.Table.from_batches(self.pending))
+            self.pending, self.pending_bytes = [], 0
+
+    def close(self) -> memoryview:
+        self.flush()
+        self.writer.close()
+        return memoryview(self.sink.getvalue())
+
+
+def write_slice(task: WriteTask) -> WriteResult:
+    """Raises what the scan raises, BadValueError, and what putting a file raises."""
+    return _Writing(task).run()
+
+
+class _Writing:
+    def __init__(self, task: WriteTask) -> None:
+        self._task = task
+        self._converter = Converter(task.values, list(task.columns))
+        self._files: list[WrittenFile] = []
+        self._open: _OpenFile | None = None
+        self._start = task.part.start
+        self._rows = 0
+        self._complete = True
+        self._judged: Kind = NULL
+
+    def run(self) -> WriteResult:
+        task = self._task
+        last = task.part.start - 1
+        for batch in task.reader.read(task.part, task.options):
+            if not batch.num_rows:
+                continue
+            converted = self._converter.convert(batch)
+            if not self._still_complete():
+                continue
+            last = int(batch.column(batch.schema.get_field_index("offset"))[batch.num_rows - 1].as_py())
+            self._rows += batch.num_rows
+            self._file().write(converted)
+            if self._open is not None and self._open.sink.tell() >= FILE_BYTES:
+                self._close(last + 1)
+        if self._open is not None and self._complete:
+            self._close(task.part.end)
+        return WriteResult(
+            partition=task.part.partition,
+            start=task.part.start,
+            end=task.part.end,
+            rows=self._rows,
+            errors=self._converter.errors,
+            files=tuple(self._files),
+            complete=self._complete,
+            seen=self._converter.seen,
+        )
+
+    def _still_complete(self) -> bool:
+        seen = self._converter.seen
+        if self._complete and seen is not self._judged and seen != self._judged:
+            self._judged = seen
+            self._complete = holds(self._task.columns, wanted_columns(self._task.fixed, seen))
+        return self._complete
+
+    def _file(self) -> _OpenFile:
+        if self._open is None:
+            sink = pa.BufferOutputStream()
+            writer = parquet.ParquetWriter(sink, self._converter.schema, compression=COMPRESSION)
+            self._open = _OpenFile(sink, writer)
+        return self._open
+
+    def _close(self, end: int) -> None:
+        if self._open is None:
+            return
+        body = self._open.close()
+        part = self._task.part
+        name = file_name(part.partition, self._start, end, self._task.stem)
+        self._task.place.put(name, body)
+        self._files.append(
+            WrittenFile(
+                name=name,
+                partition=part.partition,
+                start=self._start,
+                end=end,
+                rows=self._open.rows,
+                size_bytes=body.nbytes,
+            )
+        )
+        self._start, self._open = end, None
+
+
+def file_name(partition: int, start: int, end: int, stem: str) -> str:
+    """Sorts by partition and offset; `end` is exclusive. No two attempts at one task make the same name."""
+    return f"p{partition:05}-{start:019}-{end:019}-{stem}-{SystemIds().uuid4().hex[:12]}.parquet"
+
+
+def wanted_columns(fixed: Any, seen: Kind) -> Any:
+    """`pyarrow.Schema` of the columns for all that was seen, those that are fixed first."""
+    return pa.schema(extended(list(fixed), seen, BASE_NAMES))
+
+
+def holds(columns: Any, wanted: Any) -> bool:
+    """Whether files with these columns hold what wants those."""
+    have: dict[str, Field] = {each.name: each for each in columns}
+    return all(each.name in have and have[each.name].equals(each, check_metadata=True) for each in wanted)
+
+
+def all_seen(results: Sequence[WriteResult]) -> Kind:
+    whole: Kind = NULL
+    for result in results:
+        whole = merge(whole, result.seen)
+    return whole

@@ -1,0 +1,202 @@
+"""A table as an Iceberg table: files are added and offsets written in one snapshot.
+
+Each snapshot of ours carries in its summary, under `siltstone.progress`, how far the table is. A run goes on from the
+newest snapshot of the main branch that carries it, so that other programs may compact or expire in between, and a
+rollback of the table rolls its offsets back with it.
+
+**The fence.** A commit asserts that the branch still is at the snapshot whose offsets were read. pyiceberg repairs a
+failed append by itself: it loads the table again and puts the same files on top of what is there now, which for us
+would be the same records twice. So the repair is refused here, and a stale writer learns that it is one. (A commit
+whose answer was lost and that did arrive is still found by its snapshot's id and counts as done.)
+
+Files without a commit are left where they lie when their writer dies; Iceberg's removal of orphan files takes them. One
+that is fenced removes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from siltstone.errors import BugError
+from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.catalog import missing
+from spark_jobs.tables.errors import StaleWriterError, TableError, WrongTableError
+from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.kinds import DOC, Field
+from spark_jobs.tables.progress import Progress
+
+try:
+    import pyiceberg.exceptions as _exceptions
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io import load_file_io
+    from pyiceberg.io import pyarrow as _pyarrow_io
+    from pyiceberg.table import Transaction
+except ModuleNotFoundError as _error:
+    raise missing(_error.name or "pyiceberg") from _error
+
+PROGRESS = "siltstone.progress"
+TOPIC = "siltstone.topic"
+_REPAIR = "_rebuild_snapshot_updates"
+"""pyiceberg has no public name for it; `tests/integration/test_tables_iceberg.py` sees a stale writer refused."""
+_OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
+"""Beginnings of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
+_to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow
+_load_io: Any = load_file_io
+
+
+class CommitUnknownError(TableError):
+    """Whether the commit happened is not known. The next run reads it from the table and goes on from there."""
+
+
+class FencedTransaction(Transaction):
+    """Commits on top of the snapshot that it began with, or not at all."""
+
+    def _rebuild_snapshot_updates(self) -> None:
+        raise _exceptions.CommitFailedException("the table has a newer snapshot")
+
+
+if not hasattr(Transaction, _REPAIR):
+    raise BugError(f"this pyiceberg may commit on top of other writers: its Transaction has no {_REPAIR} any more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcebergPlace:
+    """The data directory of a table."""
+
+    directory: str
+    properties: Mapping[str, str]
+    """Of the file IO. Credentials are among them where the catalog has some; else tasks find their own."""
+
+    def path(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+    def put(self, name: str, body: memoryview) -> None:
+        with self._io().new_output(self.path(name)).create() as stream:
+            stream.write(body)
+
+    def remove(self, names: Sequence[str]) -> None:
+        io = self._io()
+        for name in names:
+            io.delete(self.path(name))
+
+    def _io(self) -> Any:
+        return _load_io(dict(self.properties), self.directory)
+
+
+class IcebergTable:
+    """One writer's view of the table, as of `load`; made in the catalog by the first `ensure`."""
+
+    def __init__(self, catalog: Any, identifier: str) -> None:
+        """`identifier`: NAMESPACE.TABLE; the namespace may have dots too. Raises WrongTableError."""
+        namespace, _, name = identifier.rpartition(".")
+        if not namespace or not name:
+            raise WrongTableError(f"{identifier!r} names no table", remedy="write iceberg:NAMESPACE.TABLE")
+        self._catalog, self._namespace, self._identifier = catalog, namespace, identifier
+        self._table: Any = None
+
+    @property
+    def name(self) -> str:
+        return self._identifier
+
+    @property
+    def columns(self) -> Any:
+        """`pyarrow.Schema`; None where there is no table yet."""
+        return None if self._table is None else arrow_schema(self._table.schema())
+
+    @property
+    def stem(self) -> str:
+        return "data"
+
+    @property
+    def place(self) -> IcebergPlace:
+        known: Mapping[str, Any] = self._table.io.properties
+        properties = {name: str(value) for name, value in known.items() if name.startswith(_OF_FILES)}
+        return IcebergPlace(directory=f"{self._table.location()}/data", properties=properties)
+
+    def load(self) -> Progress | None:
+        """Read how far the table is. Raises WrongTableError for one that somebody else filled, BadProgressError."""
+        try:
+            self._table = self._catalog.load_table(self._identifier)
+        except _exceptions.NoSuchTableError:
+            self._table = None
+            return None
+        snapshot = self._table.current_snapshot()
+        if snapshot is None:
+            return None
+        while snapshot is not None:
+            told = None if snapshot.summary is None else snapshot.summary.additional_properties.get(PROGRESS)
+            if told is not None:
+                return Progress.from_json(told)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else self._table.snapshot_by_id(parent)
+        ours = TOPIC in self._table.properties
+        raise WrongTableError(
+            f"{self._identifier} has snapshots, and none of those kept says up to which offset it was filled",
+            remedy="export to another table"
+            + ("; keep a snapshot that this command made when you expire others" if ours else ""),
+        )
+
+    def ensure(self, columns: Any, topic: str) -> None:
+        """Make the table if it is not there. Somebody who makes it at the same time is no trouble."""
+        if self._table is not None:
+            return
+        self._catalog.create_namespace_if_not_exists(self._namespace)
+        try:
+            self._table = self._catalog.create_table(self._identifier, columns, properties={TOPIC: topic})
+        except _exceptions.TableAlreadyExistsError:
+            raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
+
+    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
+        """The new snapshot's id. Raises StaleWriterError, CommitUnknownError."""
+        place, properties = self.place, {PROGRESS: progress.as_json()}
+        transaction: Any = FencedTransaction(self._table)
+        try:
+            if not self.columns.equals(columns):
+                with transaction.update_schema() as update:
+                    update.union_by_name(columns)
+            if replaces and self._holds_files():
+                transaction.delete(AlwaysTrue(), snapshot_properties=properties)
+            if files:
+                paths = [place.path(file.name) for file in files]
+                transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+            else:
+                with transaction.update_snapshot(snapshot_properties=properties).fast_append():
+                    pass  # a snapshot for the offsets alone
+            self._table = transaction.commit_transaction()
+        except _exceptions.CommitFailedException as error:
+            raise StaleWriterError(f"somebody else committed to {self._identifier}: {error}") from error
+        except _exceptions.CommitStateUnknownException as error:
+            raise CommitUnknownError(f"whether the commit to {self._identifier} happened is not known") from error
+        return str(self._table.current_snapshot().snapshot_id)
+
+    def _holds_files(self) -> bool:
+        snapshot = self._table.current_snapshot()
+        return snapshot is not None and bool(snapshot.manifests(self._table.io))
+
+
+def arrow_schema(schema: Any) -> Any:
+    """Of an Iceberg schema, in the types that files of ours have."""
+    return pa.schema([_plain(field) for field in _to_arrow(schema, include_field_ids=False)])
+
+
+def _plain(field: Field) -> Field:
+    """pyiceberg reads strings, bytes and lists into their large forms; descriptions are kept, other metadata is not."""
+    told = field.metadata.get(DOC) if field.metadata else None
+    return pa.field(field.name, _plain_type(field.type), field.nullable, {DOC: told} if told else None)
+
+
+def _plain_type(of: Any) -> Any:
+    types = pa.types
+    if types.is_large_string(of):
+        return pa.string()
+    if types.is_large_binary(of):
+        return pa.binary()
+    if types.is_list(of) or types.is_large_list(of):
+        return pa.list_(_plain(of.value_field))
+    if types.is_struct(of):
+        return pa.struct([_plain(each) for each in of])
+    if types.is_map(of):
+        return pa.map_(_plain_type(of.key_type), _plain(of.item_field))
+    return of

@@ -1,0 +1,51 @@
+"""Columns from a JSON Schema file, for values that are JSON. Pure.
+
+Of JSON Schema (json-schema.org, any draft) what names types: `type`, `properties`, `items`, and unions with null. What
+says several things at once (`oneOf`, `$ref`, ...) becomes a column of JSON text, which holds any value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.errors import BadTableError
+from spark_jobs.tables.kinds import Field, text_field
+
+_SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
+
+
+def fields_of_json_schema(text: str) -> list[Field]:
+    """Raises BadTableError."""
+    try:
+        schema: Any = json.loads(text)
+    except ValueError as error:
+        raise BadTableError(f"the schema is not JSON: {error}") from None
+    properties: Any = cast("Any", schema).get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not properties:
+        raise BadTableError(
+            "the schema names no columns",
+            remedy='give a JSON Schema of an object, for example {"type": "object", "properties": '
+            '{"id": {"type": "integer"}}}',
+        )
+    return [_field(name, each) for name, each in cast("Mapping[str, Any]", properties).items()]
+
+
+def _field(name: str, schema: Any) -> Field:
+    if not isinstance(schema, dict):
+        return text_field(name)
+    described = cast("Mapping[str, Any]", schema)
+    named = described.get("type")
+    types = [each for each in (cast("list[Any]", named) if isinstance(named, list) else [named]) if each != "null"]
+    if len(types) != 1:
+        return text_field(name)
+    of = str(types[0])
+    if of in _SIMPLE:
+        return pa.field(name, _SIMPLE[of])
+    if of == "array" and isinstance(described.get("items"), dict):
+        return pa.field(name, pa.list_(_field("element", described["items"])))
+    if of == "object" and isinstance(described.get("properties"), dict) and described["properties"]:
+        return pa.field(name, pa.struct([_field(inner, each) for inner, each in described["properties"].items()]))
+    return text_field(name)

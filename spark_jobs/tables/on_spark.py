@@ -1,0 +1,83 @@
+"""An export's tasks on Spark: each reads its slice and writes its files itself, only names and counts come back.
+
+A task that is tried again, or run twice, writes files of other names; those of the attempt that Spark did not take are
+named by no commit. The commit is the driver's alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+from pyspark.sql import SparkSession
+
+from siltstone.errors import SiltstoneError
+from spark_jobs.session import end_session, local_session
+from spark_jobs.tables.file_task import WriteResult, WriteTask, write_slice
+
+POLL_S = 0.5
+
+
+class OnSpark:
+    """In a given session, or one of its own on this machine, begun at the first task."""
+
+    name = "spark"
+
+    def __init__(self, session: SparkSession | None = None) -> None:
+        self._session, self._given = session, session is not None
+
+    def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
+        """Raises what a task raised, where it was an error of ours."""
+        if not tasks:
+            return []
+        if self._session is None:
+            self._session = local_session("siltstone tables export")
+        context = cast("Any", self._session.sparkContext)
+        counter = context.accumulator(0)
+        ended = threading.Event()
+        watch = threading.Thread(target=_watch, args=(counter, done, ended), daemon=True)
+        watch.start()
+        try:
+            rdd = context.parallelize(list(tasks), len(tasks))
+            outcomes: list[WriteResult | SiltstoneError] = rdd.mapPartitions(_Work(counter)).collect()
+        finally:
+            ended.set()
+            watch.join()
+        results: list[WriteResult] = []
+        for outcome in outcomes:
+            if isinstance(outcome, SiltstoneError):
+                raise outcome
+            results.append(outcome)
+        done(len(results))
+        return results
+
+    def close(self) -> None:
+        """End the session, if it is ours."""
+        if self._session is not None and not self._given:
+            end_session(self._session)
+            self._session = None
+
+
+class _Work:
+    """Travels to the tasks by reference to this module."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+
+    def __call__(self, tasks: Iterator[WriteTask]) -> Iterator[WriteResult | SiltstoneError]:
+        for task in tasks:
+            try:
+                result = write_slice(task)
+            except SiltstoneError as error:
+                if error.retriable:
+                    raise
+                yield error  # trying again would not help, and Spark would tell it as a Java stack trace
+                return
+            self._counter.add(1)
+            yield result
+
+
+def _watch(counter: Any, done: Callable[[int], None], ended: threading.Event) -> None:
+    while not ended.wait(POLL_S):
+        done(int(counter.value))

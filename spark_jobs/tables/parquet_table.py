@@ -1,0 +1,235 @@
+"""A table as a directory of Parquet files, with a log of commits beside them.
+
+`p<partition>-<start>-<end>-<sequence>-<id>.parquet` are the rows, `_siltstone/<sequence>.json` the commits, from 1 on.
+A commit names the files that it adds (or that replace all before it), the columns, and the offsets the table then
+holds. It is written if absent, which makes the sequence the fence: of two writers that read the same table one wins,
+and the other reads again. Files come first, the commit last; a crash in between leaves files that no commit names.
+
+**Readers and restarts go by the commits.** A file can be committed under the sequence in its name alone, so as soon as
+that commit is there without naming it, nobody ever will, and it is removed: by its writer when it is fenced, by the
+next commit and by the next run otherwise. Between a crash and that moment who lists the directory sees too many.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from siltstone.ids import SystemIds
+from spark_jobs.scan.arrow import pa
+from spark_jobs.tables.errors import StaleWriterError, TableError
+from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.objects import Objects
+from spark_jobs.tables.progress import BadProgressError, Progress
+from storage.objects import ObjectExistsError, ObjectStore
+
+COMMITS = "_siltstone/"
+FORMAT = 1
+SWEPT_BACK = 100
+"""Of so many of the newest commits a run looks, when it begins, whether files were left behind."""
+_COMMIT = re.compile(r"_siltstone/(\d{10})\.json", re.ASCII)
+_FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
+
+
+class BadCommitError(TableError):
+    """A commit file that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    sequence: int
+    writer: str
+    """A random id, so that no two writers' commits are the same bytes."""
+    replaces: bool
+    """The files are the whole table."""
+    files: tuple[str, ...]
+    rows: int
+    columns: Any
+    """`pyarrow.Schema` of all columns of the table."""
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetPlace:
+    objects: Objects
+
+    def put(self, name: str, body: memoryview) -> None:
+        self.objects.put(name, body)
+
+    def remove(self, names: Sequence[str]) -> None:
+        self.objects.remove(names)
+
+
+class ParquetTable:
+    """One writer's view of the directory, as of `load`."""
+
+    def __init__(self, url: str) -> None:
+        """`url` as of an object store: file:///dir, s3://bucket/prefix?endpoint=...&region=..."""
+        self.url = url
+        self.place = ParquetPlace(objects=Objects(url))
+        self._newest: Commit | None = None
+        self._swept = False
+
+    @property
+    def name(self) -> str:
+        return self.url
+
+    @property
+    def columns(self) -> Any:
+        """`pyarrow.Schema` that the table has for ever; None before its first commit."""
+        return None if self._newest is None else self._newest.columns
+
+    @property
+    def stem(self) -> str:
+        """Of the files of our next commit."""
+        return f"{self._sequence():010}"
+
+    def load(self) -> Progress | None:
+        """Read how far the table is. Raises BadCommitError."""
+        self._newest = self.place.objects.call(_newest)
+        if not self._swept:
+            self._swept = True
+            self._sweep(max(1, self._sequence() - SWEPT_BACK))
+        return None if self._newest is None else self._newest.progress
+
+    def ensure(self, columns: Any, topic: str) -> None:
+        """Nothing: its first commit makes the table."""
+
+    def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
+        """The name of the commit. Raises StaleWriterError; of anything else the outcome is known by `load` alone."""
+        commit = Commit(
+            sequence=self._sequence(),
+            writer=SystemIds().uuid4().hex,
+            replaces=replaces,
+            files=tuple(file.name for file in files),
+            rows=sum(file.rows for file in files),
+            columns=columns,
+            progress=progress,
+        )
+        try:
+            self.place.objects.put(_key(commit.sequence), encode(commit))
+        except ObjectExistsError:
+            raise StaleWriterError(f"somebody else made commit {commit.sequence} of {self.url}") from None
+        self._newest = commit
+        self._sweep(1 if replaces else commit.sequence)
+        return str(commit.sequence)
+
+    def _sequence(self) -> int:
+        return 1 if self._newest is None else self._newest.sequence + 1
+
+    def _sweep(self, since: int) -> None:
+        """Remove files that commits from `since` on could have named and did not, or that were replaced."""
+        newest = 0 if self._newest is None else self._newest.sequence
+        if newest:
+            self.place.remove(self.place.objects.call(lambda store: _left(store, since, newest)))
+
+
+def live_files(url: str) -> list[str]:
+    """Keys of the files that the table is, below `url`. Raises BadCommitError."""
+    return list(Objects(url).call(_live)[0])
+
+
+def open_dataset(url: str) -> Any:
+    """The table as a `pyarrow.dataset.Dataset`: its committed files, with the columns of its newest commit.
+
+    For file:// and s3:// URLs. Raises BadCommitError, and TableError where there is no table.
+    """
+    import pyarrow.dataset as datasets  # pyright: ignore[reportMissingTypeStubs]
+
+    from spark_jobs.tables.file_systems import file_system
+
+    files, columns = Objects(url).call(_live)
+    if columns is None:
+        raise TableError(f"{url} holds no table", remedy="fill it: siltstone tables export TOPIC --to parquet:URL")
+    system, root = file_system(url)
+    dataset: Any = datasets
+    return dataset.dataset([f"{root}/{name}" for name in files], schema=columns, format="parquet", filesystem=system)
+
+
+# ---- the log of commits -------------------------------------------------------------------------------------------
+
+
+def encode(commit: Commit) -> bytes:
+    row = {
+        "format": FORMAT,
+        "sequence": commit.sequence,
+        "writer": commit.writer,
+        "replaces": commit.replaces,
+        "files": commit.files,
+        "rows": commit.rows,
+        "columns": {field.name: str(field.type) for field in commit.columns},
+        "arrow_schema": base64.b64encode(commit.columns.serialize().to_pybytes()).decode(),
+        "progress": json.loads(commit.progress.as_json()),
+    }
+    return json.dumps(row, indent=1).encode()
+
+
+def decode(text: bytes, name: str) -> Commit:
+    """Raises BadCommitError."""
+    try:
+        row: Mapping[str, Any] = json.loads(text)
+        if row["format"] != FORMAT:
+            raise BadCommitError(f"{name} is of format {row['format']!r}, this release reads {FORMAT}")
+        return Commit(
+            sequence=int(row["sequence"]),
+            writer=str(row["writer"]),
+            replaces=bool(row["replaces"]),
+            files=tuple(map(str, row["files"])),
+            rows=int(row["rows"]),
+            columns=pa.ipc.read_schema(pa.py_buffer(base64.b64decode(row["arrow_schema"]))),
+            progress=Progress.from_json(json.dumps(row["progress"])),
+        )
+    except (ValueError, KeyError, TypeError, pa.ArrowException, BadProgressError) as error:
+        raise BadCommitError(f"{name} is no commit of a table: {error}") from error
+
+
+def _key(sequence: int) -> str:
+    return f"{COMMITS}{sequence:010}.json"
+
+
+async def _read(store: ObjectStore, sequence: int) -> Commit:
+    key = _key(sequence)
+    return decode(await store.get(key), key)
+
+
+async def _newest(store: ObjectStore) -> Commit | None:
+    newest = 0
+    async for stat in store.list(COMMITS):
+        found = _COMMIT.fullmatch(stat.key)
+        newest = max(newest, int(found[1]) if found else 0)
+    return await _read(store, newest) if newest else None
+
+
+async def _live(store: ObjectStore) -> tuple[list[str], Any]:
+    """The files, and the columns; None where there is no commit."""
+    newest = await _newest(store)
+    found: list[str] = []
+    commit = newest
+    while commit is not None:
+        found[:0] = commit.files
+        if commit.replaces or commit.sequence == 1:
+            break
+        commit = await _read(store, commit.sequence - 1)
+    return found, None if newest is None else newest.columns
+
+
+async def _left(store: ObjectStore, since: int, newest: int) -> list[str]:
+    """Files with a sequence from `since` to `newest` that no longer are, or never were, of the table."""
+    by_sequence: dict[int, list[str]] = {}
+    async for stat in store.list("p"):
+        found = _FILE.fullmatch(stat.key)
+        if found and since <= int(found[1]) <= newest:
+            by_sequence.setdefault(int(found[1]), []).append(stat.key)
+    if not by_sequence:
+        return []
+    last = await _read(store, newest)
+    left: list[str] = []
+    for sequence, keys in by_sequence.items():
+        commit = last if sequence == newest else await _read(store, sequence)
+        replaced = last.replaces and sequence < newest
+        left += [key for key in keys if replaced or key not in commit.files]
+    return left

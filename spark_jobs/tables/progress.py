@@ -1,0 +1,156 @@
+"""How far a table is: the offsets that it holds, written in the same commit as the rows. Pure.
+
+A table is filled from one topic, which it knows by id: a topic that was deleted and created anew begins at offset 0
+again, and what the table's offsets say of the old one means nothing for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from metadata.scan import PartitionSnapshot, TopicSnapshot
+from spark_jobs.scan.contract import Edge
+from spark_jobs.tables.errors import RecreatedTopicError, TableError, WrongTableError
+
+LOG_MODE, LATEST_MODE = "log", "latest"
+FORMAT = 1
+
+
+class BadProgressError(TableError):
+    """What a table says of its offsets cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    topic: str
+    topic_id: str
+    mode: str
+    """log: every record; latest: the latest of each key, written anew each time."""
+    offsets: Mapping[int, int]
+    """Partition -> the first offset that is not in the table."""
+    starts: Mapping[int, int]
+    """Partition -> its log start when this was written. With `offsets` it tells whether the latest view can differ."""
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "topic": self.topic,
+                "topic_id": self.topic_id,
+                "mode": self.mode,
+                "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
+                "starts": {str(partition): offset for partition, offset in sorted(self.starts.items())},
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        """Raises BadProgressError."""
+        try:
+            row: Any = json.loads(text)
+            if row["format"] != FORMAT:
+                raise BadProgressError(
+                    f"the table's offsets are of format {row['format']!r}, this release reads {FORMAT}",
+                    remedy="export with the release that wrote them, or a later one",
+                )
+            return cls(
+                topic=str(row["topic"]),
+                topic_id=str(row["topic_id"]),
+                mode=str(row["mode"]),
+                offsets=_numbers(row["offsets"]),
+                starts=_numbers(row["starts"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadProgressError(f"the table's offsets cannot be read: {error}") from error
+
+    def moved(self, offsets: Mapping[int, int]) -> Progress:
+        return replace(self, offsets={**self.offsets, **offsets})
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in row.items()}
+
+
+def check_same(progress: Progress | None, snapshot: TopicSnapshot, *, mode: str, recreated: bool) -> Progress | None:
+    """The progress to go on from; None where there is none, or where a recreated topic is begun with.
+
+    Raises WrongTableError, RecreatedTopicError.
+    """
+    if progress is None:
+        return None
+    topic = snapshot.topic
+    if progress.topic != topic.name:
+        raise WrongTableError(
+            f"the table holds the topic {progress.topic!r}, not {topic.name!r}", remedy="export to another table"
+        )
+    if progress.mode != mode:
+        raise WrongTableError(
+            f"the table was written with --mode {progress.mode}", remedy="give that mode, or another table"
+        )
+    if progress.topic_id == str(topic.topic_id):
+        return progress
+    if not recreated:
+        raise RecreatedTopicError(
+            f"the topic {topic.name!r} was deleted and created anew since the table was written",
+            remedy="export to another table, or give --recreated to add the new topic's records, from its start, to "
+            "the old one's",
+        )
+    return None
+
+
+def end_offset(partition: PartitionSnapshot, *, committed: bool = True) -> int:
+    """Where a scan of the snapshot ends."""
+    return partition.last_stable_offset if committed else partition.high_watermark
+
+
+def start_offsets(
+    snapshot: TopicSnapshot, progress: Progress | None, wanted: Mapping[int, int] | Edge
+) -> dict[int, int]:
+    """Where this run begins in each partition: where the table ends, else as asked for; partitions that came since are
+    read from their start."""
+    starts: dict[int, int] = {}
+    for partition in snapshot.partitions:
+        number = partition.partition
+        if progress is not None:
+            starts[number] = progress.offsets.get(number, partition.log_start_offset)
+        elif isinstance(wanted, Edge):
+            starts[number] = partition.log_start_offset if wanted is Edge.EARLIEST else end_offset(partition)
+        else:
+            starts[number] = wanted.get(number, partition.log_start_offset)
+    return starts
+
+
+def unchanged(progress: Progress | None, snapshot: TopicSnapshot) -> bool:
+    """Whether the latest view that the table holds is still that of the topic."""
+    return progress is not None and progress == fresh(snapshot, progress.mode, ends(snapshot))
+
+
+def fresh(snapshot: TopicSnapshot, mode: str, offsets: Mapping[int, int]) -> Progress:
+    return Progress(
+        topic=snapshot.topic.name,
+        topic_id=str(snapshot.topic.topic_id),
+        mode=mode,
+        offsets=dict(offsets),
+        starts={each.partition: each.log_start_offset for each in snapshot.partitions},
+    )
+
+
+def ends(snapshot: TopicSnapshot) -> dict[int, int]:
+    return {each.partition: end_offset(each) for each in snapshot.partitions}
+
+
+def in_groups(items: Sequence[tuple[int, Any]], bytes_max: int) -> list[list[Any]]:
+    """(bytes, item) in order, cut where a group has `bytes_max`; no group is empty."""
+    groups: list[list[Any]] = []
+    held = 0
+    for size, item in items:
+        if not groups or held >= bytes_max:
+            groups.append([])
+            held = 0
+        groups[-1].append(item)
+        held += size
+    return groups

@@ -1,0 +1,320 @@
+"""Topics exported to tables: what is read back is what was produced, once, whatever was killed or done at once."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import fastavro
+import pytest
+
+from spark_jobs.scan.contract import Edge
+from spark_jobs.tables.convert import ValueFormat
+from spark_jobs.tables.errors import BadValueError, RecreatedTopicError, StaleWriterError, WrongTableError
+from spark_jobs.tables.export import Table
+from spark_jobs.tables.file_task import WrittenFile
+from spark_jobs.tables.parquet_table import ParquetTable, live_files
+from tests.fixtures.agents import read_all
+from tests.fixtures.lake import RAW, Lake
+
+
+@pytest.fixture(params=["parquet", "iceberg"])
+def table(request: pytest.FixtureRequest, lake: Lake) -> Table:
+    return lake.parquet() if request.param == "parquet" else lake.iceberg()
+
+
+def again(lake: Lake, table: Table) -> Table:
+    """As a new process would open it."""
+    return lake.parquet() if isinstance(table, ParquetTable) else lake.iceberg()
+
+
+def values_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The columns of the value alone."""
+    return [{name: each for name, each in row.items() if not name.startswith("_")} for row in rows]
+
+
+class Killed(BaseException):
+    """Not an error: nothing is tidied up after it, as after kill -9."""
+
+
+async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: Lake, table: Table) -> None:
+    # given records in two partitions
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, {"id": 1, "city": "Ulm"}, {"id": 2, "city": None})
+    await lake.send_json("t", 1, {"id": 3, "at": {"x": 1.5, "tags": ["a", "b"]}})
+    # when the topic is exported
+    report = await lake.exported("t", table)
+    # then the table has them, each value in columns
+    rows = await lake.rows(table)
+    assert values_of(rows) == [
+        {"id": 1, "city": "Ulm", "at": None},
+        {"id": 2, "city": None, "at": None},
+        {"id": 3, "city": None, "at": {"x": 1.5, "tags": ["a", "b"]}},
+    ]
+    assert [(row["_partition"], row["_offset"], row["_key"], row["_error"]) for row in rows] == [
+        (0, 0, b"k", None),
+        (0, 1, b"k", None),
+        (1, 0, b"k", None),
+    ]
+    assert (report.rows, report.files, report.errors, report.offsets) == (3, 2, 0, {0: (0, 2), 1: (0, 1)})
+    # and when it is run again, by another process, after more was produced, with a field that was not there before
+    await lake.send_json("t", 0, {"id": 4, "seat": "12A", "at": {"y": True}})
+    table = again(lake, table)
+    report = await lake.exported("t", table)
+    rows = await lake.rows(table)
+    assert (report.rows, report.added_columns) == (1, ("seat",))
+    assert [row["id"] for row in rows] == [1, 2, 4, 3]
+    assert (rows[2]["seat"], rows[2]["at"]["y"], rows[3]["at"]["x"]) == ("12A", True, 1.5)
+    # and a third finds nothing to do
+    assert (await lake.exported("t", again(lake, table))).commits == ()
+
+
+async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b"\x00\xff", None, b"")
+    await lake.exported("t", table, RAW)
+    consumed = [(record.key, record.value) for _, record in await read_all(lake.client, "t")]
+    rows = await lake.rows(table)
+    assert [(row["_key"], row["_value"]) for row in rows] == [
+        (bytes(key or b""), None if value is None else bytes(value)) for key, value in consumed
+    ]
+
+
+async def test_values_that_do_not_fit_stay_with_a_reason(lake: Lake, table: Table) -> None:
+    # given a table whose columns are settled, and then values of all wrong kinds
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"n": 1, "s": "x"})
+    await lake.exported("t", table)
+    broken = [b"{", b"[1]", b'{"n": "word", "s": "kept"}', b'{"n": 1e400}', b'{"N": 1}', b'{"n": NaN}', b"\xff"]
+    await lake.send("t", 0, *broken, None, b'{"n": 9223372036854775808}', b'{"n": 3}')
+    # when they are exported
+    report = await lake.exported("t", table)
+    # then each row is there: its bytes, why, and what of it did fit
+    rows = (await lake.rows(table))[1:]
+    assert report.errors == 8
+    assert [row["_value"] for row in rows] == [*broken, None, b'{"n": 9223372036854775808}', None]
+    assert [bool(row["_error"]) for row in rows] == [True] * 7 + [False, True, False]
+    assert "n: a string does not fit" in rows[2]["_error"] and rows[2]["s"] == "kept"
+    assert [row["_tombstone"] for row in rows] == [False] * 7 + [True, False, False]
+    assert rows[-1]["n"] == 3
+
+
+async def test_a_value_that_does_not_fit_ends_the_export_where_that_is_asked_for(lake: Lake) -> None:
+    table = lake.parquet()
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, b'{"n": 1}', b"nonsense")
+    with pytest.raises(BadValueError, match="partition 0, offset 1"):
+        await lake.exported("t", table, ValueFormat(kind="json", on_error="fail"))
+    assert live_files(table.url) == []
+
+
+async def test_columns_hold_what_the_sample_did_not_show(lake: Lake, table: Table) -> None:
+    # given a topic that goes on otherwise than it begins: in the same slice, and in another one
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, *({"n": number} for number in range(1200)))
+    await lake.send_json("t", 0, {"n": 0.5, "late": "yes"})
+    await lake.send_json("t", 1, {"n": 7, "mixed": [1]}, {"mixed": {"a": 1}}, {"empty": {}})
+    # when it is exported
+    report = await lake.exported("t", table)
+    # then no value is an error, numbers are what holds them all, and what disagrees is JSON text
+    rows = await lake.rows(table)
+    assert report.errors == 0 and len(rows) == 1204
+    assert [row["n"] for row in rows[1198:1202]] == [1198.0, 1199.0, 0.5, 7.0]
+    assert rows[1200]["late"] == "yes"
+    assert [json.loads(row["mixed"]) for row in rows[1201:1203]] == [[1], {"a": 1}]
+    assert rows[1203]["empty"] == "{}"
+    # and such a column goes on being JSON text
+    await lake.send_json("t", 1, {"mixed": "word"})
+    assert (await lake.exported("t", again(lake, table))).errors == 0
+    assert (await lake.rows(table))[-1]["mixed"] == '"word"'
+
+
+async def test_an_export_killed_before_its_commit_is_done_once_by_the_next(
+    lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given one export that was done, and one that was killed when its files were written and nothing was committed
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, {"id": 1}, {"id": 2})
+    await lake.exported("t", table)
+    await lake.send_json("t", 0, {"id": 3})
+    await lake.send_json("t", 1, {"id": 4})
+    written: list[str] = []
+
+    def die(files: Sequence[WrittenFile], *_: Any, **__: Any) -> str:
+        written.extend(file.name for file in files)
+        raise Killed
+
+    monkeypatch.setattr(table, "commit", die)
+    with pytest.raises(Killed):
+        await lake.exported("t", table)
+    assert len(written) == 2
+    assert await lake.offsets(table) == [(0, 0), (0, 1)]
+    # when the next process does it
+    table = again(lake, table)
+    report = await lake.exported("t", table)
+    # then every record is there once, and of a plain directory the files left behind are gone
+    assert await lake.offsets(table) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert report.rows == 2
+    if isinstance(table, ParquetTable):
+        there = {path.name for path in (lake.place / "parquet" / "t").glob("*.parquet")}
+        assert there == set(live_files(table.url)) and not there & set(written)
+
+
+async def test_of_two_exports_at_once_one_is_fenced_and_each_record_is_there_once(
+    lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given two processes that have both read how far the table is, and written their files
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    await lake.exported("t", table)
+    await lake.send_json("t", 0, {"id": 2}, {"id": 3})
+    slow, quick = again(lake, table), again(lake, table)
+    commit, refused = slow.commit, list[BaseException]()
+
+    def late(*arguments: Any, **options: Any) -> str:
+        if not refused:
+            lake.run("t", quick)  # the other one commits first
+        try:
+            return commit(*arguments, **options)
+        except StaleWriterError as error:
+            refused.append(error)
+            raise
+
+    monkeypatch.setattr(slow, "commit", late)
+    # when both commit
+    report = await lake.exported("t", slow)
+    # then the second is refused, reads the offsets again, and finds nothing left to do
+    assert len(refused) == 1
+    assert (report.fenced, report.rows) == (1, 0)
+    assert await lake.offsets(table) == [(0, 0), (0, 1), (0, 2)]
+    # and leaves no files behind
+    files = list((lake.place / "parquet" / "t").glob("*.parquet")) + list((lake.place / "warehouse").rglob("*.parquet"))
+    assert len(files) == 2
+
+
+async def test_a_recreated_topic_is_refused_unless_told(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1}, {"id": 2})
+    await lake.exported("t", table)
+    await lake.client.delete_topic("t")
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 10})
+    with pytest.raises(RecreatedTopicError, match="deleted and created anew"):
+        await lake.exported("t", again(lake, table))
+    await lake.exported("t", again(lake, table), recreated=True)
+    assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10]
+    # and once told it goes on by itself
+    await lake.send_json("t", 0, {"id": 11})
+    await lake.exported("t", again(lake, table))
+    assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10, 11]
+
+
+async def test_an_empty_topic_is_an_empty_table_that_goes_on(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.exported("t", table)
+    assert await lake.rows(table) == []
+    await lake.send_json("t", 0, {"id": 1})
+    await lake.exported("t", again(lake, table))
+    assert [row["id"] for row in await lake.rows(table)] == [1]
+
+
+async def test_a_table_begun_at_the_end_has_what_came_after(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    await lake.exported("t", table, begin=Edge.LATEST)
+    await lake.send_json("t", 0, {"id": 2})
+    await lake.exported("t", again(lake, table))
+    assert await lake.offsets(table) == [(0, 1)]
+
+
+async def test_the_latest_view_is_written_anew_each_time(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1, configs={"cleanup.policy": "compact"})
+    for key, value in ((b"a", {"v": 1}), (b"b", {"v": 2}), (b"a", {"v": 3})):
+        await lake.send("t", 0, json.dumps(value).encode(), key=key)
+    await lake.exported("t", table, mode="latest")
+    assert [(row["_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 2), (b"a", 3)]
+    # when a key is deleted and another changes
+    await lake.send("t", 0, None, key=b"a")
+    await lake.send("t", 0, b'{"v": 4}', key=b"b")
+    table = again(lake, table)
+    await lake.exported("t", table, mode="latest")
+    assert [(row["_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 4)]
+    # then nothing is written where nothing changed, and the log is not mixed into such a table
+    assert (await lake.exported("t", again(lake, table), mode="latest")).commits == ()
+    with pytest.raises(WrongTableError, match="--mode latest"):
+        await lake.exported("t", again(lake, table))
+
+
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"]},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "lines", "type": {"type": "array", "items": {"type": "map", "values": "int"}}},
+    ],
+}
+
+
+async def test_avro_values_with_confluents_frame(lake: Lake, table: Table) -> None:
+    from datetime import UTC, datetime
+    from decimal import Decimal
+
+    row = {
+        "id": 7,
+        "note": None,
+        "price": Decimal("12.50"),
+        "at": datetime(2026, 1, 31, 12, tzinfo=UTC),
+        "lines": [{"a": 1}, {}],
+    }
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(SCHEMA), row)
+    framed = b"\0\0\0\0\x2a" + body.getvalue()
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send("t", 0, framed, framed[:-1], framed + b"x", b"\x01")
+    values = ValueFormat(kind="avro", schema_text=json.dumps(SCHEMA), framing="confluent")
+    report = await lake.exported("t", table, values)
+    rows = await lake.rows(table)
+    first = values_of(rows)[0]
+    first["lines"] = [dict(each) for each in first["lines"]]
+    assert first == row
+    assert [row["_schema_id"] for row in rows] == [42, 42, 42, None]
+    assert report.errors == 3
+    assert [row["_value"] for row in rows] == [None, framed[:-1], framed + b"x", b"\x01"]
+
+
+async def test_large_runs_commit_in_groups_and_a_kill_between_them_loses_and_repeats_nothing(
+    lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lake.client.create_topic("t", partitions=2)
+    for number in range(4):
+        await lake.send_json("t", number % 2, {"id": number, f"f{number}": number})
+    commit, commits = table.commit, list[str]()
+
+    def twice(*arguments: Any, **options: Any) -> str:
+        if len(commits) == 2:
+            raise Killed
+        commits.append(commit(*arguments, **options))
+        return commits[-1]
+
+    monkeypatch.setattr(table, "commit", twice)
+    with pytest.raises(Killed):
+        await lake.exported("t", table, slice_bytes=1, commit_bytes=1)
+    assert len(await lake.rows(table)) == 2
+    await lake.exported("t", again(lake, table), slice_bytes=1, commit_bytes=1)
+    rows = await lake.rows(table)
+    assert sorted(row["id"] for row in rows) == [0, 1, 2, 3]
+    assert all(row[f"f{row['id']}"] == row["id"] for row in rows)
+
+
+async def test_tables_of_others_are_left_alone(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.client.create_topic("u", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    await lake.exported("t", table)
+    with pytest.raises(WrongTableError, match="holds the topic 't'"):
+        await lake.exported("u", again(lake, table))

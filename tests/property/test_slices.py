@@ -1,0 +1,107 @@
+"""A partition deduped in slices: batch for batch what the embedded engine leaves with a buffer large enough.
+
+Hypothesis draws seeds and prints the one that fails. Each is a random partition (`cleaner_partitions.py`), cut at
+random into extents and slices, some batches unreadable, some extents damaged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import ExitStack
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compactor import clean_payloads, cursors, windows
+from compactor.heavy import key_scan
+from siltstone.clock import ManualClock
+from storage.memory import MemoryStore
+from tests.fixtures.record_batches import with_payload
+from tests.fixtures.sliced_partitions import (
+    damage,
+    engine_of,
+    group_keys,
+    left_by,
+    plan_of,
+    random_extents,
+    rewrite,
+    write_extents,
+)
+from tests.property.cleaner_partitions import random_partition
+from wire.batch import read_header
+
+SEEDS = st.integers(0, 2**48)
+SUMMED = (
+    "records_in",
+    "records_out",
+    "bytes_in",
+    "bytes_out",
+    "tombstones_kept",
+    "tombstones_dropped",
+    "keyless_dropped",
+    "flagged_extents",
+    "unreadable_batches",
+    "keys",
+    "deduped_partitions",
+)
+
+
+def unreadable(batch: bytes, r: random.Random) -> bytes:
+    """Seldom: still sound by header and CRC-32C."""
+    return with_payload(batch, b"\xff" * 30) if read_header(batch).records_count and r.random() < 0.04 else batch
+
+
+def small_windows(r: random.Random) -> ExitStack:
+    """So that extents of some kilobytes pass in several, and chunks end inside of them."""
+    patches = ExitStack()
+    window_bytes = r.choice((400, 3_000, 1 << 20))
+    for module, name, value in (
+        (windows, "WINDOW_BYTES", window_bytes),
+        (cursors, "WINDOW_BYTES", window_bytes),
+        (cursors, "WINDOW_BYTES_MIN", min(window_bytes, 300)),
+        (key_scan, "WINDOW_BYTES", window_bytes),
+        (key_scan, "BLOCK_ROWS", r.choice((1, 10, 1 << 16))),
+        (clean_payloads, "CHUNK_BYTES", r.choice((100, 3_000, 1 << 20))),
+        (clean_payloads, "PLAIN_CHUNK_BYTES", r.choice((100, 3_000, 1 << 20))),
+    ):
+        patches.enter_context(patch.object(module, name, value))
+    return patches
+
+
+async def check(seed: int) -> None:
+    # given a partition in extents, some of them damaged, cut into slices
+    r = random.Random(seed)
+    partition = random_partition(seed)
+    if not partition.batches:
+        return
+    batches = [unreadable(each, r) for each in partition.batches]
+    store = MemoryStore(ManualClock(0))
+    extents = await write_extents(store, random_extents(batches, r), r)
+    if r.random() < 0.3:
+        full = [extent for extent in extents if extent.length]
+        for extent in r.sample(full, min(len(full), r.randint(1, 2))):
+            await damage(store, extent, r.randrange(extent.length))
+    cuts = sorted(r.sample(range(1, len(extents)), r.randint(0, min(4, len(extents) - 1))))
+    log_start = r.choice((extents[0].base_offset, extents[0].base_offset, extents[0].last_offset, 0))
+    plan = plan_of(extents, partition.bounds, cuts, log_start_offset=log_start, cursor_bytes=r.choice((2_000, 1 << 22)))
+    with small_windows(r):
+        # when the embedded engine dedupes it, and when its slices are
+        whole = await engine_of(store, plan).run(plan.claimed())
+        keys = await group_keys(store, plan)
+        slices = await rewrite(store, plan)
+    # then both leave the same batches, and say the same of them
+    expected, left = await left_by(store, [whole]), await left_by(store, slices)
+    assert left.data == expected.data
+    assert (left.ranges, left.flagged) == (expected.ranges, expected.flagged)
+    assert all(each.cleaned == whole.cleaned for each in slices)
+    for name in SUMMED:
+        assert sum(each.summary[name] for each in slices) == whole.summary[name], name
+    assert keys.keys == whole.summary["partition_keys_max"]
+
+
+@settings(max_examples=250, deadline=None)
+@given(seed=SEEDS)
+def test_slices_leave_what_the_embedded_engine_leaves(seed: int) -> None:
+    asyncio.run(check(seed))

