@@ -88,6 +88,6 @@ $(STAMP_ALL): $(PINS) | $(BIN)/python
 
 $(STAMP_DEMO): $(PINS) | $(BIN)/python
 	$(ensure_installer)
-	@echo "installing siltstone with the demo's clients and data"
-	@$(PIP_INSTALL) -e '.[demo]'
+	@echo "installing siltstone with the demo's clients and data, and Spark (about 500 MB)"
+	@$(PIP_INSTALL) -e '.[demo,spark]'
 	@touch $@

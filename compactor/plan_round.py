@@ -265,12 +265,10 @@ class Round:
 
         Spark waits for its cluster, but is deep at no partition that does not fit one of many tasks."""
         options = self.options
-        if by_spark and options.spark and size >= options.spark_bytes_min:
-            base_ms, work_bytes, most_ms = options.spark_limit_base_ms, size, SPARK_LIMIT_MS_MAX
-        else:
-            base_ms, work_bytes, most_ms = 0, size + again, None
-        limit_ms = base_ms + options.job_limit_base_ms + options.job_limit_ms_per_mib * -(-work_bytes // MIB)
-        return limit_ms if most_ms is None else min(limit_ms, most_ms)
+        is_heavy = by_spark and options.spark and size >= options.spark_bytes_min
+        work_bytes = size if is_heavy else size + again
+        limit_ms = options.job_limit_base_ms + options.job_limit_ms_per_mib * -(-work_bytes // MIB)
+        return min(limit_ms + options.spark_limit_base_ms, SPARK_LIMIT_MS_MAX) if is_heavy else limit_ms
 
     def _passes(self, partition_id: int, inputs: Sequence[LeveledExtent]) -> int:
         """Deep only when this merge can overflow the buffer at all."""

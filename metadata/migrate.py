@@ -97,7 +97,7 @@ WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
 READER_COLUMNS = {
     "alembic_version": "version_num",
     "cluster": "cluster_id, store_bound, forgotten_file_id",
-    "topics": "topic_id, name, configs, created_ms",
+    "topics": "topic_id, name, configs, config_version, created_ms",
     "partitions": "partition_id, topic_id, partition",
     "watermarks": "partition_id, next_offset",
     "log_starts": "partition_id, log_start_offset, last_stable_offset",

@@ -15,12 +15,13 @@ from dataclasses import replace
 
 from compactor.options import plan_options
 from compactor.plan import explain_plan, new_job
-from compactor.spec import MergeKind, MergeSpec
+from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
 from metadata.compaction import CompactionView, InputsBusyError, JobState
 from siltstone import compact_now
 from siltstone.command_words import NO_WORDS, CommandWords
 from siltstone.run_job import JobFailedError, Parts
+from siltstone.spark_note import EngineChoice
 
 REST_MS = 60_000
 """Far longer than from making a job to claiming it."""
@@ -28,7 +29,13 @@ LOOK_MS = 200
 
 
 async def compact_here(
-    parts: Parts, worker: Worker, topic: str, timeout_ms: float, *, words: CommandWords = NO_WORDS
+    parts: Parts,
+    worker: Worker,
+    topic: str,
+    timeout_ms: float,
+    *,
+    choice: EngineChoice,
+    words: CommandWords = NO_WORDS,
 ) -> compact_now.Compacted:
     """Until every partition is cleaned through the stable offset it had, or what the lag leaves of it.
 
@@ -38,7 +45,7 @@ async def compact_here(
     waiting = asyncio.create_task(
         compact_now.wait(parts.metadata, asked, clock=parts.clock, timeout_ms=timeout_ms), name="wait"
     )
-    merging = asyncio.create_task(_merge_for_ever(parts, worker, asked), name="merge")
+    merging = asyncio.create_task(_merge_for_ever(parts, worker, asked, _options(parts, choice)), name="merge")
     try:
         await asyncio.wait({waiting, merging}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -51,12 +58,20 @@ async def compact_here(
         await asyncio.gather(waiting, merging, return_exceptions=True)
 
 
-async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request) -> None:
+def _options(parts: Parts, choice: EngineChoice) -> PlanOptions:
+    """On Spark the time limit of every merge must leave room for a cluster that starts."""
+    options = plan_options(parts.settings)
+    if choice is EngineChoice.SPARK:
+        return replace(options, spark=True, spark_bytes_min=1)
+    return replace(options, spark=False)
+
+
+async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions) -> None:
     views = await parts.metadata.partition_views(asked.topic.topic_id)
     through = {view.partition_id: asked.through[view.partition] for view in views if view.partition in asked.through}
     while True:
         view = await parts.metadata.compaction_view()
-        for spec in await asyncio.to_thread(_specs, parts, view, through):
+        for spec in await asyncio.to_thread(_specs, view, through, options):
             try:
                 job_id = await parts.metadata.create_job(replace(new_job(spec), rest_ms=REST_MS))
             except InputsBusyError:
@@ -71,13 +86,13 @@ async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Reque
         await parts.clock.sleep_ms(LOOK_MS)
 
 
-def _specs(parts: Parts, view: CompactionView, through: Mapping[int, int]) -> Sequence[MergeSpec]:
+def _specs(view: CompactionView, through: Mapping[int, int], options: PlanOptions) -> Sequence[MergeSpec]:
     """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions."""
     partitions = [
         replace(each, requested_through_offset=through[each.partition_id]) if each.partition_id in through else each
         for each in view.partitions
     ]
-    plan = explain_plan(replace(view, partitions=partitions), plan_options(parts.settings))
+    plan = explain_plan(replace(view, partitions=partitions), options)
     return [
         spec for spec in plan.specs if spec.kind is MergeKind.LEVEL or not through.keys().isdisjoint(spec.partitions)
     ]

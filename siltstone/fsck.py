@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from compactor.heavy.leftovers import plan_makers
 from metadata.compaction import LeveledExtent, Metadata, SystemView
 from metadata.invariants import (
     LiveExtent,
@@ -99,7 +100,7 @@ async def check_system(
     live = [file for file in files if file.state is FileState.LIVE]
     unsettled = [
         *await _check_objects(live, extents, view, store, quick=quick, progress=progress),
-        *await _check_listed(objects, files, view, metadata, allowances or Allowances()),
+        *await _check_listed(objects, files, view, metadata, store, allowances or Allowances()),
     ]
     found: dict[str, list[Violation]] = defaultdict(list)
     for violation in [
@@ -148,9 +149,11 @@ async def _check_listed(
     files: Sequence[FileInfo],
     view: SystemView,
     metadata: Metadata,
+    store: ObjectStore,
     allowances: Allowances,
 ) -> list[Violation]:
     at_work = {*await metadata.writers_at_work(), *(agent.writer_id for agent in await metadata.live_agents())}
+    at_work |= (await plan_makers(store, metadata)).at_work.keys()
     return check_file_2(
         objects,
         {file.key: file for file in files},

@@ -38,8 +38,8 @@ from spark_jobs.environment import (
 )
 
 MASTER_PORTS = {"spark": 7077, "https": 443, "http": 80}
-PYTHON_WORKER_MIB = 400
-"""A task holds a part of its unit, pyarrow and the kernels."""
+PYTHON_WORKER_MIB = 640
+"""A task at most: interpreter and kernels 200, the buffer of a dedupe 130, the rest its extents as they pass."""
 JVM_OVERHEAD_MIB = 300
 SCRATCH_MIN_MIB = 1024
 CONNECT_TIMEOUT_S = 5
@@ -245,7 +245,8 @@ def _smoke(found: SparkEnvironment, environ: Mapping[str, str], memory: str) -> 
         said = error.stderr.decode(errors="replace") if error.stderr else ""
         return _failed("job", f"not done after {SMOKE_TIMEOUT_S} s: {cause_of(said)}", remedy_of(said))
     if outcome.returncode != 0:
-        return _failed("job", f"exit code {outcome.returncode}: {cause_of(outcome.stderr)}", remedy_of(outcome.stderr))
+        said = outcome.stdout + outcome.stderr  # a JVM that does not come up says why on stdout
+        return _failed("job", f"exit code {outcome.returncode}: {cause_of(said)}", remedy_of(said))
     told = json.loads(outcome.stdout.splitlines()[-1])
     return _passed(
         "job",

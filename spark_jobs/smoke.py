@@ -9,7 +9,7 @@ import json
 import sys
 
 from siltstone.clock import SystemClock
-from spark_jobs.session import end_session, local_session
+from spark_jobs.session import SHORT_LIVED, end_session, local_session
 
 TASKS = 2
 
@@ -26,7 +26,7 @@ def in_a_worker(number: int) -> tuple[str, str]:
 def main(memory: str) -> None:
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
-    spark = local_session("siltstone doctor", TASKS, memory=memory)
+    spark = local_session("siltstone doctor", TASKS, memory=memory, java_options=SHORT_LIVED)
     try:
         started_ms = clock.monotonic_ms()
         told = spark.sparkContext.parallelize(range(TASKS), TASKS).map(in_a_worker).collect()

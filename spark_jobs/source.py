@@ -2,8 +2,8 @@
 
 Spark finds the source by the module `pyspark_siltstone` on the Python path; nothing is registered. Options are in
 `spark_jobs/source_options.py`, pins in `spark_jobs/source_pins.py`, streams in `spark_jobs/source_stream.py`, what a
-task does in `spark_jobs/source_reading.py`. Here is only what PySpark asks for. It asks in a new Python process each time
-(which sources are there, which schema, which tasks, read), so each method imports what it needs, and no more.
+task does in `spark_jobs/source_reading.py`. Here is only what PySpark asks for. It asks in a new Python process each
+time (which sources are there, which schema, which tasks, read), so each method imports what it needs, and no more.
 
 `pushFilters` is not overridden on purpose: unless a configuration is set, Spark refuses a source that has it. What is
 to be left out is said by options, before anything is read.

@@ -25,8 +25,8 @@ RETRY_WAIT_MS = 500
 class MetadataThread:
     """Context manager. Opens nothing before the first call; every call may raise what the contract says there."""
 
-    def __init__(self, url: str, *, clock: Clock | None = None, retry_ms: float = RETRY_MS) -> None:
-        self._url, self._clock, self._retry_ms = url, clock or SystemClock(), retry_ms
+    def __init__(self, url: str, *, clock: Clock | None = None, retry_ms: float | None = None) -> None:
+        self._url, self._clock, self._retry_ms = url, clock or SystemClock(), RETRY_MS if retry_ms is None else retry_ms
         self._thread: LoopThread | None = None
         self._metadata: Metadata | None = None
         self._starting = threading.Lock()

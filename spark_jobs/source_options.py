@@ -67,6 +67,8 @@ ELSEWHERE = {
 """Options of Spark's Kafka source and others that people try, and what to write instead."""
 
 PIN_TTL_MS = 30 * 60_000
+STREAM_PIN_TTL_MS = 2 * 60_000
+"""Shorter: a stream's planner renews it for as long as the query lives, and Spark ends that process without a word."""
 PIN_TTL_MS_MIN = 500
 _KAFKA_EDGES = {-2: EARLIEST, -1: LATEST}
 """As Kafka's ListOffsets and Spark's offsets JSON write them."""
@@ -114,7 +116,9 @@ def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, strea
         view=options.get("view", LOG).strip().lower(),
         fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
     )
-    pin_ttl_ms = _duration_ms(options["pinTtl"]) if "pinTtl" in options else PIN_TTL_MS
+    pin_ttl_ms = STREAM_PIN_TTL_MS if streaming else PIN_TTL_MS
+    if "pinTtl" in options:
+        pin_ttl_ms = _duration_ms(options["pinTtl"])
     if pin_ttl_ms < PIN_TTL_MS_MIN:
         raise SourceOptionError(f"pinTtl must be {PIN_TTL_MS_MIN} ms or more, not {options['pinTtl']!r}")
     limited = "maxOffsetsPerTrigger" in options

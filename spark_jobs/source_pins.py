@@ -11,8 +11,9 @@ Unpinning at the end of "the last task" would need a count of tasks that retries
 same DataFrame make wrong, and the price of being wrong is files deleted under a reader. The price of waiting is some
 disk space for half an hour.
 
-A stream is planned by one process for as long as the query runs. It renews the pins of its batches itself, drops each
-when Spark says that the batch is done, and all when the query ends. If it is killed they run out.
+A stream is planned by one process for as long as the query runs. It renews the pins of its batches itself and drops
+each when Spark says that the batch is done. Spark says so of a batch when it begins the next one, and ends the process
+of a query that has ended without asking it, so the last batch's pin runs out too; its time to live is two minutes.
 
 A pin that ran out all the same (a DataFrame kept for hours before an action, Postgres away for longer than the time to
 live) is no loss by itself: a task that meets it, or a file that is gone, plans its own slice anew

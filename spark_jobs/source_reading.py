@@ -28,7 +28,7 @@ from spark_jobs.source_metadata import MetadataThread
 from spark_jobs.source_options import SourceOptions
 from spark_jobs.source_pins import Renewal, let_go, renew, take_pin, task_renewal
 from spark_jobs.source_scan import ScanPlanner, SliceTask
-from storage.objects import ObjectNotFoundError, ObjectStoreError
+from storage.objects import ObjectStoreError
 
 _log = get_logger(__name__)
 REPLANS_MAX = 5
@@ -105,19 +105,21 @@ class _Planned(BlockingStore):
     def __init__(self, store: BlockingStore, lost: Collection[str]) -> None:  # pyright: ignore[reportMissingSuperCall]
         self._shared, self._lost = store, lost
 
-    def get_range(self, key: str, start: int, length: int) -> Future[bytes]:
+    def get_range(self, key: str, start: int, length: int) -> Future[bytes | None]:
         if key in self._lost:
             return self._shared.get_range(key, start, length)
-        answer: Future[bytes] = Future()
+        answer: Future[bytes | None] = Future()
 
-        def told(found: Future[bytes]) -> None:
+        def told(found: Future[bytes | None]) -> None:
             if not answer.set_running_or_notify_cancel():
                 return  # nobody waits any more
             error = found.exception() if not found.cancelled() else CancelledError()
+            if error is None and found.result() is None:
+                error = FileGoneError(key)
             if error is None:
                 answer.set_result(found.result())
             else:
-                answer.set_exception(FileGoneError(key) if isinstance(error, ObjectNotFoundError) else error)
+                answer.set_exception(error)
 
         self._shared.get_range(key, start, length).add_done_callback(told)
         return answer

@@ -16,7 +16,6 @@ from spark_jobs.source_options import SourceOptions
 from spark_jobs.source_pins import Pin, let_go, renew, take_pin
 from storage.cluster import ClusterMismatchError, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY
-from storage.objects import ObjectNotFoundError
 
 CLUSTER_FILE_BYTES_MAX = 4096
 
@@ -57,13 +56,12 @@ class ScanPlanner:
 
     def check_cluster(self, identity: ClusterIdentity) -> None:
         """Whether the object store is the one that this metadata is of. Raises ClusterMismatchError."""
-        try:
-            body = self._store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES_MAX).result()
-        except ObjectNotFoundError:
+        body = self._store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES_MAX).result()
+        if body is None:
             raise ClusterMismatchError(
                 f"the object store at {self._options.object_store_url} has no {CLUSTER_KEY}: no agent ever wrote there",
                 remedy="objectStoreUrl must be the agents' object.store.url, with its prefix",
-            ) from None
+            )
         decide(identity.cluster_id, identity.store_bound, decode_cluster_file(body), prefix_is_empty=False)
 
     @property

@@ -220,6 +220,7 @@ class _HeavyRun:
             failures += not was_over
             if failures == TRIES_MAX or number == TRIES_KNOWN_MAX:
                 raise UnitsMissingError(f"{self._said()}; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
+            await self._pause()
         return self._results
 
     async def _drive(self, number: int) -> tuple[SubmissionState, bool]:

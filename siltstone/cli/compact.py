@@ -154,7 +154,9 @@ async def compact_on(
 
         with shown_steps() as show:
             async with worker_here(parts, engine, "compact", show) as (worker, stopping):
-                done = await unless(stopping, compact_here(parts, worker, topic, timeout_ms, words=places.words))
+                done = await unless(
+                    stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, words=places.words)
+                )
         if done is None:
             raise stopped_here(f"stopped: what was merged stays, and {topic} is left to the compactors")
         return done

@@ -1,5 +1,5 @@
 """The demo from end to end: start a stack, write all flights, read them back, compare, show what was written; then the
-same flights as a compacted topic (`aircraft.py`); check the invariants; stop.
+same flights as a compacted topic (`aircraft.py`); once more on Spark (`routes.py`); check the invariants; stop.
 
 The order matters in two places: what is shown about the store is read after the last record was compared and before the
 stack stops, and OK is said only after the stack has stopped, so that OK also means that nothing is left running.
@@ -25,7 +25,7 @@ from siltstone.cli.compact import shown_progress
 from siltstone.cli.output import print_pairs, size_text
 from siltstone.client import connected
 from siltstone.clock import Clock
-from siltstone.demo import aircraft, clients, report
+from siltstone.demo import aircraft, clients, report, routes
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
@@ -77,11 +77,14 @@ def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Cl
                 shown=shown_progress,
             )
             aircraft.print_result(compacted)
+            merged = _on_spark(stack, rows, outcome.produced.records, console, clock)
             console.print(f"fsck: {_fsck(stack.data)} invariants hold", markup=False)
         took_s = (clock.monotonic_ms() - started_ms) / 1000
     console.print(
         f"OK {outcome.produced.records:,} records came back as sent; "
-        f"{compacted.compacted.before.records:,} compacted to {compacted.aircraft:,} aircraft; {took_s:.0f} s",
+        f"{compacted.compacted.before.records:,} compacted to {compacted.aircraft:,} aircraft"
+        + (f", on Spark to {merged.routes:,} routes" if merged is not None else "")
+        + f"; {took_s:.0f} s",
         markup=False,
         soft_wrap=True,
     )
@@ -103,6 +106,26 @@ def _round_trip(stack: Stack, rows: int | None, console: Console, clock: Clock) 
     sha256 = comparison.finish()
     counted = report.rise(before, report.scrape(stack.metrics_urls))
     return Outcome(produced=produced, read_ms=read_ms, sha256=sha256, counted=counted)
+
+
+def _on_spark(stack: Stack, rows: int | None, total: int, console: Console, clock: Clock) -> routes.Merged | None:
+    """None where Spark is not installed, which is said."""
+    missing = routes.missing_for_spark()
+    if missing:
+        console.print(missing, markup=False, soft_wrap=True)
+        return None
+    merged = routes.merge_on_spark(
+        stack,
+        flights(PARTITIONS, limit=rows),
+        PARTITIONS,
+        total=total,
+        console=console,
+        clock=clock,
+        progress=lambda what, total: _progress(console, what, total),
+    )
+    routes.print_merged(merged)
+    routes.ask_spark(stack, TOPIC, flights(PARTITIONS, limit=rows), console)
+    return merged
 
 
 def _show(stack: Stack, outcome: Outcome, console: Console) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from siltstone.clock import SystemClock
 from siltstone.errors import UnavailableError
 from siltstone.ids import SystemIds
-from storage.objects import ObjectStore, SupportsOpen
+from storage.objects import ObjectNotFoundError, ObjectStore, SupportsOpen
 from storage.retrying import Retrying
 from storage.urls import open_store
 
@@ -96,9 +96,9 @@ class BlockingStore:
                 _shared[place] = cls.opened(url)
             return _shared[place]
 
-    def get_range(self, key: str, start: int, length: int) -> Future[bytes]:
-        """Fewer bytes when the object ends before. Fails with ObjectNotFoundError, ObjectStoreError."""
-        return self._thread.submit(self._store.get_range(key, start, length))
+    def get_range(self, key: str, start: int, length: int) -> Future[bytes | None]:
+        """Fewer bytes when the object ends before, None when there is none. Fails with ObjectStoreError."""
+        return self._thread.submit(_range_of(self._store, key, start, length))
 
     def close(self) -> None:
         """May be repeated."""
@@ -125,6 +125,15 @@ def _forget_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_lock)
+
+
+async def _range_of(store: ObjectStore, key: str, start: int, length: int) -> bytes | None:
+    """A missing object is no exception here: one that comes from another thread keeps the frames of whoever caught it,
+    and all they hold, until the next garbage collection."""
+    try:
+        return await store.get_range(key, start, length)
+    except ObjectNotFoundError:
+        return None
 
 
 async def _open(store: ObjectStore) -> None:

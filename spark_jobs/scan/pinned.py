@@ -23,7 +23,6 @@ from spark_jobs.scan.blocking import BlockingStore, LoopThread
 from spark_jobs.scan.contract import PinLostError
 from storage.cluster import ClusterMismatchError, decode_cluster_file
 from storage.keys import CLUSTER_KEY
-from storage.objects import ObjectNotFoundError
 
 _log = get_logger(__name__)
 T = TypeVar("T")
@@ -95,12 +94,10 @@ class PinnedSnapshot:
 
     def check_store(self, store: BlockingStore) -> None:
         """Raises ClusterMismatchError when the objects there are another cluster's, or nobody's."""
-        try:
-            stored = decode_cluster_file(store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES).result())
-        except ObjectNotFoundError:
-            if not self._identity.store_bound:
-                return  # nobody has written there yet
-            stored = None
+        body = store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES).result()
+        if body is None and not self._identity.store_bound:
+            return  # nobody has written there yet
+        stored = None if body is None else decode_cluster_file(body)
         if stored is None or stored.cluster_id != self._identity.cluster_id:
             found = "no cluster's" if stored is None else f"of the cluster {stored.cluster_id}"
             raise ClusterMismatchError(

@@ -18,9 +18,7 @@ from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice
 from spark_jobs.scan.plan import end_offset, slice_of
 from spark_jobs.scan.read import blocks_of
-from storage.block_index import decode_block_index
-from storage.file_format import CorruptFileError
-from storage.objects import ObjectNotFoundError
+from spark_jobs.scan.windows import block_entries
 
 
 def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions) -> ScanOptions:
@@ -67,10 +65,8 @@ def _stretches(store: BlockingStore, piece: Piece, timestamp_ms: int) -> Sequenc
     whole = [(piece.base_offset, piece.last_offset + 1)]
     if not piece.block_index_length:
         return whole
-    try:
-        found = store.get_range(piece.key, piece.block_index_position, piece.block_index_length).result()
-        entries = decode_block_index(found, extent_length=piece.length)
-    except (CorruptFileError, ObjectNotFoundError):
+    entries = block_entries(store, piece)
+    if not entries:
         return whole
     ends = [entry.base_offset for entry in entries[1:]] + [piece.last_offset + 1]
     return [

@@ -23,10 +23,9 @@ import numpy as np
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import Piece, Slice
 from spark_jobs.scan.losses import Losses
-from storage.block_index import BLOCK_BYTES, block_end, block_of_offset, decode_block_index
+from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset, decode_block_index
 from storage.file_format import CorruptFileError
 from storage.flag_reason import with_written_crc
-from storage.objects import ObjectNotFoundError
 from storage.survey import ExtentSurvey, SoundStretch
 from wire.batch import CorruptBatchError
 from wire.crc import Body
@@ -66,8 +65,8 @@ class _Read(NamedTuple):
     """All of a small piece: may be joined."""
 
 
-class _ShortObjectError(CorruptBatchError):
-    pass
+class _UnreadableError(CorruptBatchError):
+    """The bytes are not there."""
 
 
 class _Fetcher:
@@ -75,10 +74,10 @@ class _Fetcher:
 
     def __init__(self, store: BlockingStore, pieces: Sequence[Piece], reads: Iterator[_Read]) -> None:
         self._store, self._pieces, self._reads = store, pieces, reads
-        self._ahead: deque[tuple[_Read, Future[bytes]]] = deque()
+        self._ahead: deque[tuple[_Read, Future[bytes | None]]] = deque()
         self._ahead_bytes = 0
 
-    def __iter__(self) -> Iterator[tuple[_Read, Future[bytes]]]:
+    def __iter__(self) -> Iterator[tuple[_Read, Future[bytes | None]]]:
         try:
             while True:
                 self._fill()
@@ -99,6 +98,15 @@ class _Fetcher:
                 return
             self._ahead.append((read, self._store.get_range(self._pieces[read.piece].key, read.start, read.length)))
             self._ahead_bytes += read.length
+
+
+def block_entries(store: BlockingStore, piece: Piece) -> Sequence[BlockEntry]:
+    """The piece's block index; () where it cannot be read (whoever reads the records will hear what is wrong)."""
+    found = store.get_range(piece.key, piece.block_index_position, piece.block_index_length).result()
+    try:
+        return decode_block_index(found or b"", extent_length=piece.length)
+    except CorruptFileError:
+        return ()
 
 
 def windows(store: BlockingStore, part: Slice, losses: Losses) -> Iterator[Window]:
@@ -131,21 +139,22 @@ class _Windows:
                 continue  # this piece is done with
             if not read.length and piece.flagged_reason is None:
                 continue
+            found, damage = None, piece.flagged_reason
             try:
-                data = b"" if piece.flagged_reason is not None else _bytes_of(read, future)
-                if piece.flagged_reason is not None:
-                    raise CorruptBatchError(piece.flagged_reason)
-                if read.is_whole:
-                    group.append((piece, data))
-                    group_bytes += len(data)
-                    continue
-                found = stream.windows(data, is_last=read.ends, from_offset=self.part.start)
-            except (CorruptBatchError, ObjectNotFoundError) as error:
+                if damage is None:
+                    data = _bytes_of(read, future)
+                    if read.is_whole:
+                        group.append((piece, data))
+                        group_bytes += len(data)
+                        continue
+                    found = stream.windows(data, is_last=read.ends, from_offset=self.part.start)
+            except CorruptBatchError as error:
+                damage = error.message
+            if damage is not None:
                 yield from self._joined(group)
                 group, group_bytes = [], 0
-                yield from self._damaged(piece, max(stream.next_offset, self.part.start), error)
+                yield from self._damaged(piece, max(stream.next_offset, self.part.start), damage)
                 stream = None
-                continue
             if found is not None:
                 yield found
         yield from self._joined(group)
@@ -171,11 +180,7 @@ class _Windows:
         inside = self.part.start <= piece.base_offset and piece.last_offset < self.part.end
         if inside or piece.level == 0 or piece.length <= BLOCK_BYTES or not piece.block_index_length:
             return 0, piece.length
-        try:
-            found = self.store.get_range(piece.key, piece.block_index_position, piece.block_index_length).result()
-            entries = decode_block_index(found, extent_length=piece.length)
-        except (CorruptFileError, ObjectNotFoundError):
-            return 0, piece.length  # what holds the records says what is wrong
+        entries = block_entries(self.store, piece)
         if not entries:
             return 0, piece.length
         low = block_of_offset(entries, self.part.start)
@@ -189,30 +194,29 @@ class _Windows:
         if not group:
             return
         try:
-            yield _joined_window(group, self.part.start)
+            found, damage = _joined_window(group, self.part.start), ""
         except CorruptBatchError as error:
-            if len(group) > 1:
-                for one in group:
-                    yield from self._joined([one])
-                return
-            yield from self._damaged(group[0][0], self.part.start, error)
+            found, damage = None, error.message
+        if found is not None:
+            yield found
+        elif len(group) > 1:
+            for one in group:
+                yield from self._joined([one])
+        else:
+            yield from self._damaged(group[0][0], self.part.start, damage)
 
     # -- damage
 
-    def _damaged(
-        self, piece: Piece, from_offset: int, error: CorruptBatchError | ObjectNotFoundError
-    ) -> Iterator[Window]:
+    def _damaged(self, piece: Piece, from_offset: int, reason: str) -> Iterator[Window]:
         """What can be read of it from an offset on."""
         end = min(piece.last_offset + 1, self.part.end)
         cursor = max(from_offset, piece.base_offset, self.part.start)
-        reason = _GONE if isinstance(error, ObjectNotFoundError) else error.message
         stretches: Sequence[SoundStretch] = ()
         offsets_follow = False
-        if not isinstance(error, ObjectNotFoundError | _ShortObjectError):
-            try:
-                stretches, offsets_follow = self._survey(piece)
-            except (ObjectNotFoundError, _ShortObjectError) as gone:
-                reason = _GONE if isinstance(gone, ObjectNotFoundError) else gone.message
+        try:
+            stretches, offsets_follow = self._survey(piece)
+        except _UnreadableError as error:
+            reason = error.message
         for stretch in stretches:
             if stretch.end_offset <= cursor or stretch.base_offset >= end:
                 continue
@@ -259,13 +263,13 @@ class _Windows:
             yield _bytes_of(read, self.store.get_range(piece.key, read.start, length))
 
 
-def _bytes_of(read: _Read, future: Future[bytes]) -> bytes:
-    """Raises ObjectNotFoundError, ObjectStoreError, _ShortObjectError."""
+def _bytes_of(read: _Read, future: Future[bytes | None]) -> bytes:
+    """Raises _UnreadableError, ObjectStoreError."""
     data = future.result()
+    if data is None:
+        raise _UnreadableError(_GONE)
     if len(data) < read.length:
-        raise _ShortObjectError(
-            f"its object ends at byte {read.start + len(data)}, not behind {read.start + read.length}"
-        )
+        raise _UnreadableError(f"its object ends at byte {read.start + len(data)}, not at {read.start + read.length}")
     return data
 
 

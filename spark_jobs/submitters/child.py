@@ -13,6 +13,7 @@ import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import spark_jobs
@@ -23,16 +24,28 @@ from spark_jobs.submitters.supervise import GRACE_S
 
 LINES_KEPT = 30
 LINE_CHARS_MAX = 400
-KILL_AFTER_S = GRACE_S + 4
-"""The supervisor needs its own time to end the driver."""
+KILL_AFTER_S = 4.0
+"""What the supervisor needs beyond the time that it gives the driver."""
+LEFT_OPEN_S = 1.0
+"""How long the end of the output is waited for when the supervisor has gone: what is left of a driver whose supervisor
+was killed may hold it open."""
 _log = get_logger(__name__)
 
 
 class ChildSubmission:
     """A `compactor.heavy.submitter.Submission`."""
 
-    def __init__(self, process: Process, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        output: asyncio.StreamReader,
+        pipe: asyncio.ReadTransport,
+        command: Sequence[str],
+        grace_s: float,
+    ) -> None:
         self._process = process
+        self._output, self._pipe = output, pipe
+        self._grace_s = grace_s
         self._name = Path(command[0]).name
         self._said: deque[str] = deque(maxlen=LINES_KEPT)
         self._cancelled = False
@@ -43,11 +56,20 @@ class ChildSubmission:
         """Of the supervisor."""
         return self._process.pid
 
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """What it said last, oldest first, without its lines of JSON."""
+        return list(self._said)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def state(self) -> SubmissionState:
         code = self._process.returncode
         if code is None:
             return SubmissionState(Phase.RUNNING)
-        await self._reading  # all that it said before it ended
+        await self._read_to_end()
         if code == 0:
             return SubmissionState(Phase.SUCCEEDED)
         how = "was cancelled" if self._cancelled else _ended(self._name, code)
@@ -59,30 +81,33 @@ class ChildSubmission:
             self._cancelled = True
             self._process.terminate()
             try:
-                async with asyncio.timeout(KILL_AFTER_S):
+                async with asyncio.timeout(self._grace_s + KILL_AFTER_S):
                     await self._process.wait()
             except TimeoutError:
                 _log.warning("driver killed", pid=self.pid)
                 self._process.kill()  # the kernel kills the driver with it
                 await self._process.wait()
-        await self._reading
+        await self._read_to_end()
+
+    async def _read_to_end(self) -> None:
+        """Once the supervisor has ended."""
+        await asyncio.wait({self._reading}, timeout=LEFT_OPEN_S)
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _read(self) -> None:
-        stream = self._process.stdout
-        if stream is None:
-            return
-        while True:
-            try:
-                raw = await stream.readline()
-            except ValueError:  # a line longer than the reader's buffer, which was dropped
-                continue
-            if not raw:
-                break
-            line = raw.decode(errors="replace").rstrip()
-            _log.debug("driver", pid=self.pid, line=line[:LINE_CHARS_MAX])
-            if line and not line.startswith("{"):
-                self._said.append(line[:LINE_CHARS_MAX])
-        await self._process.wait()
+        with closing(self._pipe):
+            while True:
+                try:
+                    raw = await self._output.readline()
+                except ValueError:  # a line longer than the reader's buffer, which was dropped
+                    continue
+                if not raw:
+                    return
+                line = raw.decode(errors="replace").rstrip()
+                _log.debug("driver", pid=self.pid, line=line[:LINE_CHARS_MAX])
+                if line and not line.startswith("{"):
+                    self._said.append(line[:LINE_CHARS_MAX])
 
 
 def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,22 +115,32 @@ def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
-async def start_child(command: Sequence[str], environ: Mapping[str, str]) -> ChildSubmission:
-    """Raises SubmitError."""
+async def start_child(
+    command: Sequence[str], environ: Mapping[str, str], *, grace_s: float = GRACE_S
+) -> ChildSubmission:
+    """`grace_s`: from SIGTERM to SIGKILL. Raises SubmitError."""
     root = str(Path(spark_jobs.__file__).parents[1])
-    supervisor = [sys.executable, "-P", "-m", "spark_jobs.submitters.supervise", *command]
+    supervisor = [sys.executable, "-P", "-m", "spark_jobs.submitters.supervise", str(grace_s), *command]
+    ours, theirs = os.pipe()
+    output = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(ours, "rb", buffering=0)
+    )
     try:
         process = await asyncio.create_subprocess_exec(
             *supervisor,
             env={**environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))},
             stdin=PIPE,
-            stdout=PIPE,
+            stdout=theirs,
             stderr=STDOUT,
             start_new_session=True,  # Ctrl-C is for the compactor, which cancels what it submitted
         )
     except OSError as error:
+        pipe.close()
         raise SubmitError(f"no driver could be started: {error}") from error
-    return ChildSubmission(process, command)
+    finally:
+        os.close(theirs)
+    return ChildSubmission(process, output, pipe, command, grace_s)
 
 
 def _ended(name: str, code: int) -> str:

@@ -7,8 +7,10 @@ the merge's time limit, whatever becomes of us: nothing is left running that nob
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aioboto3
@@ -52,6 +54,9 @@ _REMEDIES = {
     "ValidationException": "check spark.emr.role.arn, spark.emr.entry.url and spark.submit.args",
     "ConflictException": "settings were changed since this merge was submitted: it is planned anew when it fails",
 }
+_OUR_SIDE = "check the AWS credentials and region of this process, and the settings spark.emr.*"
+ASK_EVERY_S = 5.0
+"""GetJobRun is asked no more often: calls are counted by AWS, and manifests tell how far it is."""
 _log = get_logger(__name__)
 
 
@@ -71,7 +76,17 @@ class EmrServerlessSubmitter:
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> EmrSubmission:
         """Raises SubmitError, SubmitUnavailableError."""
-        answer = await self.call(
+        application = await Application.opened(self._session, self._application_id)
+        try:
+            run_id = await self._start(application, plan_url, job_id, token, limit_ms)
+        except BaseException:
+            await application.close()
+            raise
+        _log.info("job run started", job=job_id, application=self._application_id, run=run_id)
+        return EmrSubmission(application, run_id)
+
+    async def _start(self, application: Application, plan_url: str, job_id: int, token: str, limit_ms: int) -> str:
+        answer = await application.call(
             "start_job_run",
             clientToken=token,
             name=f"siltstone-merge-{job_id}",
@@ -85,16 +100,33 @@ class EmrServerlessSubmitter:
                 }
             },
         )
-        run_id = str(answer["jobRunId"])
-        _log.info("job run started", job=job_id, application=self._application_id, run=run_id)
-        return EmrSubmission(self, run_id)
+        return str(answer["jobRunId"])
+
+
+class Application:
+    """The API, about one application."""
+
+    def __init__(self, client: Any, stack: AsyncExitStack, application_id: str) -> None:
+        self._client, self._stack, self._application_id = client, stack, application_id
+
+    @staticmethod
+    async def opened(session: Any, application_id: str) -> Application:
+        """Raises SubmitError."""
+        config = AioConfig(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3})
+        stack = AsyncExitStack()
+        try:
+            client = await stack.enter_async_context(session.client("emr-serverless", config=config))
+        except BotoCoreError as error:
+            raise SubmitError(f"EMR Serverless cannot be asked: {error}", remedy=_OUR_SIDE) from error
+        return Application(client, stack, application_id)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
 
     async def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
-        """One operation on the application. Raises SubmitError, SubmitUnavailableError."""
-        config = AioConfig(connect_timeout=5, read_timeout=30, retries={"mode": "standard", "total_max_attempts": 3})
+        """One operation. Raises SubmitError, SubmitUnavailableError."""
         try:
-            async with self._session.client("emr-serverless", config=config) as client:
-                return await getattr(client, operation)(applicationId=self._application_id, **arguments)
+            return await getattr(self._client, operation)(applicationId=self._application_id, **arguments)
         except ClientError as error:
             raise _answered(operation, error) from error
         except (ConnectionError, HTTPClientError, HttpError, TimeoutError, OSError) as error:
@@ -102,20 +134,29 @@ class EmrServerlessSubmitter:
         except BotoCoreError as error:  # no region, no credentials, a parameter that cannot be
             raise SubmitError(
                 f"EMR Serverless cannot be asked to {operation}: {error}",
-                remedy="check the AWS credentials and region of this process, and the settings spark.emr.*",
+                remedy=_OUR_SIDE,
             ) from error
 
 
 class EmrSubmission:
     """A `compactor.heavy.submitter.Submission`: one job run."""
 
-    def __init__(self, submitter: EmrServerlessSubmitter, run_id: str) -> None:
-        self._submitter = submitter
+    def __init__(self, application: Application, run_id: str) -> None:
+        self._application = application
         self.run_id = run_id
+        self._known: SubmissionState | None = None
+        self._known_s = 0.0
+        self._is_closed = False
 
     async def state(self) -> SubmissionState:
-        """Raises SubmitError, SubmitUnavailableError."""
-        run = (await self._submitter.call("get_job_run", jobRunId=self.run_id))["jobRun"]
+        """Of a few seconds ago at most. Raises SubmitError, SubmitUnavailableError."""
+        now_s = asyncio.get_running_loop().time()
+        if self._known is None or (not self._known.phase.is_over and now_s - self._known_s >= ASK_EVERY_S):
+            self._known, self._known_s = await self._asked(), now_s
+        return self._known
+
+    async def _asked(self) -> SubmissionState:
+        run = (await self._application.call("get_job_run", jobRunId=self.run_id))["jobRun"]
         said, details = str(run["state"]), str(run.get("stateDetails") or "")
         phase = PHASES.get(said)
         if phase is None:
@@ -124,12 +165,18 @@ class EmrSubmission:
 
     async def cancel(self) -> None:
         """One that cannot be reached ends by its own timeout."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
-            await self._submitter.call("cancel_job_run", jobRunId=self.run_id)
+            if self._known is None or not self._known.phase.is_over:
+                await self._application.call("cancel_job_run", jobRunId=self.run_id)
         except (SubmitError, SubmitUnavailableError) as error:
             cause = error.__cause__
             if not (isinstance(cause, ClientError) and _code(cause) in _OVER):
                 _log.warning("job run not cancelled; it ends by its timeout", run=self.run_id, error=str(error))
+        finally:
+            await self._application.close()
 
 
 def _archive_arguments(url: str) -> list[str]:

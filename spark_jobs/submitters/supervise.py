@@ -1,9 +1,9 @@
-"""Between a compactor and a Spark driver: `python -m spark_jobs.submitters.supervise COMMAND...`.
+"""Between a compactor and a Spark driver: `python -m spark_jobs.submitters.supervise SECONDS COMMAND...`.
 
 The command runs in a session and process group of its own, because a driver is several processes (a JVM, Python and
 `bash` between them) which have to end together. It is ended when this process is told to (SIGTERM, SIGINT, SIGHUP) and
 when stdin ends: that is a pipe whose other end the compactor holds, so that a compactor killed with -9 leaves no driver
-behind. First SIGTERM to the group, which lets Spark give its executors back, and after `GRACE_S` SIGKILL. Should this
+behind. First SIGTERM to the group, which lets Spark give its executors back, and after SECONDS SIGKILL. Should this
 process be killed itself, the kernel kills the command.
 
 The exit code is the command's, or 128 + the signal that ended it. Only the standard library is imported: it starts fast
@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 
 
-def run(command: Sequence[str]) -> int:
+def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     """Blocks until the command has ended, one way or the other."""
     stop = threading.Event()
 
@@ -62,7 +62,7 @@ def run(command: Sequence[str]) -> int:
         thread.start()
     stop.wait()
     _signal_group(child.pid, signal.SIGTERM)  # also after it ended by itself: something of it may be left
-    threads[1].join(GRACE_S)
+    threads[1].join(grace_s)
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
     return code if code >= 0 else 128 - code
@@ -74,4 +74,4 @@ def _signal_group(group_id: int, number: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[2:], grace_s=float(sys.argv[1])))

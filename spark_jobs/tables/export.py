@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from metadata.scan import TopicSnapshot
-from siltstone.errors import BugError
 from siltstone.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions, Slice
@@ -276,11 +275,12 @@ class _Run:
         if again:
             self._columns = wanted
             self._remove([results[number] for number in again])
-            redone = engine.run([self._task(group[number], options, fixed) for number in again], lambda _count: None)
+            redone = engine.run(
+                [replace(self._task(group[number], options, fixed), final=True) for number in again],
+                lambda _count: None,
+            )
             for number, result in zip(again, redone, strict=True):
                 results[number] = result
-        if not all(result.complete for result in results):
-            raise BugError("columns made of all values do not hold them all")
         self._columns = wanted
         return results
 

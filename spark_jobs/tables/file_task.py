@@ -20,7 +20,7 @@ from siltstone.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.convert import BASE_NAMES, Converter, ValueFormat
-from spark_jobs.tables.kinds import NULL, Field, Kind, extended, merge
+from spark_jobs.tables.kinds import NULL, Field, Kind, extended, fits, merge
 
 FILE_BYTES = 256 << 20
 COMPRESSION = "zstd"
@@ -59,7 +59,9 @@ class WriteTask:
     columns: Any
     """`pyarrow.Schema` of those to write."""
     stem: str
-    """What the names of its files end in."""
+    """Part of the names of its files."""
+    final: bool = False
+    """The columns were made of all there is: what does not fit them never will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,9 +160,9 @@ class _Writing:
 
     def _still_complete(self) -> bool:
         seen = self._converter.seen
-        if self._complete and seen is not self._judged and seen != self._judged:
+        if self._complete and not self._task.final and seen != self._judged:
             self._judged = seen
-            self._complete = holds(self._task.columns, wanted_columns(self._task.fixed, seen))
+            self._complete = suits(self._task.columns, self._task.fixed, seen)
         return self._complete
 
     def _file(self) -> _OpenFile:
@@ -198,6 +200,22 @@ def file_name(partition: int, start: int, end: int, stem: str) -> str:
 def wanted_columns(fixed: Any, seen: Kind) -> Any:
     """`pyarrow.Schema` of the columns for all that was seen, those that are fixed first."""
     return pa.schema(extended(list(fixed), seen, BASE_NAMES))
+
+
+def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
+    """Whether there are no better columns for what was seen: all fits that could be made to fit."""
+    kinds: dict[str, Kind] = dict(seen[1]) if isinstance(seen, tuple) else {}
+    have: dict[str, Field] = {each.name: each for each in columns}
+    settled = set(fixed.names)
+    return all(
+        each.name in have
+        and (
+            have[each.name].equals(each, check_metadata=True)
+            or (each.name not in settled and fits(kinds[each.name], have[each.name]))
+            or (each.name in settled and each.name not in kinds)
+        )
+        for each in wanted_columns(fixed, seen)
+    )
 
 
 def holds(columns: Any, wanted: Any) -> bool:

@@ -39,7 +39,7 @@ except ModuleNotFoundError as _error:
 PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
 _REPAIR = "_rebuild_snapshot_updates"
-"""pyiceberg has no public name for it; `tests/integration/test_tables_iceberg.py` sees a stale writer refused."""
+"""pyiceberg has no public name for it; `tests/integration/test_tables.py` sees a stale writer refused."""
 _OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 """Beginnings of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
 _to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow

@@ -20,11 +20,11 @@ MUST_HAPPEN = frozenset(
 )
 
 
-def run_seeds(seeds: range, habits: Mapping[str, float]) -> tuple[Counter[str], list[Outcome]]:
+def run_seeds(seeds: range, habits: Mapping[str, float], *, heavy: bool = False) -> tuple[Counter[str], list[Outcome]]:
     counts: Counter[str] = Counter()
     failed: list[Outcome] = []
     for seed in seeds:
-        outcome = run_seed(seed, habits=habits)
+        outcome = run_seed(seed, habits=habits, heavy=heavy)
         counts.update(outcome.counts)
         if outcome.violations:
             failed.append(outcome)
@@ -38,6 +38,24 @@ def test_nothing_is_lost_and_nothing_comes_back_in_any_history(first: int) -> No
     assert not failed, "\n\n".join(map(str, failed[:3]))
     # and the histories meant something
     assert not (missing := MUST_HAPPEN - counts.keys()), f"never happened: {sorted(missing)}"
+
+
+def test_nothing_is_lost_and_nothing_comes_back_where_merges_are_cut_into_units() -> None:
+    counts, failed = run_seeds(range(12), NO_HABITS, heavy=True)
+    more, more_failed = run_seeds(range(12, 24), PARTIAL, heavy=True)
+    failed, counts = failed + more_failed, counts + more
+    assert not failed, "\n\n".join(map(str, failed[:3]))
+    assert counts["units"] > counts["commit"] - counts["job level"]
+    assert counts["crash"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_nothing_is_lost_and_nothing_comes_back_where_very_many_merges_are_cut_into_units() -> None:
+    _, failed = run_seeds(range(SOAK_FROM, SOAK_FROM + SOAK_SEEDS // 20), NO_HABITS, heavy=True)
+    _, more = run_seeds(range(SOAK_FROM + SOAK_SEEDS // 2, SOAK_FROM + 11 * SOAK_SEEDS // 20), PARTIAL, heavy=True)
+    failed += more
+    assert not failed, "\n\n".join(map(str, failed[:3]))
 
 
 @pytest.mark.soak

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from compactor.execute import MergeEngine
-from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
@@ -30,7 +29,6 @@ from metadata.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, 
 from siltstone.clock import ManualClock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import SystemIds
-from storage.cluster import check_cluster
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import ExtentSource, build_file
 from storage.keys import file_key
@@ -40,7 +38,7 @@ from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned
 from tests.compaction.specs import GRACE_MS, OPTIONS, arbitrary_spec
-from tests.fixtures.heavy_merges import InProcessSubmitter
+from tests.fixtures.heavy_merges import in_units
 from wire.batch import read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
@@ -108,7 +106,9 @@ class World:
             cursor_bytes=cursor_bytes,
             in_thread=False,
         )
-        self.engine: Engine = await self._heavy(embedded) if self.heavy else embedded
+        self.engine: Engine = (
+            await in_units(embedded, self.metadata, random.Random(self.seed)) if self.heavy else embedded
+        )
         for name in ("users", "orders", "events"):
             await self.create_topic(name)
         self.key_count = self.random.choice([2, 4, 12])
@@ -118,28 +118,6 @@ class World:
             # No partition is cleaned alone from its log start on: merges of a few runs see some extents, not others.
             self.options = replace(self.options, forced_dirty_bytes_min=NEVER, forced_dirty_wait_ms=NEVER)
         self.say(f"keys {self.key_count}")
-
-    async def _heavy(self, embedded: MergeEngine) -> HeavyEngine:
-        identity = await self.metadata.cluster_identity()
-        await check_cluster(self.store, cluster_id=identity.cluster_id, store_bound=identity.store_bound)
-        r = random.Random(self.seed)
-        submitter = InProcessSubmitter(self.store, self.clock, self.ids, chance=r, at_once=0, dies=0.1, twice=0.1)
-        options = HeavyOptions(
-            bytes_min=0,
-            unit_bytes=r.choice([1, 150, 400, 2_000]),
-            keys_max=embedded.keys_max,
-            cursor_bytes=embedded.cursor_bytes,
-        )
-        return HeavyEngine(
-            embedded=embedded,
-            submitter=submitter,
-            store=self.store,
-            store_url=None,
-            cluster_id=identity.cluster_id,
-            clock=self.clock,
-            lease=self.compactor,
-            options=options,
-        )
 
     async def create_topic(self, name: str) -> None:
         r = self.random

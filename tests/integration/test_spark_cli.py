@@ -34,6 +34,7 @@ def only_the_wheel(tmp_path: Path) -> dict[str, str]:
     return kept | {"PATH": str(programs), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
+@pytest.mark.timeout(200)
 def test_the_doctor_runs_a_job_on_the_java_of_the_wheel(only_the_wheel: dict[str, str]) -> None:
     # given a machine without a Java of its own, when the doctor looks
     outcome = siltstone("spark", "doctor", "--json", environ=only_the_wheel)
@@ -62,8 +63,9 @@ def test_the_doctor_names_the_cause_of_a_spark_that_does_not_start() -> None:
     def job(memory: str) -> Check:
         return _smoke(found, os.environ, memory)
 
-    assert not job("100m").ok and "must be at least" in job("100m").detail
-    assert job("100m").remedy == "raise spark.driver.memory to 512m or more"
+    too_little = job("100m")
+    assert not too_little.ok and "must be at least" in too_little.detail
+    assert too_little.remedy == "raise spark.driver.memory to 512m or more"
     too_much = job("90000g")
     assert "Could not reserve enough space" in too_much.detail and "lower spark.driver.memory" in too_much.remedy
 
@@ -89,7 +91,8 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
     code = (
         "import json, sys, compactor.execute, compactor.heavy, spark_jobs.heavy_merge, spark_jobs.scan.contract\n"
         "from wire import kernels\nkernels.warm()\n"
-        "print(json.dumps([sys.prefix, *(each.__file__ or '' for each in list(sys.modules.values()) if hasattr(each, '__file__'))]))"
+        "files = [getattr(each, '__file__', None) or '' for each in list(sys.modules.values())]\n"
+        "print(json.dumps([sys.prefix, *files]))"
     )
     outcome = subprocess.run(
         [tmp_path / "bin" / "python", "-c", code],

@@ -25,6 +25,12 @@ def table(request: pytest.FixtureRequest, lake: Lake) -> Table:
     return lake.parquet() if request.param == "parquet" else lake.iceberg()
 
 
+mostly_parquet = pytest.mark.parametrize(
+    "table", ["parquet", pytest.param("iceberg", marks=pytest.mark.soak)], indirect=True
+)
+"""What hardly differs between the two kinds of tables."""
+
+
 def again(lake: Lake, table: Table) -> Table:
     """As a new process would open it."""
     return lake.parquet() if isinstance(table, ParquetTable) else lake.iceberg()
@@ -71,6 +77,7 @@ async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: 
     assert (await lake.exported("t", again(lake, table))).commits == ()
 
 
+@mostly_parquet
 async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.send("t", 0, b"\x00\xff", None, b"")
@@ -82,6 +89,7 @@ async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> N
     ]
 
 
+@mostly_parquet
 async def test_values_that_do_not_fit_stay_with_a_reason(lake: Lake, table: Table) -> None:
     # given a table whose columns are settled, and then values of all wrong kinds
     await lake.client.create_topic("t", partitions=1)
@@ -194,6 +202,7 @@ async def test_of_two_exports_at_once_one_is_fenced_and_each_record_is_there_onc
     assert len(files) == 2
 
 
+@mostly_parquet
 async def test_a_recreated_topic_is_refused_unless_told(lake: Lake, table: Table) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 1}, {"id": 2})
@@ -211,6 +220,7 @@ async def test_a_recreated_topic_is_refused_unless_told(lake: Lake, table: Table
     assert sorted(row["id"] for row in await lake.rows(table)) == [1, 2, 10, 11]
 
 
+@mostly_parquet
 async def test_an_empty_topic_is_an_empty_table_that_goes_on(lake: Lake, table: Table) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.exported("t", table)
@@ -220,6 +230,7 @@ async def test_an_empty_topic_is_an_empty_table_that_goes_on(lake: Lake, table: 
     assert [row["id"] for row in await lake.rows(table)] == [1]
 
 
+@mostly_parquet
 async def test_a_table_begun_at_the_end_has_what_came_after(lake: Lake, table: Table) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.send_json("t", 0, {"id": 1})
@@ -260,6 +271,7 @@ SCHEMA = {
 }
 
 
+@mostly_parquet
 async def test_avro_values_with_confluents_frame(lake: Lake, table: Table) -> None:
     from datetime import UTC, datetime
     from decimal import Decimal
@@ -287,6 +299,7 @@ async def test_avro_values_with_confluents_frame(lake: Lake, table: Table) -> No
     assert [row["_value"] for row in rows] == [None, framed[:-1], framed + b"x", b"\x01"]
 
 
+@mostly_parquet
 async def test_large_runs_commit_in_groups_and_a_kill_between_them_loses_and_repeats_nothing(
     lake: Lake, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +324,7 @@ async def test_large_runs_commit_in_groups_and_a_kill_between_them_loses_and_rep
     assert all(row[f"f{row['id']}"] == row["id"] for row in rows)
 
 
+@mostly_parquet
 async def test_tables_of_others_are_left_alone(lake: Lake, table: Table) -> None:
     await lake.client.create_topic("t", partitions=1)
     await lake.client.create_topic("u", partitions=1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from compactor.orphans import HARD_BOUND_MS
 from compactor.plan import explain_plan, new_job, plan_merges
 from compactor.plan_l0 import job_ends
-from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
+from compactor.spec import GIB, MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PlanOptions
 from metadata.compaction import FileClass
 from metadata.job_rules import REST_MS_MAX
 from metadata.retention_rules import TIMESTAMP_MS_MAX
@@ -32,6 +33,26 @@ def test_a_spec_becomes_a_job_that_can_be_read_back() -> None:
     assert job.forced_partition_ids == (1,)
     assert (job.limit_ms, job.input_bytes) == (spec.limit_ms, 100 * MIB)
     assert MergeSpec.from_json(job.spec) == spec
+
+
+def test_what_spark_runs_has_time_for_a_cluster_to_start_and_never_more_than_its_files_are_spared() -> None:
+    def limit_ms(size: int, **options: bool) -> int:
+        extent = an_extent(5, 0, 10_000_000, 1, length=size)
+        view = a_view([a_file(1, 2, FileClass.COMPACTED)], [a_partition(1, [extent], passes_needed=4)], now_ms=HOUR_MS)
+        [spec] = plan_merges(view, PlanOptions(**options))
+        [of_partition] = spec.partitions.values()
+        assert of_partition.delete_horizon_ms >= HOUR_MS + spec.limit_ms
+        return spec.limit_ms
+
+    options = PlanOptions()
+    base_ms, per_gib_ms = options.job_limit_base_ms, 1024 * options.job_limit_ms_per_mib
+    # given a merge below the size for Spark, it has the time of all its passes here
+    assert limit_ms(7 * GIB, spark=True) == limit_ms(7 * GIB) == base_ms + 4 * 7 * per_gib_ms
+    # given one above: it is not deep, and waits for a cluster
+    assert limit_ms(9 * GIB) == base_ms + 4 * 9 * per_gib_ms
+    assert limit_ms(9 * GIB, spark=True) == base_ms + options.spark_limit_base_ms + 9 * per_gib_ms
+    # given one above the cap: it goes to Spark alone, and a day must be enough
+    assert limit_ms(1024 * GIB, spark=True) == SPARK_LIMIT_MS_MAX < HARD_BOUND_MS
 
 
 def test_a_merge_of_whole_files_forces_no_partition() -> None:

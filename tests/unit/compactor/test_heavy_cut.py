@@ -48,10 +48,9 @@ def claimed_job(sizes: list[tuple[bool, list[int]]], *, epoch: int = 1, limit_ms
         offset = 0
         for number, length in enumerate(lengths):
             offset += 5 * (number % 3 == 2)
-            id_ = next(ids)
             extents.append(
                 LeveledExtent(
-                    *(id_, partition_id, offset, offset + 9, 100 + number, f"l1/aa/file-{number}", 1, 1 << 40),
+                    *(next(ids), partition_id, offset, offset + 9, 100 + number, f"l1/aa/file-{number}", 1, 1 << 40),
                     *(number, length, 0, 0, 10, 1, 0, 0, deduped, None),
                 )
             )
@@ -85,7 +84,6 @@ def claimed_job(sizes: list[tuple[bool, list[int]]], *, epoch: int = 1, limit_ms
         level=2,
         output_bytes=GIB,
         dedupe=bool(specs),
-        extent_ids=tuple(each.extent_id for each in extents),
         partitions=specs,
     )
     job = MergeJob(

@@ -67,7 +67,7 @@ def test_every_fault_that_is_recognised_stands_in_the_guide() -> None:
 def test_too_little_memory_is_said_with_its_sum() -> None:
     assert judge_memory(3000, 1024, 2, "1g").ok
     short = judge_memory(2000, 1024, 2, "1g")
-    assert not short.ok and "2000 MiB free; a Spark here takes 2124 MiB" in short.detail
+    assert not short.ok and "2000 MiB free; a Spark here takes 2604 MiB" in short.detail
 
 
 def test_a_local_address_that_is_none_of_ours_is_found() -> None:

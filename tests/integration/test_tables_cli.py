@@ -1,0 +1,189 @@
+"""`siltstone tables export` as it is typed, on S3, on Spark, over several ticks, and by what it says of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as compute
+import pytest
+from click.testing import CliRunner, Result
+
+from metadata.urls import open_metadata
+from siltstone.cli import main
+from spark_jobs.tables.catalog import CatalogPlace, open_catalog
+from spark_jobs.tables.iceberg_table import IcebergTable
+from spark_jobs.tables.parquet_table import ParquetTable, live_files, open_dataset
+from storage.urls import open_store
+from tests.fixtures.agents import Dial, StartAgent
+from tests.fixtures.lake import JSON, Lake
+from tests.fixtures.s3 import BucketUrl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEADLINE_S = 60
+
+
+def words(lake: Lake, *more: str) -> list[str]:
+    return ["tables", "export", "t", *more, "--metadata", lake.metadata_url, "--object-store", lake.objects_url]
+
+
+async def typed(lake: Lake, *more: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, main, words(lake, *more))
+
+
+async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 1, {"id": 1}, {"id": 2})
+    place = f"parquet:{lake.place / 'out'}"
+    ran = await typed(lake, "--to", place, "--value", "json")
+    assert ran.exit_code == 0, ran.output
+    assert "2 rows in 1 file" in ran.stdout and "new columns" in ran.stdout
+    told = json.loads((await typed(lake, "--to", place, "--value", "json", "--json")).stdout)
+    assert (told["rows"], told["commits"]) == (0, [])
+    warehouse = ["--warehouse", (lake.place / "warehouse").as_uri()]
+    ran = await typed(lake, "--to", "iceberg:lake.t", *warehouse, "--value", "json", "--json")
+    assert json.loads(ran.stdout)["partitions"] == {"1": {"from": 0, "to": 2}}
+    assert [row["id"] for row in await lake.rows(lake.iceberg())] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--to", "parquet"], "remedy: parquet:DIR"),
+        (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
+        (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
+        (["--to", "parquet:x", "--every", "soon"], "remedy: for example 10s"),
+        (["--to", "parquet:x", "--from", "1:2"], "remedy: start, end, N or @TIME"),
+        (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog with"),
+        (["--to", "iceberg:t", "--warehouse", "/x", "--catalog", "sqlite://"], "remedy: write iceberg:NAMESPACE.TABLE"),
+    ],
+)
+def test_what_cannot_be_is_said_with_a_remedy(options: list[str], says: str, tmp_path: Path) -> None:
+    places = ["--metadata", "postgresql://nobody@127.0.0.1:1/x", "--object-store", tmp_path.as_uri()]
+    ran = CliRunner().invoke(main, ["tables", "export", "t", *options, *places])
+    assert ran.exit_code != 0
+    assert says in ran.stderr and "Traceback" not in ran.output
+
+
+def test_a_table_among_the_records_is_refused(tmp_path: Path) -> None:
+    places = ["--metadata", "postgresql://nobody@127.0.0.1:1/x", "--object-store", tmp_path.as_uri()]
+    ran = CliRunner().invoke(main, ["tables", "export", "t", "--to", f"parquet:{tmp_path}/l1/mine", *places])
+    assert "lies in the object store of the records" in ran.stderr
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    # given a Python that finds neither pyarrow nor pyiceberg
+    code = (
+        "import sys\n"
+        "class Nothing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('pyarrow', 'pyiceberg'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "import importlib.util, siltstone.cli\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name in ('pyarrow', 'pyiceberg') else real(name, *a)\n"
+        "sys.meta_path.insert(0, Nothing())\n"
+        "siltstone.cli.main(['tables', 'export', 't', '--to', 'parquet:x'])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert ran.returncode == 1
+    assert "pip install 'siltstone[tables]'" in ran.stderr and "Traceback" not in ran.stderr
+
+
+async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: Lake) -> None:
+    # given an export that follows
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 0})
+    table = ParquetTable((lake.place / "followed").as_uri())
+    command = [sys.executable, "-m", "siltstone", *words(lake, "--to", f"parquet:{table.url}", "--value", "json")]
+    process = subprocess.Popen(
+        [*command, "--follow", "--every", "1s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # when records come, tick by tick, each after the last was seen in the table
+        for number in range(1, 4):
+            await _until(lambda rows=number: _count(table) == rows)
+            await lake.send_json("t", 0, {"id": number})
+        await _until(lambda: _count(table) == 4)
+        # then each is there once, by a commit of its tick; and asked to end it does, without a word of trouble
+        process.send_signal(signal.SIGTERM)
+        output, errors = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, errors) == (0, "")
+    assert len(output.splitlines()) == 4
+    assert [row["id"] for row in await lake.rows(table)] == [0, 1, 2, 3]
+
+
+def _count(table: ParquetTable) -> int:
+    return open_dataset(table.url).count_rows() if os.path.isdir(table.url.removeprefix("file://")) else 0
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    from spark_jobs.tables.errors import TableError
+
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            if await asyncio.to_thread(holds):
+                return
+        except TableError:
+            pass  # no commit yet
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come")
+
+
+async def test_records_and_tables_on_s3(
+    postgres_url: str, start_agent: StartAgent, dial: Dial, s3_url: BucketUrl, tmp_path: Path
+) -> None:
+    # given records in a bucket
+    objects, tables = s3_url(), s3_url(prefix="tables")
+    metadata, store = open_metadata(postgres_url), open_store(objects)
+    await metadata.open()
+    await store.open()  # type: ignore[attr-defined]
+    running = await start_agent(store=store, metadata=metadata)
+    client = await dial.kafka(running.address)
+    lake = Lake(client, postgres_url, objects, tmp_path)
+    await client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1}, {"id": 2})
+    # when they are exported to another, both ways
+    parquet = ParquetTable(tables)
+    catalog = await asyncio.to_thread(open_catalog, CatalogPlace(url=postgres_url, warehouse=tables))
+    iceberg = IcebergTable(catalog, "lake.t")
+    await lake.exported("t", parquet)
+    await lake.exported("t", iceberg)
+    await lake.send_json("t", 0, {"id": 3})
+    await lake.exported("t", ParquetTable(tables))
+    await lake.exported("t", iceberg)
+    # then both are read back from there
+    read = await asyncio.to_thread(lambda: open_dataset(tables).to_table())
+    assert sorted(compute.unique(read["id"]).to_pylist()) == [1, 2, 3] and read.num_rows == 3
+    read = await asyncio.to_thread(lambda: catalog.load_table("lake.t").scan().to_arrow())
+    assert sorted(read["id"].to_pylist()) == [1, 2, 3]
+    assert len(live_files(tables)) == 2
+    await running.agent.stop()
+    await store.close()
+    await metadata.close()
+
+
+async def test_on_spark_the_tasks_write_and_the_driver_commits_once(lake: Lake, spark: SparkSession) -> None:
+    from spark_jobs.tables.on_spark import OnSpark
+
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, {"id": 0, "early": True})
+    await lake.send_json("t", 1, {"id": 1})
+    table = lake.iceberg("s")
+    report = await lake.exported("t", table, JSON, OnSpark(spark))
+    assert (report.rows, report.files, len(report.commits), report.errors) == (2, 2, 1, 0)
+    assert [row["id"] for row in await lake.rows(table)] == [0, 1]

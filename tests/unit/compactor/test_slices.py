@@ -1,0 +1,208 @@
+"""What must fit together before a record of a slice is dropped: survivors, keys, and bytes that are as they were."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from compactor.cleaning import CleanBounds
+from compactor.heavy.key_scan import keys_result, read_keys
+from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.rewrite_slice import open_slice, survivors_key
+from compactor.heavy.slices import KeysFound, decode_keys, join_slices
+from compactor.heavy.survivors import (
+    BLOCK_OFFSETS,
+    SurvivorLookup,
+    Survivors,
+    SurvivorsError,
+    SurvivorsWriter,
+    put_survivors,
+)
+from compactor.heavy.units import HeavyPlan, PlanError, UnitKind
+from compactor.kway_merge import MergeInputError
+from siltstone.clock import ManualClock
+from storage.memory import MemoryStore
+from tests.fixtures.cleaning import bounds_of
+from tests.fixtures.merge_inputs import keyed, stamped
+from tests.fixtures.sliced_partitions import (
+    PARTITION_ID,
+    Extent,
+    damage,
+    found_by,
+    group_keys,
+    key_rows,
+    left_by,
+    plan_of,
+    rewrite,
+    write_extents,
+)
+from wire.crc import crc32c
+from wire.records import build_batch
+
+PLAN = "ab" * 16
+OTHER = "cd" * 16
+BASE, LAST = 100, 2**50
+
+
+def written(*offsets: NDArray[np.int64]) -> bytes:
+    writer = SurvivorsWriter(PLAN, 7, BASE, LAST)
+    for some in offsets:
+        writer.add(some, 2 * len(some))
+    return writer.finish()
+
+
+def read(data: bytes, *, plan: str = PLAN, partition_id: int = 7, base_offset: int = BASE) -> Survivors:
+    return Survivors(data, plan=plan, partition_id=partition_id, base_offset=base_offset, last_offset=LAST)
+
+
+def array(*numbers: int) -> NDArray[np.int64]:
+    return np.array(numbers, dtype=np.int64)
+
+
+SPREAD = [
+    np.zeros(0, dtype=np.int64),
+    array(BASE),
+    array(BASE, LAST),
+    np.arange(BASE, BASE + BLOCK_OFFSETS),
+    np.arange(BASE, BASE + 3 * BLOCK_OFFSETS + 5) * 2,
+    BASE + np.cumsum(np.random.default_rng(1).integers(1, 300, 2 * BLOCK_OFFSETS + 1)),
+    BASE + np.cumsum(np.random.default_rng(2).integers(1, 2**31, BLOCK_OFFSETS)),
+]
+
+
+@pytest.mark.parametrize("offsets", SPREAD, ids=len)
+def test_survivors_are_read_as_they_were_written_however_they_came(offsets: NDArray[np.int64]) -> None:
+    cuts = np.random.default_rng(3).integers(0, len(offsets) + 1, 3)
+    cuts.sort()
+    data = written(*np.split(offsets, cuts))
+    assert data == written(offsets)
+    survivors = read(data)
+    assert (survivors.count, survivors.records) == (len(offsets), 2 * len(offsets))
+    assert np.array_equal(np.concatenate([np.zeros(0, dtype=np.int64), *survivors.blocks()]), offsets)
+    # and asked for one stretch after the other, with others between
+    asked = np.unique(np.concatenate((offsets, offsets + 1, array(BASE, LAST))))
+    lookup = SurvivorLookup(survivors)
+    alive = np.concatenate([lookup.among(some) for some in np.array_split(asked, 7)])
+    assert np.array_equal(asked[alive], offsets)
+    assert lookup.found == len(offsets)
+    lookup.end()
+
+
+@pytest.mark.parametrize(
+    "offsets", [array(BASE - 1), array(LAST + 1), array(BASE, BASE), array(BASE + 1, BASE)], ids=str
+)
+def test_offsets_that_do_not_rise_within_the_slice_are_not_written(offsets: NDArray[np.int64]) -> None:
+    with pytest.raises(SurvivorsError, match="do not rise within the slice"):
+        written(offsets)
+    with pytest.raises(SurvivorsError, match="do not rise within the slice"):
+        written(array(LAST), array(BASE))
+
+
+def test_a_byte_of_survivors_that_is_not_as_it_was_is_an_error() -> None:
+    data = written(np.arange(BASE, BASE + 500) * 3)
+    for at in range(len(data)):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        with pytest.raises(SurvivorsError):
+            read(bytes(broken))
+        with pytest.raises(SurvivorsError):
+            read(data[:at])
+
+
+def test_survivors_whose_sums_are_right_and_whose_blocks_are_not_are_an_error() -> None:
+    data = bytearray(written(array(BASE, BASE + 9)))
+    data[-struct.calcsize(">QQII") + 7] = 3  # says three offsets
+    resummed = bytes(data[:-4]) + struct.pack(">I", crc32c(bytes(data[:-4])))
+    lookup = SurvivorLookup(read(resummed))
+    lookup.among(array(BASE))
+    with pytest.raises(SurvivorsError, match="not as many"):
+        lookup.end()
+
+
+def test_survivors_of_another_plan_slice_or_version_are_an_error() -> None:
+    data = written(array(BASE))
+    for one in ({"plan": OTHER}, {"partition_id": 8}, {"base_offset": BASE + 1}):
+        with pytest.raises(SurvivorsError, match="another plan or slice"):
+            read(data, **one)  # type: ignore[arg-type]
+    newer = data[:9] + b"\x02" + data[10:]
+    with pytest.raises(SurvivorsError, match="version 2"):
+        read(newer)
+
+
+async def test_the_first_survivors_stand_and_others_must_say_the_same() -> None:
+    store = MemoryStore(ManualClock(0))
+    where = {"plan": PLAN, "partition_id": 7, "base_offset": BASE, "last_offset": LAST}
+    for _ in range(2):
+        assert (await put_survivors(store, "a", written(array(BASE, LAST)), **where)).count == 2  # type: ignore[arg-type]
+    with pytest.raises(SurvivorsError, match="says that 2 records survive, another try 1"):
+        await put_survivors(store, "a", written(array(BASE)), **where)  # type: ignore[arg-type]
+
+
+# A partition of three slices
+
+
+def log() -> list[Extent]:
+    batches = [
+        stamped(build_batch([keyed(f"k{(number + at) % 5}", b"v") for at in range(4)]), number * 4)
+        for number in range(6)
+    ]
+    return [Extent(number * 8, number * 8 + 7, batches[number * 2 : number * 2 + 2]) for number in range(3)]
+
+
+async def three_slices() -> tuple[MemoryStore, HeavyPlan]:
+    import random
+
+    store = MemoryStore(ManualClock(0))
+    extents = await write_extents(store, log(), random.Random(1))
+    bounds: CleanBounds = bounds_of([batch for extent in log() for batch in extent.batches])
+    return store, plan_of(extents, bounds, [1, 2], log_start_offset=0)
+
+
+async def test_slices_leave_the_last_of_each_key() -> None:
+    store, plan = await three_slices()
+    keys = await group_keys(store, plan)
+    commits = await rewrite(store, plan)
+    assert (keys.keys, [each.survivors for each in keys.slices]) == (5, [0, 0, 5])
+    assert [each.summary["records_out"] for each in commits] == [0, 0, 5]
+    assert (await left_by(store, commits)).ranges == [(0, 23)]
+    assert decode_keys(keys.encode(), plan=plan, partition_id=PARTITION_ID) == keys
+
+
+async def test_a_rewrite_before_the_keys_are_grouped_is_refused() -> None:
+    store, plan = await three_slices()
+    with pytest.raises(PlanError, match="before the keys of its partition were grouped"):
+        await open_slice(store, plan, plan.units_of(UnitKind.REWRITE)[0])
+    await group_keys(store, plan)
+    await store.delete_many([survivors_key(plan, plan.units_of(UnitKind.REWRITE)[0])])
+    with pytest.raises(PlanError, match="before the keys of its partition were grouped"):
+        await open_slice(store, plan, plan.units_of(UnitKind.REWRITE)[0])
+
+
+async def test_bytes_that_were_sound_when_their_keys_were_read_and_are_not_now_end_the_unit() -> None:
+    store, plan = await three_slices()
+    await group_keys(store, plan)
+    await damage(store, plan.extents[2], 100)
+    with pytest.raises(MergeInputError, match="were sound when their keys were read"):
+        await rewrite(store, plan)
+
+
+async def test_a_slice_that_reads_otherwise_the_second_time_ends_the_unit() -> None:
+    store, plan = await three_slices()
+    unit = plan.units_of(UnitKind.KEYS)[1]
+    scan = read_keys(store, plan, unit, None, in_thread=False)
+    await key_rows(scan)
+    known = found_by(keys_result(plan, unit, scan, 0.0))
+    await damage(store, plan.extents[1], 100)
+    with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
+        await key_rows(read_keys(store, plan, unit, known, in_thread=False))
+
+
+async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
+    _, plan = await three_slices()
+    found = [KeysFound(batches=2, rows=8, records=8, dead_at_once=0) for _ in range(3)]
+    assert join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 24)]).keys == 5
+    with pytest.raises(ManifestMismatchError, match="24 records with keys, its survivors were chosen from 23"):
+        join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 23)])
