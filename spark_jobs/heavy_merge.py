@@ -262,7 +262,7 @@ def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
         cores, attempts = parse_master(master)
         spark = local_session(name, cores, attempts=attempts, memory=memory)
     else:
-        spark = session_for(name)
+        spark = session_for(name, conf={"spark.log.level": "WARN"})  # what went wrong must not drown
     heed_sigterm(stop)  # PySpark has handlers of its own
     try:
         if stop.is_set():
