@@ -39,6 +39,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     _module("metadata", "the Metadata answer for 50,000 partitions, fresh and repeated"),
     _module("kernels", "the compactor's compiled kernels, per record"),
     _module("compact", "a whole compaction of one partition, per record"),
+    _module("spark", "heavy merges on Spark and without, and what a unit costs"),
     _module("produce", "producing through Kafka clients"),
     _module("consume", "consuming through Kafka clients"),
     _module("tail", "from the producer's send to the consumer's hands, with 1 to 12 writers"),

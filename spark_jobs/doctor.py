@@ -334,7 +334,7 @@ async def _emr(settings: Settings) -> Check:
     try:
         from spark_jobs.submitters.emr_serverless import EmrServerlessSubmitter  # loads the AWS client
 
-        answer = (await EmrServerlessSubmitter(settings).call("get_application"))["application"]
+        answer = await EmrServerlessSubmitter(settings).about()
     except SiltstoneError as error:
         return _failed(
             "submitter", f"emr-serverless: {error.message}", error.remedy or "check AWS credentials and region"

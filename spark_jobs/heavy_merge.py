@@ -136,11 +136,24 @@ async def opened_of(plan_url: str) -> AsyncGenerator[ObjectStore]:
 # ---- the driver
 
 
+def say(finished: Finished) -> None:
+    """A line on stdout."""
+    print(finished.line(), flush=True)  # noqa: T201
+
+
 class Driver:
     """Runs the units of one plan on a session."""
 
-    def __init__(self, spark: SparkSession, plan: HeavyPlan, plan_url: str, *, stop: threading.Event) -> None:
-        self._spark, self._plan, self._plan_url, self._stop = spark, plan, plan_url, stop
+    def __init__(
+        self,
+        spark: SparkSession,
+        plan: HeavyPlan,
+        plan_url: str,
+        *,
+        stop: threading.Event,
+        tell: Callable[[Finished], None] = say,
+    ) -> None:
+        self._spark, self._plan, self._plan_url, self._stop, self._tell = spark, plan, plan_url, stop, tell
 
     def run(self) -> None:
         """Until every unit has its manifest. Raises UnitFailedError, StoppedError, and what Spark raises."""
@@ -166,7 +179,7 @@ class Driver:
             finished = told.value
             new, shown = finished[shown:], len(finished)
             for each in new:
-                print(each.line(), flush=True)  # noqa: T201
+                self._tell(each)
             failed = next((each.error for each in new if each.error), "")
             if failed:
                 raise UnitFailedError(failed)

@@ -85,6 +85,14 @@ class EmrServerlessSubmitter:
         _log.info("job run started", job=job_id, application=self._application_id, run=run_id)
         return EmrSubmission(application, run_id)
 
+    async def about(self) -> Mapping[str, Any]:
+        """What EMR Serverless says of the application. Raises SubmitError, SubmitUnavailableError."""
+        application = await Application.opened(self._session, self._application_id)
+        try:
+            return (await application.call("get_application"))["application"]
+        finally:
+            await application.close()
+
     async def _start(self, application: Application, plan_url: str, job_id: int, token: str, limit_ms: int) -> str:
         answer = await application.call(
             "start_job_run",
