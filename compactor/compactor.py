@@ -6,13 +6,18 @@
 | plan | view -> `plan_merges` -> jobs | the one with the duty "plan" |
 | level | runs jobs of L0 files, one at a time | every compactor |
 | merge | runs all other jobs, one at a time | every compactor |
+| heavy | of these, the large ones that run elsewhere, one at a time | every compactor that has where |
 | retain | retention by time and size | the one with the duty "retain" |
 | sweep, orphans | the janitor | the one with the duty "sweep" |
 
-Two lanes, because leveling decides whether writers are held back, and a long merge must not stand in its way. Duties
-save double work and nothing rests on them: two planners make jobs of which the store takes one, two janitors delete the
-same dead files. A crash of a compactor leaves jobs whose leases run out, duties that end by themselves and objects that
-no row names.
+Lanes, because leveling decides whether writers are held back, and a long merge must not stand in its way; nor may one
+that runs elsewhere for hours stand in the way of small ones here. What is large is decided by the bytes as planned, by
+which jobs are given their limits and the engine decides too (`compactor/heavy/engine.py`). A merge elsewhere takes no
+memory here: its plan and manifests count as little as what a claim reads.
+
+Duties save double work and nothing rests on them: two planners make jobs of which the store takes one, two janitors
+delete the same dead files. A crash of a compactor leaves jobs whose leases run out, duties that end by themselves and
+objects that no row names.
 
 Stop, on SIGTERM: claim nothing more, stop the running merges at their next step and give them back, end the lease.
 """
@@ -74,6 +79,7 @@ class Compactor:
     Args:
         in_thread: run kernels and the planner in threads; a simulation with a loop of its own passes False.
         engine: what runs merges, for a lease; the embedded engine unless given.
+        heavy_bytes_min: merges planned with so many bytes (but those of L0 files) are run elsewhere by `engine`.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class Compactor:
         host: str = "",
         in_thread: bool = True,
         engine: Callable[[WriterLease], Engine] | None = None,
+        heavy_bytes_min: int | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
@@ -98,6 +105,7 @@ class Compactor:
         self._host = host
         self._in_thread = in_thread
         self._engine = engine or self._embedded_engine
+        self._heavy_bytes_min = heavy_bytes_min
         self._options = plan_options(settings)
         self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
         self.janitor = Janitor(
@@ -130,12 +138,19 @@ class Compactor:
         settings = self._settings
         lease = self._lease = await self._metadata.register_compactor(self._host)
         plan = self._rounds("plan", self._plan, settings.compactor_plan_interval_ms, patient=True)
-        level, merge = (self._worker(lease, plan) for _ in range(2))
-        self._workers = (level, merge)
+        heavy_min = self._heavy_bytes_min
+        level, merge = self._worker(lease, plan), self._worker(lease, plan)
+        lanes: dict[str, tuple[Worker, Callable[[], Awaitable[bool]]]] = {
+            "level": (level, lambda: level.work(LEVEL_KINDS)),
+            "merge": (merge, lambda: merge.work(MERGE_KINDS, bytes_below=heavy_min)),
+        }
+        if heavy_min is not None:
+            heavy = self._worker(lease, plan, elsewhere=True)
+            lanes["heavy"] = (heavy, lambda: heavy.work(MERGE_KINDS, bytes_min=heavy_min))
+        self._workers = tuple(worker for worker, _ in lanes.values())
         interval_ms = settings.compactor_plan_interval_ms
-        self._lanes = (
-            self._rounds("level", lambda: level.work(LEVEL_KINDS), interval_ms, patient=True, eager=True),
-            self._rounds("merge", lambda: merge.work(MERGE_KINDS), interval_ms, patient=True, eager=True),
+        self._lanes = tuple(
+            self._rounds(name, body, interval_ms, patient=True, eager=True) for name, (_, body) in lanes.items()
         )
         self._chores = (
             self._rounds("beat", self._beat, JOB_BEAT_MS),
@@ -266,7 +281,7 @@ class Compactor:
             patient=patient,
         )
 
-    def _worker(self, lease: WriterLease, plan: Rounds) -> Worker:
+    def _worker(self, lease: WriterLease, plan: Rounds, *, elsewhere: bool = False) -> Worker:
         return Worker(
             metadata=self._metadata,
             engine=self._engine(lease),
@@ -277,6 +292,7 @@ class Compactor:
             metrics=self._metrics,
             keys_max=self._settings.dedupe_keys_max,
             on_done=plan.wake,
+            elsewhere=elsewhere,
         )
 
     def _embedded_engine(self, lease: WriterLease) -> Engine:

@@ -60,6 +60,8 @@ class Progress(NamedTuple):
     """For people."""
     bytes_done: int
     bytes_planned: int
+    engine: str = ""
+    """Who runs it elsewhere; empty = this process."""
 
 
 def _ignore_progress(_: Progress) -> None: ...

@@ -1,8 +1,9 @@
 """From settings to the planner's numbers, and how the memory of one compactor is shared out. Pure.
 
-Two merges run in a compactor at once: one of L0 files, whose inputs lie in memory whole, and one of another kind, whose
-cursors and dedupe buffer have bounds of their own. Leveling must never wait for a long merge, so both must fit: the
-planner makes L0 jobs no larger than what `compactor.memory.bytes` leaves beside the other.
+Two merges run in the memory of a compactor at once: one of L0 files, whose inputs lie in it whole, and one of another
+kind, whose cursors and dedupe buffer have bounds of their own. (One that is run elsewhere takes none.) Leveling must
+never wait for a long merge, so both must fit: the planner makes L0 jobs no larger than what `compactor.memory.bytes`
+leaves beside the other.
 """
 
 from __future__ import annotations

@@ -22,6 +22,10 @@ SPARK_LIMIT_MS_MAX = 20 * 3_600_000
 spares it and the metadata know its key's hour."""
 
 
+SPARK_LIMIT_BASE_MS = 600_000
+"""Of the limit of such a job, for a cluster to start."""
+
+
 class SpecError(SiltstoneError):
     """A stored spec of another version, or not a spec. The job cannot be run by this release."""
 
@@ -78,7 +82,7 @@ class PlanOptions:
     """Data that retention has not taken so long after its time it does not take soon: it stands behind younger data."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
-    spark_limit_base_ms: int = 600_000
+    spark_limit_base_ms: int = SPARK_LIMIT_BASE_MS
     """Beside the base, for jobs that wait for a cluster to start."""
     grace_ms: int = 900_000
     spark_bytes_min: int = 8 * GIB

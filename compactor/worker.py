@@ -91,7 +91,9 @@ class Worker:
         metrics: Metrics,
         keys_max: int = DEDUPE_KEYS_MAX,
         on_done: Callable[[], None] = lambda: None,
+        elsewhere: bool = False,
     ) -> None:
+        """`elsewhere`: what it is given is all run elsewhere by the engine, and asks for no memory here."""
         self._metadata = metadata
         self._engine = engine
         self._lease = lease
@@ -101,6 +103,7 @@ class Worker:
         self._metrics = metrics
         self._keys_max = keys_max
         self._on_done = on_done
+        self._elsewhere = elsewhere
         self._stopping = False
         self._run: _Run | None = None
 
@@ -110,21 +113,22 @@ class Worker:
         if self._run is not None:
             self._run.halted.set()
 
-    async def work(self, kinds: Sequence[str]) -> bool:
-        """Claim a job of these kinds and see it to its end. False when there was none.
+    async def work(self, kinds: Sequence[str], *, bytes_min: int = 0, bytes_below: int | None = None) -> bool:
+        """Claim a job of these kinds, planned with so many bytes, and see it to its end. False when there was none.
 
         Raises MetadataUnavailableError, and retriable store errors after the job was given back: the caller pauses.
         """
-        return await self._work(kinds=kinds)
+        return await self._work(kinds=kinds, bytes_min=bytes_min, bytes_below=bytes_below)
 
     async def work_on(self, job_id: int) -> bool:
         """As `work`, that job alone; False when it cannot be claimed (now)."""
         return await self._work(job_id=job_id)
 
-    async def _work(self, *, kinds: Sequence[str] = (), job_id: int | None = None) -> bool:
+    async def _work(self, **which: Any) -> bool:
+        """`which`: as `claim_job` takes it."""
         if self._stopping:
             return False
-        claimed = await self._metadata.claim_job(self._lease, kinds=kinds, job_id=job_id)
+        claimed = await self._metadata.claim_job(self._lease, **which)
         if claimed is None:
             return False
         began_ms = self._clock.monotonic_ms()
@@ -150,7 +154,8 @@ class Worker:
         input_bytes = sum(file.size_bytes for file in run.claimed.l0_files)
         input_bytes += sum(extent.length for extent in run.claimed.extents)
         run.progress = Progress(0.0, WAITS_FOR_MEMORY, 0, input_bytes)
-        async with self._beats(run), self._memory(run, job_memory_bytes(job.kind, input_bytes, self._keys_max)):
+        memory_bytes = 0 if self._elsewhere else job_memory_bytes(job.kind, input_bytes, self._keys_max)
+        async with self._beats(run), self._memory(run, memory_bytes):
             run.progress = Progress(0.0, "starting", 0, input_bytes)
 
             def keep_going() -> None:
@@ -168,6 +173,9 @@ class Worker:
     async def _memory(self, run: _Run, size_bytes: int) -> AsyncGenerator[None]:
         """Wait for the memory of a merge, unless it is lost or given back first. Raises JobLostError, StoppedError."""
         self._keep_going(run)  # we may have been told to stop while we claimed
+        if not size_bytes:
+            yield  # and stand in no line
+            return
         try:
             async with self._gate.held(size_bytes, halted=run.halted):
                 self._keep_going(run)

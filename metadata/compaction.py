@@ -348,8 +348,7 @@ class CompactionMetadata(Protocol):
         ...
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
-        """True when `name` ("plan", "retain", "sweep") is ours for `ttl_ms` from now: nobody alive has it. Saves double
-        work; nothing's correctness rests on it."""
+        """True when `name` is ours for `ttl_ms` from now: nobody alive has it. Saves double work, no more."""
         ...
 
     # -- planning and jobs
@@ -360,10 +359,16 @@ class CompactionMetadata(Protocol):
         ...
 
     async def claim_job(
-        self, lease: WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+        self,
+        lease: WriterLease,
+        *,
+        kinds: Sequence[str] = (),
+        job_id: int | None = None,
+        bytes_min: int = 0,
+        bytes_below: int | None = None,
     ) -> ClaimedJob | None:
-        """The oldest ready job (or running with its lease run out) of these kinds (empty = any), `FOR UPDATE SKIP
-        LOCKED`, with epoch + 1 and a deadline of now + its limit. With `job_id` that job alone, though it rests."""
+        """The oldest ready job (or running with its lease run out) of these kinds (empty = any) and, as it was planned,
+        `input_bytes`, with epoch + 1 and a deadline of now + its limit. With `job_id` that alone, though it rests."""
         ...
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, Any] | None = None) -> None:
@@ -371,23 +376,20 @@ class CompactionMetadata(Protocol):
         ...
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
-        """Make it ready again; no error when it is not ours any more. With `trouble` (of a store, in words) it rests
-        first, and is failed at last; `file_ids`, if any, are to blame: see `metadata/job_rules.py`."""
+        """Make it ready again, if it is ours. With `trouble` (of a store, in words) it rests first, and is failed at
+        last; `file_ids`, if any, are to blame: see `metadata/job_rules.py`."""
         ...
 
     async def fail_job(
         self, job_id: int, epoch: int, *, error: str, file_ids: Sequence[int] = (), retry_after_ms: int = 60_000
     ) -> None:
-        """End it as failed and free its inputs; the planner leaves `file_ids` alone for `retry_after_ms`. No error when
-        it is not ours any more."""
+        """End it, if it is ours, as failed and free its inputs; the planner leaves `file_ids` alone for a while."""
         ...
 
     async def commit_merge(self, commit: CommitMerge) -> MergeCommitted:
-        """See the module's head. Idempotent: a repeat by the same epoch after a lost answer returns the same.
-
-        Moves `cleaned_through_offset` (never back), `last_cleaned_ms`, `passes_needed`, clears a request that is
-        fulfilled, and appends one MERGED change with the L0 files it killed. Raises JobLostError, MergeRefusedError.
-        """
+        """See the module's head. Idempotent: a repeat by the same epoch after a lost answer returns the same. Moves
+        `cleaned_through_offset` (never back), `last_cleaned_ms`, `passes_needed`, clears a request that is fulfilled,
+        and appends one MERGED change with the L0 files it killed. Raises JobLostError, MergeRefusedError."""
         ...
 
     async def jobs(
@@ -443,7 +445,7 @@ class CompactionMetadata(Protocol):
         ...
 
     async def expire_producers(self) -> int:
-        """Drop producers silent for longer than `producer.id.expiration.ms`. Returns how many."""
+        """Drop producers silent for longer than `producer.id.expiration.ms`; how many."""
         ...
 
     async def forget_rows(self, *, before_ms: int) -> int: ...
@@ -479,10 +481,8 @@ class CompactionMetadata(Protocol):
 
     # -- pins
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
-        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`. Returns the pin id.
-
-        Take the pin first, then look at what lives: a file that dies at or after the pin's creation is protected.
-        """
+        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`; the pin id. Take it
+        first, then look at what lives: a file that dies at or after the pin's creation is protected."""
         ...
 
     async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:

@@ -107,7 +107,13 @@ class MemoryJobs:
         return job_id
 
     async def claim_job(
-        self, lease: s.WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+        self,
+        lease: s.WriterLease,
+        *,
+        kinds: Sequence[str] = (),
+        job_id: int | None = None,
+        bytes_min: int = 0,
+        bytes_below: int | None = None,
     ) -> c.ClaimedJob | None:
         now_ms = self._clock.wall_ms()
         for job in self.database.live_jobs():
@@ -116,6 +122,7 @@ class MemoryJobs:
             is_held = row.state is c.JobState.RUNNING and leased
             rests = row.state is c.JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
             asked = (not kinds or row.kind in kinds) and job_id in (None, row.job_id)
+            asked = asked and row.input_bytes >= bytes_min and (bytes_below is None or row.input_bytes < bytes_below)
             if is_held or (rests and job_id is None) or not asked:
                 continue
             if row.attempts >= c.JOB_ATTEMPTS_MAX:

@@ -181,13 +181,23 @@ class PostgresJobs:
         return await self._database.write(work)
 
     async def claim_job(
-        self, lease: WriterLease, *, kinds: Sequence[str] = (), job_id: int | None = None
+        self,
+        lease: WriterLease,
+        *,
+        kinds: Sequence[str] = (),
+        job_id: int | None = None,
+        bytes_min: int = 0,
+        bytes_below: int | None = None,
     ) -> c.ClaimedJob | None:
         claimable = sa.select(MERGE_JOBS).where(sa.text(_CLAIMABLE if job_id is None else _NOT_HELD))
         if job_id is not None:
             claimable = claimable.where(MERGE_JOBS.c.job_id == job_id)
         if kinds:
             claimable = claimable.where(MERGE_JOBS.c.kind.in_(kinds))
+        if bytes_min > 0:
+            claimable = claimable.where(MERGE_JOBS.c.input_bytes >= bytes_min)
+        if bytes_below is not None:
+            claimable = claimable.where(MERGE_JOBS.c.input_bytes < bytes_below)
         claimable = claimable.order_by(MERGE_JOBS.c.job_id).limit(1).with_for_update(skip_locked=True)
 
         async def work(connection: AsyncConnection) -> c.ClaimedJob | None:

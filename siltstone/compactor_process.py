@@ -105,6 +105,7 @@ async def _started(
 ) -> Compactor:
     store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids))
     await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
+    chosen = await engines(settings, store, metadata, clock, ids)
     compactor = Compactor(
         settings=settings,
         store=store,
@@ -113,7 +114,8 @@ async def _started(
         ids=ids,
         metrics=metrics,
         host=socket.gethostname(),
-        engine=await engines(settings, store, metadata, clock, ids),
+        engine=chosen.make,
+        heavy_bytes_min=chosen.heavy_bytes_min,
     )
     stack.push_async_callback(compactor.stop)
     await compactor.start()

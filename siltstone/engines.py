@@ -8,6 +8,7 @@ take it off its hands.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from compactor.compactor import embedded_engine
@@ -32,6 +33,16 @@ class NoSubmitterError(BadInputError):
     """Spark was asked for, and nothing says where it is. Nothing was begun."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """What a `Compactor` is given."""
+
+    make: Callable[[WriterLease], Engine]
+    """The engine of a lease."""
+    heavy_bytes_min: int | None
+    """Merges planned with so many bytes are run elsewhere by it; None = none is, whatever its size."""
+
+
 async def engines(
     settings: Settings,
     store: ObjectStore,
@@ -40,8 +51,8 @@ async def engines(
     ids: IdSource,
     *,
     choice: EngineChoice | None = None,
-) -> Callable[[WriterLease], Engine]:
-    """What makes the engine of a lease. `choice` wins over a merge's size; those of L0 files are never Spark's.
+) -> Engines:
+    """By the settings. `choice` wins over a merge's size; those of L0 files are never Spark's.
 
     Raises NoSubmitterError, and what `open_submitter` raises (no PySpark, no Java), before anything runs.
     """
@@ -69,7 +80,7 @@ async def engines(
             is_heavy=lambda _: None if choice is None else choice is EngineChoice.SPARK,
         )
 
-    return engine
+    return Engines(make=engine, heavy_bytes_min=None if submitter is None else settings.spark_merge_min_bytes)
 
 
 def _submitter(settings: Settings, *, required: bool) -> Submitter | None:

@@ -192,7 +192,7 @@ class Metrics:
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",
-            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `retain`, `sweep`, `orphans` or `watch`.",
+            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans` or `watch`.",
             "loop",
         )
         self.compactor_duty = self._gauge(

@@ -16,7 +16,7 @@ from typing import Any
 
 from compactor.execute import Progress
 from compactor.memory_gate import MemoryGate
-from compactor.spec import MergeKind
+from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
 from metadata.service import MetadataUnavailableError, WriterFencedError
@@ -70,7 +70,7 @@ async def foreground_worker(
     Raises NoSubmitterError and the like before anything is registered.
     """
     settings, metadata = parts.settings, parts.metadata
-    make = await engines(settings, parts.store, metadata, parts.clock, parts.ids, choice=choice)
+    chosen = await engines(settings, parts.store, metadata, parts.clock, parts.ids, choice=choice)
     lease = await metadata.register_compactor(host)
 
     async def beat() -> None:
@@ -87,7 +87,7 @@ async def foreground_worker(
     try:
         yield Worker(
             metadata=metadata,
-            engine=_Tapped(make(lease), on_progress),
+            engine=_Tapped(chosen.make(lease), on_progress),
             lease=lease,
             gate=MemoryGate(settings.compactor_memory_bytes),
             clock=parts.clock,
@@ -127,7 +127,24 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
             f"job {job_id} takes L0 files, which compactors merge themselves: they are small, and consumers wait",
             remedy="leave --engine out",
         )
+    if choice is EngineChoice.SPARK:
+        _check_limit(job)
     return job
+
+
+def _check_limit(job: MergeJob) -> None:
+    """It was planned with the job and cannot grow: the delete horizons in it hold no longer than it does.
+
+    Raises WrongEngineError, and SpecError for a job of another release.
+    """
+    limit_ms = MergeSpec.from_json(job.spec).limit_ms
+    if limit_ms < SPARK_LIMIT_BASE_MS:
+        raise WrongEngineError(
+            f"job {job.job_id} was planned for a compactor, to end within {limit_ms // 1000} s of its start; the start"
+            f" of a cluster alone may take {SPARK_LIMIT_BASE_MS // 1000} s of that",
+            remedy="`siltstone compact TOPIC --now --engine spark` plans a pass over a compacted topic with time for"
+            " it; else leave --engine out",
+        )
 
 
 async def run_job(parts: Parts, worker: Worker, job_id: int) -> MergeJob:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compactor.heavy.failures import failure_told
 from compactor.heavy.key_scan import KeyBlock, keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError, check_result
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
@@ -170,19 +171,20 @@ async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, K
     async with opened_of(plan_url) as store:
         plan = await _plan_of(store, plan_url)
         unit = plan.unit(number)
-        known = await _known(store, plan, unit)
-        began_ms = clock.monotonic_ms()
-        scan = read_keys(store, plan, unit, known)
-        assert unit.partition_id is not None
-        async with aclosing(scan.blocks()) as blocks:
-            async for block in blocks:
-                yield unit.partition_id, block
-        if known is None:
-            seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
-            counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
-            check_result(plan, unit, counted)
-            if KeysFound.from_json(counted.details) != scan.found:
-                raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} have read other keys")
+        async with failure_told(store, plan, number):
+            known = await _known(store, plan, unit)
+            began_ms = clock.monotonic_ms()
+            scan = read_keys(store, plan, unit, known)
+            assert unit.partition_id is not None
+            async with aclosing(scan.blocks()) as blocks:
+                async for block in blocks:
+                    yield unit.partition_id, block
+            if known is None:
+                seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
+                counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
+                check_result(plan, unit, counted)
+                if KeysFound.from_json(counted.details) != scan.found:
+                    raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} have read other keys")
 
 
 async def _known(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> KeysFound | None:

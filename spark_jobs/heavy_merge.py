@@ -33,6 +33,7 @@ if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).res
     del sys.path[0]  # a script's own directory, where modules of ours would stand in for others of the same name
 
 from compactor.allocator import keep_freed_memory
+from compactor.heavy.failures import UnitFailedError
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan
 from compactor.heavy.units import HeavyPlan, UnitKind
@@ -68,10 +69,6 @@ class Finished(NamedTuple):
 
     def line(self) -> str:
         return json.dumps({name: value for name, value in self._asdict().items() if value != ""})
-
-
-class UnitFailedError(SiltstoneError):
-    """A unit cannot be done as planned, however often it is tried. Units that have manifests keep them."""
 
 
 class StoppedError(SiltstoneError):

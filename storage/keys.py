@@ -41,6 +41,9 @@ _JOB_KEY = re.compile(
     r"jobs/(?P<job_id>0|[1-9][0-9]{0,18})/(?P<fingerprint>[0-9a-f]{32})/(?P<name>[a-z0-9][a-z0-9._/-]{0,200})", re.ASCII
 )
 _UNIT_NAME = re.compile(r"u(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
+_FAILED_NAME = re.compile(r"failed-(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
+FAILED_NAME = "failed-"
+"""How the names begin of what units leave that failed for good."""
 PLAN_NAME = "plan.json.zst"
 
 
@@ -113,12 +116,18 @@ class JobKey:
     fingerprint: str
     """Of the plan."""
     name: str
-    """`plan.json.zst`, `u<unit>.json.zst`, or another that has no meaning here."""
+    """`plan.json.zst`, `u<unit>.json.zst`, `failed-<unit>.json.zst`, or another that has no meaning here."""
 
     @property
     def unit(self) -> int | None:
         """Whose manifest it is; None for everything else."""
         found = _UNIT_NAME.fullmatch(self.name)
+        return int(found[1]) if found else None
+
+    @property
+    def failed_unit(self) -> int | None:
+        """Whose failure it tells of; None for everything else."""
+        found = _FAILED_NAME.fullmatch(self.name)
         return int(found[1]) if found else None
 
 
@@ -135,6 +144,11 @@ def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
 def unit_key(job_id: int, fingerprint: str, unit: int) -> str:
     """Of the manifest of a unit."""
     return job_key(job_id, fingerprint, f"u{unit}.json.zst")
+
+
+def failed_key(job_id: int, fingerprint: str, unit: int) -> str:
+    """Of what a unit leaves that failed for good."""
+    return job_key(job_id, fingerprint, f"{FAILED_NAME}{unit}.json.zst")
 
 
 def parse_job_key(key: str) -> JobKey:

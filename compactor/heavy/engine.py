@@ -6,7 +6,9 @@ metadata store. Whatever ends this early, a crash apart, cancels the driver. A c
 the manifests of finished units; the next claim of the job, by whatever compactor, goes on with them.
 
 The manifests are the truth about what is done, the driver's state is a hint: a driver that ends without all manifests
-is followed by another, a few times, and one that fails behind the last manifest has done its work. A driver is asked
+is followed by another, a few times, and one that fails behind the last manifest has done its work. Where one ends and
+a unit has left word that it cannot be done (`compactor/heavy/failures.py`), the merge ends as it would have in this
+process: with the files that are to blame, when inputs are. A driver is asked
 for by a token that is the same for the same try of the same plan, so a cluster that honours it gives a compactor that
 was started anew the driver that runs already.
 """
@@ -22,6 +24,7 @@ from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.execute import Progress
 from compactor.heavy.combine import combine
 from compactor.heavy.cut import KEYED_UNIT_BYTES, UNIT_BYTES, cut, may_go_on
+from compactor.heavy.failures import failure_of_all, stored_failures
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
@@ -50,6 +53,8 @@ TRIES_KNOWN_MAX = 16
 END_WAIT_MS, CANCEL_WAIT_MS = 15_000, 30_000
 READS_AT_ONCE = 8
 DETAIL_CHARS_MAX = 1_500
+WORDS_CHARS_MAX = 120
+"""Of a driver, in what a merge says it is doing."""
 
 
 class UnitsMissingError(UnavailableError):
@@ -60,7 +65,7 @@ class UnitsMissingError(UnavailableError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyOptions:
     bytes_min: int = 8 * GIB
-    """Merges of fewer bytes are run here."""
+    """Merges planned with fewer bytes are run here."""
     unit_bytes: int = UNIT_BYTES
     keyed_unit_bytes: int = KEYED_UNIT_BYTES
     keys_max: int = DEDUPE_KEYS_MAX
@@ -104,12 +109,15 @@ class HeavyEngine:
         self._is_heavy = is_heavy
 
     def takes(self, claimed: ClaimedJob) -> bool:
-        """Whether it is run elsewhere. Never a merge of L0 files: it is small, and consumers wait for it."""
+        """Whether it is run elsewhere. Never a merge of L0 files: it is small, and consumers wait for it.
+
+        Its bytes are those that were planned, though some may have died since: by these the job was given its limit,
+        and a compactor's lane has claimed it.
+        """
         if claimed.l0_files or claimed.job.kind == MergeKind.LEVEL:
             return False
         wanted = self._is_heavy(claimed)
-        size_bytes = sum(extent.length for extent in claimed.extents)
-        return size_bytes >= self._options.bytes_min if wanted is None else wanted
+        return claimed.job.input_bytes >= self._options.bytes_min if wanted is None else wanted
 
     async def run(
         self,
@@ -121,11 +129,13 @@ class HeavyEngine:
         """What to commit. `keep_going` is called at least every few seconds and may raise to stop the merge.
 
         Raises what the embedded engine raises; UnitsMissingError, SubmitUnavailableError and those of the object store
-        (try again later); SubmitError, ManifestMismatchError (the job cannot be done so).
+        (try again later); SubmitError, ManifestMismatchError, UnitFailedError (the job cannot be done so).
         """
         if not self.takes(claimed):
             return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
         keep_going()
+        name, size_bytes = self._submitter.name, sum(each.length for each in claimed.extents)
+        progress(Progress(0.0, f"{name}: making the plan", 0, size_bytes, name))
         asked_ms = self._clock.monotonic_ms()
         plan, url = await self._plan(claimed)
         if not plan.units:
@@ -143,7 +153,7 @@ class HeavyEngine:
         )
         results = await run.all_results()
         commit = combine(plan, results, epoch=claimed.job.epoch)
-        return replace(commit, summary={**commit.summary, "engine": self._submitter.name})
+        return replace(commit, summary={**commit.summary, "engine": name})
 
     async def _plan(self, claimed: ClaimedJob) -> tuple[HeavyPlan, str]:
         """A stored one that may be gone on with, else a new one, stored; and where the driver finds it."""
@@ -201,13 +211,15 @@ class _HeavyRun:
         self._keep_going = keep_going
         self._results: dict[int, UnitResult] = {}
         self._bytes_done = 0
+        self._said_last = ""
+        """Of the driver before this one, which failed."""
 
     @property
     def _is_complete(self) -> bool:
         return len(self._results) == len(self._plan.units)
 
     async def all_results(self) -> dict[int, UnitResult]:
-        """By unit. Raises UnitsMissingError, and what `keep_going` raises."""
+        """By unit. Raises UnitsMissingError, MergeInputError and UnitFailedError of units, what `keep_going` raises."""
         await self._look()
         failures = 0
         for number in range(1, TRIES_KNOWN_MAX + 1):
@@ -217,6 +229,8 @@ class _HeavyRun:
             if self._is_complete:
                 break
             _log.warning("a driver ended before its units", job=self._plan.job_id, driver=number, said=state.detail)
+            await self._raise_what_failed()
+            self._said_last = _last_words(state)
             failures += not was_over
             if failures == TRIES_MAX or number == TRIES_KNOWN_MAX:
                 raise UnitsMissingError(f"{self._said()}; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
@@ -235,13 +249,15 @@ class _HeavyRun:
         try:
             state = await _state(submission) or SubmissionState(Phase.PENDING)
             was_over = state.phase.is_over
+            self._tell(state)
             while not state.phase.is_over and not self._is_complete:
-                self._tell(state)
                 await self._pause()
                 # asked before the look: a driver that has ended writes nothing behind it
                 state = await _state(submission) or state
                 await self._look()
+                self._tell(state)
             await self._look()
+            self._tell(state)
             await self._wait_for_end(submission, state)
             return state, was_over
         finally:
@@ -271,13 +287,24 @@ class _HeavyRun:
         if self._clock.monotonic_ms() > self._ends_ms:
             raise UnitsMissingError(f"{self._said()} when the time of the plan was over")
 
+    async def _raise_what_failed(self) -> None:
+        """Of units that no other try has done."""
+        failures = await stored_failures(self._store, self._plan)
+        error = failure_of_all([each for each in failures if each.unit not in self._results])
+        if error is not None:
+            raise error
+
     def _said(self) -> str:
         return f"{len(self._results)} of {len(self._plan.units)} units of job {self._plan.job_id} are done"
 
     def _tell(self, state: SubmissionState) -> None:
         bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
-        step = f"{self._submitter.name}: {state.phase}, {len(self._results)} of {len(self._plan.units)} units done"
-        self._progress(Progress(self._bytes_done / max(bytes_planned, 1), step, self._bytes_done, bytes_planned))
+        name, words = self._submitter.name, _last_words(state)
+        step = f"{name}: {state.phase}, {len(self._results)} of {len(self._plan.units)} units done"
+        step += f"; {words}" if words else ""
+        step += f"; the driver before failed: {self._said_last}" if self._said_last else ""
+        fraction = self._bytes_done / max(bytes_planned, 1)
+        self._progress(Progress(fraction, step, self._bytes_done, bytes_planned, name))
 
     # ---- manifests
 
@@ -313,6 +340,12 @@ class _HeavyRun:
             if stat.size_bytes != file.size_bytes or stat.crc32c not in (None, file.crc32c):
                 raise ManifestMismatchError(f"{file.key!r} is not the object that {key!r} says it is")
         return result
+
+
+def _last_words(state: SubmissionState) -> str:
+    """A line for people."""
+    lines = [line.strip() for line in state.detail.splitlines() if line.strip()]
+    return lines[-1][:WORDS_CHARS_MAX] if lines else ""
 
 
 async def _state(submission: Submission) -> SubmissionState | None:

@@ -2,7 +2,7 @@
 
 Order: the manifest (done already: nothing is merged) -> the merge, under unique keys -> the manifest, if there is none.
 A crash anywhere leaves outputs that nothing names, and the unit is done again by the next try. Two tries at once both
-end well: the manifest that was first counts.
+end well: the manifest that was first counts. A unit that cannot be done leaves why (`compactor/heavy/failures.py`).
 
 Keys and footers carry the metadata store's time as well as a task can know it: the machine's clock, but never before
 the claim nor after the last moment at which the plan may be committed, which are that store's own times. So a clock
@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compactor.execute import MergeEngine
+from compactor.heavy.failures import failure_told
 from compactor.heavy.manifest import UnitResult, check_result
 from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import read_result, settle, store_time_ms
@@ -35,14 +36,15 @@ async def run_unit(
     unit = plan.unit(number)
     if unit.kind is UnitKind.KEYS:
         raise PlanError(f"unit {number} of job {plan.job_id} reads keys, which go elsewhere than into a file")
-    result = await read_result(store, plan, number)
-    if result is None:
-        began_ms = clock.monotonic_ms()
-        done = await _merge(store, plan, unit, clock=clock, ids=ids, in_thread=in_thread)
-        seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
-        result = await settle(store, plan, replace(done, seconds=seconds))
-    check_result(plan, unit, result)
-    return result
+    async with failure_told(store, plan, number):
+        result = await read_result(store, plan, number)
+        if result is None:
+            began_ms = clock.monotonic_ms()
+            done = await _merge(store, plan, unit, clock=clock, ids=ids, in_thread=in_thread)
+            seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
+            result = await settle(store, plan, replace(done, seconds=seconds))
+        check_result(plan, unit, result)
+        return result
 
 
 async def _merge(

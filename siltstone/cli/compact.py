@@ -182,6 +182,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     async with opened_stores(here, metrics, clock, ids) as (store, own):
+        chosen = await engines(here, store, own, clock, ids)
         compactor = Compactor(
             settings=here,
             store=store,
@@ -190,7 +191,8 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
             ids=ids,
             metrics=metrics,
             host=f"{socket.gethostname()} (siltstone compact)",
-            engine=await engines(here, store, own, clock, ids),
+            engine=chosen.make,
+            heavy_bytes_min=chosen.heavy_bytes_min,
         )
         await compactor.start()
         try:

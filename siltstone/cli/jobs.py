@@ -16,7 +16,7 @@ from siltstone.cli.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.usage import WrongUsageError
 from siltstone.command_words import CommandWords
 from siltstone.errors import BadInputError
-from siltstone.spark_note import spark_note
+from siltstone.spark_note import ENGINE, spark_note
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110
@@ -174,6 +174,7 @@ def percent(fraction: float) -> str:
 
 
 def _described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
+    step = "" if job.state is JobState.DONE else str(job.progress.get("step", ""))
     pairs = {
         "job": str(job.job_id),
         "kind": job.kind,
@@ -185,17 +186,27 @@ def _described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
         "planned": f"{age_text(now_ms - job.created_ms)} ago",
         "attempts": str(job.attempts),
         "compactor": "-" if job.holder is None else str(job.holder),
+        "engine": _engine(job),
         "took": _took(job, now_ms) or "-",
-        "progress": f"{bar(fraction_of(job))} {job.progress.get('step', '')}".rstrip(),
+        "progress": f"{bar(fraction_of(job))} {step}".rstrip(),
     }
     if job.state is JobState.RUNNING and job.deadline_ms is not None:
         pairs["time left"] = age_text(job.deadline_ms - now_ms)
-    pairs |= {f"result: {name.replace('_', ' ')}": _shown(name, value) for name, value in job.result.items()}
+    results = ((name, value) for name, value in job.result.items() if name != ENGINE)
+    pairs |= {f"result: {name.replace('_', ' ')}": _shown(name, value) for name, value in results}
     if job.error:
         pairs["error"] = job.error
     if note:
         pairs["note"] = note
     return pairs
+
+
+def _engine(job: MergeJob) -> str:
+    """Who runs or ran it: a submitter of Spark by its name, or the compactor itself."""
+    elsewhere = str(job.result.get(ENGINE) or job.progress.get(ENGINE) or "")
+    if elsewhere:
+        return f"Spark, by {elsewhere}"
+    return "embedded" if job.state is JobState.DONE or job.progress else "-"
 
 
 def _shown(name: str, value: Any) -> str:

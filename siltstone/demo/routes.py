@@ -34,6 +34,8 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import SiltstoneError
 
 TOPIC = "routes"
+PARTITIONS = 1
+"""One partition, one merge: each is a program that starts a Spark of its own."""
 CARRIERS_SHOWN = 5
 TIMEOUT_S = 600
 COMPACT_OPTIONS = ("--now", "--engine", "spark", "--set", "spark.submitter=local", "--set", "spark.master=local[2]")
@@ -61,17 +63,16 @@ def missing_for_spark() -> str:
     return f"left out, the part on Spark: {', '.join(missing)} not installed (pip install 'siltstone[demo,spark]')"
 
 
-def by_route(source: Iterator[Flight], partitions: int) -> Iterator[Flight]:
+def by_route(source: Iterator[Flight]) -> Iterator[Flight]:
     for flight in source:
         fields: dict[str, Any] = json.loads(flight.value)
         key = f"{fields['origin']}-{fields['dest']}".encode()
-        yield replace(flight, key=key, partition=partition_of(key, 0, partitions))
+        yield replace(flight, key=key, partition=partition_of(key, 0, PARTITIONS))
 
 
 def merge_on_spark(
     stack: Stack,
     source: Iterator[Flight],
-    partitions: int,
     *,
     total: int,
     console: Console,
@@ -79,16 +80,16 @@ def merge_on_spark(
     progress: Callable[[str, int], AbstractContextManager[clients.Progress]],
 ) -> Merged:
     """Write, merge on Spark, read back, compare. Raises MismatchError, ProduceError, SparkStepError."""
-    latest = LatestFlights(partitions)
-    asyncio.run(_create_topic(stack.bootstrap, partitions))
+    latest = LatestFlights(PARTITIONS)
+    asyncio.run(_create_topic(stack.bootstrap))
     with progress("producing again, keyed by route, to a compacted topic", total) as advance:
-        flights = latest.noted(by_route(source, partitions))
-        produced = clients.produce(stack.bootstrap, TOPIC, flights, Ledger(partitions), advance, clock)
+        flights = latest.noted(by_route(source))
+        produced = clients.produce(stack.bootstrap, TOPIC, flights, Ledger(PARTITIONS), advance, clock)
     command = ["compact", TOPIC, *COMPACT_OPTIONS]
     console.print(f"siltstone {' '.join(command)} --data ...", markup=False, soft_wrap=True)
     said = _run(["-m", "siltstone", *command, "--json", "--data", str(stack.data)], stack)
     comparison = LatestComparison(latest.by_tail_number)
-    asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, clock))
+    asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, PARTITIONS, comparison.add, clock))
     return Merged(produced=produced, summary=json.loads(said), routes=comparison.finish())
 
 
@@ -108,7 +109,9 @@ def print_merged(merged: Merged) -> None:
 def ask_spark(stack: Stack, topic: str, source: Iterator[Flight], console: Console) -> None:
     """The flights by carrier, by Spark and by a plain loop. Raises MismatchError, SparkStepError."""
     console.print('spark.read.format("siltstone"): flights by carrier', markup=False)
-    found = cast("dict[str, Sequence[float]]", json.loads(_run(["-m", "spark_jobs.demo_flights", topic], stack)))
+    found = cast(
+        "dict[str, Sequence[float]]", json.loads(_run(["-m", "spark_jobs.demo_flights", topic], stack, quiet=True))
+    )
     flights, miles = Counter[str](), Counter[str]()
     for flight in source:
         fields: dict[str, Any] = json.loads(flight.value)
@@ -126,13 +129,16 @@ def ask_spark(stack: Stack, topic: str, source: Iterator[Flight], console: Conso
     )
 
 
-async def _create_topic(bootstrap: str, partitions: int) -> None:
+async def _create_topic(bootstrap: str) -> None:
     async with connected(bootstrap, client_id="siltstone-demo") as client:
-        await client.create_topic(TOPIC, partitions=partitions, configs={"cleanup.policy": "compact"})
+        await client.create_topic(TOPIC, partitions=PARTITIONS, configs={"cleanup.policy": "compact"})
 
 
-def _run(words: Sequence[str], stack: Stack) -> str:
-    """What a Python program of ours printed; its progress goes to our own stderr. Raises SparkStepError."""
+def _run(words: Sequence[str], stack: Stack, *, quiet: bool = False) -> str:
+    """What a Python program of ours printed. Its stderr is ours, or, where it is to be `quiet`, shown when it fails.
+
+    Raises SparkStepError.
+    """
     running = read_run_file(stack.data)
     if running is None:
         raise SiltstoneError(f"the demo's own stack is gone from {stack.data}")

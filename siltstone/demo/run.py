@@ -81,9 +81,8 @@ def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Cl
             console.print(f"fsck: {_fsck(stack.data)} invariants hold", markup=False)
         took_s = (clock.monotonic_ms() - started_ms) / 1000
     console.print(
-        f"OK {outcome.produced.records:,} records came back as sent; "
-        f"{compacted.compacted.before.records:,} compacted to {compacted.aircraft:,} aircraft"
-        + (f", on Spark to {merged.routes:,} routes" if merged is not None else "")
+        f"OK {outcome.produced.records:,} records came back as sent; {compacted.aircraft:,} aircraft"
+        + (f", {merged.routes:,} routes" if merged is not None else "")
         + f"; {took_s:.0f} s",
         markup=False,
         soft_wrap=True,
@@ -117,7 +116,6 @@ def _on_spark(stack: Stack, rows: int | None, total: int, console: Console, cloc
     merged = routes.merge_on_spark(
         stack,
         flights(PARTITIONS, limit=rows),
-        PARTITIONS,
         total=total,
         console=console,
         clock=clock,

@@ -35,6 +35,7 @@ def only_the_wheel(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.soak
 def test_the_doctor_runs_a_job_on_the_java_of_the_wheel(only_the_wheel: dict[str, str]) -> None:
     # given a machine without a Java of its own, when the doctor looks
     outcome = siltstone("spark", "doctor", "--json", environ=only_the_wheel)

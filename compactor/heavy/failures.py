@@ -1,0 +1,137 @@
+"""What a unit that cannot be done leaves behind: value, stored form, and what follows from it for the merge.
+
+A task whose unit fails for good (an input that is gone, or of a later release) writes that beside the manifests before
+it ends, so that the compactor need not guess it from a driver's last lines. Written once; the first to fail counts. It
+counts only as long as the unit has no manifest and its driver has ended: another try may have had more luck. A crash
+before it is written leaves a driver that failed for no known reason, which is followed by another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import zstandard
+
+from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.units import HeavyPlan, PlanError, decompress
+from compactor.kway_merge import MergeInputError
+from siltstone.errors import SiltstoneError
+from siltstone.logging import get_logger
+from storage.keys import FAILED_NAME, BadKeyError, failed_key, job_key, parse_job_key
+from storage.objects import ObjectExistsError, ObjectStore
+from wire.crc import crc32c
+
+_log = get_logger(__name__)
+
+FAILURE_VERSION = 1
+FAILURE_BYTES_MAX = 64 << 20
+MESSAGE_CHARS_MAX = 2_000
+FAILURES_READ_MAX = 100
+"""More of them say nothing new."""
+
+
+class UnitFailedError(SiltstoneError):
+    """A unit cannot be done as planned, however often it is tried. Units that have manifests keep them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFailure:
+    plan: str
+    """Fingerprint."""
+    unit: int
+    kind: str
+    """Name of the error's class."""
+    message: str
+    file_ids: Sequence[int] = ()
+    """Inputs that are to blame; none where it is no input's fault."""
+
+    def encode(self) -> bytes:
+        body = {
+            "version": FAILURE_VERSION,
+            "plan": self.plan,
+            "unit": self.unit,
+            "kind": self.kind,
+            "message": self.message,
+            "file_ids": list(self.file_ids),
+        }
+        return zstandard.ZstdCompressor(level=3).compress(json.dumps(body, sort_keys=True).encode())
+
+
+def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
+    """Raises ManifestMismatchError for what is none of this plan and unit, or blames a file that is no input."""
+    try:
+        loaded: object = json.loads(decompress(stored, FAILURE_BYTES_MAX))
+        fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+        failure = UnitFailure(
+            plan=str(fields["plan"]),
+            unit=int(fields["unit"]),
+            kind=str(fields["kind"]),
+            message=str(fields["message"])[:MESSAGE_CHARS_MAX],
+            file_ids=tuple(int(each) for each in fields["file_ids"]),
+        )
+        known = fields["version"] == FAILURE_VERSION
+    except (PlanError, KeyError, TypeError, ValueError) as error:
+        raise ManifestMismatchError(f"what unit {unit} left of its failure cannot be read: {error!r}") from error
+    if not known or (failure.plan, failure.unit) != (plan.fingerprint, unit):
+        raise ManifestMismatchError(f"what unit {unit} left of its failure is of another plan, unit or release")
+    if not set(failure.file_ids) <= {each.file_id for each in plan.extents}:
+        raise ManifestMismatchError(f"unit {unit} blames files that are no inputs of job {plan.job_id}")
+    return failure
+
+
+@asynccontextmanager
+async def failure_told(store: ObjectStore, plan: HeavyPlan, unit: int) -> AsyncGenerator[None]:
+    """Write why the unit failed when the block ends with an error that another try does not heal."""
+    try:
+        yield
+    except SiltstoneError as error:
+        if not error.retriable:
+            await _tell(store, plan, unit, error)
+        raise
+
+
+async def _tell(store: ObjectStore, plan: HeavyPlan, unit: int, error: SiltstoneError) -> None:
+    failure = UnitFailure(
+        plan=plan.fingerprint,
+        unit=unit,
+        kind=type(error).__name__,
+        message=str(error)[:MESSAGE_CHARS_MAX],
+        file_ids=error.file_ids if isinstance(error, MergeInputError) else (),
+    )
+    body = failure.encode()
+    try:
+        with suppress(ObjectExistsError):
+            await store.put_if_absent(failed_key(plan.job_id, plan.fingerprint, unit), body, crc32c=crc32c(body))
+    except SiltstoneError as trouble:  # what counts is the unit's own error, which the driver tells too
+        _log.warning("a unit's failure could not be written", job=plan.job_id, unit=unit, error=str(trouble))
+
+
+async def stored_failures(store: ObjectStore, plan: HeavyPlan) -> Sequence[UnitFailure]:
+    """By unit. Raises ManifestMismatchError."""
+    units: list[int] = []
+    async for stat in store.list(job_key(plan.job_id, plan.fingerprint) + FAILED_NAME):
+        with suppress(BadKeyError):
+            unit = parse_job_key(stat.key).failed_unit
+            if unit is not None:
+                units.append(unit)
+    found: list[UnitFailure] = []
+    for unit in sorted(units)[:FAILURES_READ_MAX]:
+        stored = await store.get(failed_key(plan.job_id, plan.fingerprint, unit))
+        found.append(decode_failure(stored, plan, unit))
+    return found
+
+
+def failure_of_all(failures: Sequence[UnitFailure]) -> SiltstoneError | None:
+    """What the merge ends with: MergeInputError where inputs are to blame, all of them, else UnitFailedError. Pure."""
+    if not failures:
+        return None
+    blaming = [each for each in failures if each.file_ids]
+    first = (blaming or failures)[0]
+    said = f"unit {first.unit}: {first.message}"
+    if blaming:
+        return MergeInputError(said, file_ids=sorted({id_ for each in blaming for id_ in each.file_ids}))
+    return UnitFailedError(f"{said} [{first.kind}]")
