@@ -9,7 +9,7 @@ from typing import Any, cast
 import click
 
 from metadata.compaction import JobState, MergeJob
-from metadata.job_rules import UNREADABLE
+from metadata.job_rules import UNREADABLE, rests
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, run_here
@@ -117,7 +117,7 @@ def show_job(job_id: str, places: Places, as_json: bool) -> None:
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return
-    print_pairs(_described(job, now_ms, spark_note(job, places.settings)))
+    print_pairs(described(job, now_ms, spark_note(job, places.settings)))
 
 
 @jobs.command("run")
@@ -142,7 +142,7 @@ def run_one(job_id: str, engine: EngineChoice | None, places: Places, as_json: b
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return
-    print_pairs(_described(job, now_ms))
+    print_pairs(described(job, now_ms))
 
 
 async def _read(metadata_url: str, states: Sequence[JobState], limit: int) -> tuple[int, Sequence[MergeJob]]:
@@ -173,8 +173,10 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.0f} %"
 
 
-def _described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
-    step = "" if job.state is JobState.DONE else str(job.progress.get("step", ""))
+def described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
+    step = str(job.progress.get("step", ""))
+    if job.state is not JobState.RUNNING:  # what is done needs no step, and the others had come as far as this
+        step = f"(last: {step})" if step and job.state is not JobState.DONE else ""
     pairs = {
         "job": str(job.job_id),
         "kind": job.kind,
@@ -190,6 +192,8 @@ def _described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
         "took": _took(job, now_ms) or "-",
         "progress": f"{bar(fraction_of(job))} {step}".rstrip(),
     }
+    if job.state is JobState.READY and rests(job.not_before_ms, now_ms):
+        pairs["tried again in"] = age_text(job.not_before_ms - now_ms)
     if job.state is JobState.RUNNING and job.deadline_ms is not None:
         pairs["time left"] = age_text(job.deadline_ms - now_ms)
     results = ((name, value) for name, value in job.result.items() if name != ENGINE)
@@ -223,7 +227,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _took(job: MergeJob, now_ms: int) -> str:
-    if job.started_ms is None:
+    if job.started_ms is None or job.state is JobState.READY:  # given back: nobody is at it
         return ""
     return age_text((job.finished_ms or now_ms) - job.started_ms)
 

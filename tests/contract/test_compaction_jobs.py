@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -280,6 +281,20 @@ async def test_a_job_is_claimed_by_its_id_though_it_rests_and_though_it_is_not_t
     # and of another kind than asked for neither
     last = await world.service.create_job(job(l0_file_ids=files[2:]))
     assert await world.service.claim_job(lease, kinds=["forced"], job_id=last) is None
+
+
+async def test_jobs_are_claimed_by_their_planned_bytes_the_oldest_first(world: World) -> None:
+    _, files = await l0_files(world, 4)
+    lease = await world.service.register_compactor("host")
+    new = [job(l0_file_ids=[file], input_bytes=size) for file, size in zip(files, (500, 100, 99, 0), strict=True)]
+    jobs = [await world.service.create_job(each) for each in new]
+
+    async def claimed(**which: Any) -> int | None:
+        found = await world.service.claim_job(lease, **which)
+        return None if found is None else found.job.job_id
+
+    assert [await claimed(bytes_below=100) for _ in range(3)] == [jobs[2], jobs[3], None]
+    assert [await claimed(bytes_min=100) for _ in range(3)] == [jobs[0], jobs[1], None]
 
 
 async def test_a_job_that_its_maker_kept_for_himself_is_anybodys_after_its_rest(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compactor.plan import new_job, plan_merges
-from compactor.spec import PlanOptions
+from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.compaction import JobState, MergeJob, Metadata
 from metadata.urls import open_metadata
 from siltstone.cli import main
@@ -102,6 +103,38 @@ def test_a_job_runs_in_the_foreground_once_and_every_refusal_says_why(stack: Sta
     assert (done["job_id"], done["state"], done["result"].get("engine")) == (job_id, "done", None)
     over = run(stack, "jobs", "run", str(job_id))
     assert over.exit_code == 1 and f"job {job_id} is over: it is done" in over.stderr
+
+
+def test_a_merge_that_was_planned_with_less_time_than_a_cluster_takes_to_start_is_refused(stack: Stack) -> None:
+    write(stack.bootstrap, "brief", BALANCES, policy="delete")
+    run_json(stack, "jobs", "run", str(planned(stack, "level")))
+
+    async def plain_merge() -> int:
+        """As a planner without Spark makes it."""
+        async with metadata_of(stack) as metadata:
+            topic = next(each for each in await metadata.topics() if each.name == "brief")
+            extents = [each for id_ in topic.partition_ids for each in await metadata.leveled_extents(id_, 0)]
+            spec = MergeSpec(
+                kind=MergeKind.MERGE,
+                now_ms=await metadata.now_ms(),
+                limit_ms=60_000,
+                level=2,
+                output_bytes=1 << 30,
+                dedupe=False,
+                extent_ids=tuple(each.extent_id for each in extents),
+                input_bytes=sum(each.length for each in extents),
+            )
+            return await metadata.create_job(new_job(spec))
+
+    job_id = asyncio.run(plain_merge())
+    refused = run(stack, "jobs", "run", str(job_id), "--engine", "spark", *SPARK)
+    assert refused.exit_code == 1
+    assert f"job {job_id} was planned for a compactor, to end within 60 s" in refused.stderr
+    assert "may take 600 s" in refused.stderr and "leave --engine out" in refused.stderr
+    assert run_json(stack, "jobs", "show", str(job_id))["state"] == "ready"
+    run_json(stack, "jobs", "run", str(job_id))
+    shown = run(stack, "jobs", "show", str(job_id)).stdout
+    assert re.search(r"engine +embedded", shown) and re.search(r"progress +#{16} 100%\n", shown)
 
 
 def test_where_nothing_says_where_spark_is_that_is_said_before_anything_runs(stack: Stack) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compactor.heavy.stored import load_plan
+from compactor.kway_merge import MergeInputError
 from metadata.service import Topic
 from siltstone.settings import Settings
 from spark_jobs import heavy_merge
@@ -110,14 +111,17 @@ async def test_spark_merges_as_the_compactor_does_one_unit_a_task(
     assert sum(each["input_bytes"] for each in told) == plan.input_bytes
 
 
-async def test_a_unit_that_cannot_be_done_ends_the_driver_at_once_and_says_why(
-    tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize("sliced", [False, pytest.param(True, marks=pytest.mark.soak)])
+async def test_a_unit_whose_input_is_gone_ends_the_merge_at_once_with_the_file_that_is_to_blame(
+    tmp_path: Path, spark: SparkSession, sliced: bool
 ) -> None:
-    system, plain, _ = await a_system(tmp_path, 1)
-    extent = (await system.extents(plain.partition_ids[0]))[0]
+    system, plain, users = await a_system(tmp_path, 2)
+    extent = (await system.extents((users if sliced else plain).partition_ids[0]))[1]
     await system.store.delete_many([extent.key])
-    with pytest.raises(Exception, match=r"unit \d+: .*"):
-        await system.merge(SessionSubmitter(spark), unit_bytes=MIB)
+    keyed_unit_bytes = MIB if sliced else 100 * MIB
+    with pytest.raises(MergeInputError, match=r"unit \d+: .* is not in the object store") as raised:
+        await system.merge(SessionSubmitter(spark), unit_bytes=MIB, keyed_unit_bytes=keyed_unit_bytes)
+    assert raised.value.file_ids == (extent.file_id,)
 
 
 @pytest.mark.soak

@@ -14,6 +14,7 @@ from storage.keys import (
     FileKey,
     JobKey,
     check_key,
+    failed_key,
     file_key,
     hour_of,
     job_key,
@@ -98,6 +99,8 @@ def test_keys_of_merge_jobs_say_job_plan_and_unit() -> None:
     assert parse_job_key(plan).unit is None
     assert parse_job_key(unit_key(12, FINGERPRINT, 7)).unit == 7
     assert parse_job_key(job_key(12, FINGERPRINT, "survivors/u7.json.zst")).unit is None
+    failed = parse_job_key(failed_key(12, FINGERPRINT, 7))
+    assert (failed.unit, failed.failed_unit, parse_job_key(plan).failed_unit) == (None, 7, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,187 @@
+"""A compactor with a cluster beside it: a merge that runs there for long stands in nobody's way here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from compactor.execute import MergeEngine
+from compactor.heavy.engine import HeavyEngine, HeavyOptions
+from compactor.heavy.submitter import Phase, Submission, SubmissionState
+from compactor.plan import new_job
+from compactor.spec import GIB, MergeKind, MergeSpec
+from compactor.worker import Engine
+from metadata.compaction import JobState, MergeJob
+from metadata.service import WriterLease
+from siltstone.clock import SystemClock
+from siltstone.ids import SystemIds
+from storage.cluster import check_cluster
+from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
+from tests.fixtures.compactors import StartCompactor
+from tests.fixtures.fleet import until
+from tests.fixtures.heavy_merges import InProcessSubmitter
+
+HEAVY_BYTES = 1_000_000
+"""As planned; what lies there is small."""
+QUIET = {**LEVEL_ONLY, "compaction_l2_runs_min": 1_000}
+"""Nothing is merged but L0 files and what a test asks for."""
+
+
+class FullCluster:
+    """A `Submitter` whose drivers wait for room until there is some."""
+
+    name = "full"
+
+    def __init__(self, inner: InProcessSubmitter) -> None:
+        self.inner = inner
+        self.has_room = asyncio.Event()
+        self.cancelled = 0
+
+    async def submit(self, plan_url: str, **asked: Any) -> WaitingDriver:
+        return WaitingDriver(self, plan_url, asked)
+
+
+class WaitingDriver:
+    def __init__(self, cluster: FullCluster, plan_url: str, asked: dict[str, Any]) -> None:
+        self._cluster, self._plan_url, self._asked = cluster, plan_url, asked
+        self._inner: Submission | None = None
+
+    async def state(self) -> SubmissionState:
+        if not self._cluster.has_room.is_set():
+            return SubmissionState(Phase.PENDING, "job run 7 is QUEUED")
+        if self._inner is None:
+            self._inner = await self._cluster.inner.submit(self._plan_url, **self._asked)
+        return await self._inner.state()
+
+    async def cancel(self) -> None:
+        self._cluster.cancelled += 1
+        if self._inner is not None:
+            await self._inner.cancel()
+
+
+async def engines_with(system: System) -> tuple[FullCluster, Callable[[WriterLease], Engine]]:
+    identity = await system.metadata.cluster_identity()
+    await check_cluster(system.store, cluster_id=identity.cluster_id, store_bound=identity.store_bound)
+    clock, ids = SystemClock(), SystemIds()
+    cluster = FullCluster(InProcessSubmitter(system.store, clock, ids))
+
+    def engine(lease: WriterLease) -> Engine:
+        return HeavyEngine(
+            embedded=MergeEngine(store=system.store, clock=clock, ids=ids, lease=lease, keys_max=1_000),
+            submitter=cluster,
+            store=system.store,
+            store_url=None,
+            cluster_id=identity.cluster_id,
+            clock=clock,
+            lease=lease,
+            options=HeavyOptions(bytes_min=HEAVY_BYTES, unit_bytes=1, poll_ms=10),
+        )
+
+    return cluster, engine
+
+
+async def leveled(system: System, start_compactor: StartCompactor, *topics: str) -> None:
+    """Topics with two files each in L1."""
+    for topic in topics:
+        await system.client.create_topic(topic, partitions=1)
+    first = await start_beside(system, start_compactor, **QUIET)
+    for topic in topics * 2:
+        await system.write(topic, 3)
+        await until(lambda: has_no_l0(system))
+    await first.compactor.stop()
+
+
+async def has_no_l0(system: System) -> bool:
+    return 0 not in await system.levels()
+
+
+async def merge_of(system: System, topic: str, planned_bytes: int) -> int:
+    """A job over all that the topic has, as if it had been planned with so many bytes."""
+    [partition_id] = next(each for each in await system.metadata.topics() if each.name == topic).partition_ids
+    extents = await system.metadata.leveled_extents(partition_id, 0)
+    assert len(extents) >= 2
+    spec = MergeSpec(
+        kind=MergeKind.MERGE,
+        now_ms=await system.metadata.now_ms(),
+        limit_ms=600_000,
+        level=2,
+        output_bytes=GIB,
+        dedupe=False,
+        extent_ids=tuple(each.extent_id for each in extents),
+        input_bytes=planned_bytes,
+    )
+    return await system.metadata.create_job(new_job(spec))
+
+
+async def job(system: System, job_id: int) -> MergeJob:
+    found = await system.metadata.job(job_id)
+    assert found is not None
+    return found
+
+
+async def test_small_merges_go_on_beside_a_heavy_one_which_takes_no_memory_here(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    cluster, engine = await engines_with(system)
+    # given a heavy merge, planned first, and another behind it
+    await leveled(system, start_compactor, "large", "later", "small", "smaller")
+    written = [await system.values(topic) for topic in ("large", "small")]
+    heavy, second = [await merge_of(system, topic, HEAVY_BYTES) for topic in ("large", "later")]
+    running = await start_beside(system, start_compactor, engine=engine, heavy_bytes_min=HEAVY_BYTES, **QUIET)
+
+    async def state(job_id: int, wanted: JobState) -> bool:
+        return (await job(system, job_id)).state is wanted
+
+    # when the cluster has no room
+    await until(lambda: state(heavy, JobState.RUNNING))
+    small, smaller = await merge_of(system, "small", HEAVY_BYTES - 1), await merge_of(system, "smaller", 0)
+    for job_id in (small, smaller):
+        await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
+
+    # then the small ones are done by the compactor itself, one heavy one waits and says so, the other is not begun
+    assert "engine" not in (await job(system, small)).result
+    assert await state(heavy, JobState.RUNNING) and await state(second, JobState.READY)
+    await until(lambda: tells(system, heavy), timeout_s=20)
+    assert running.metric("merge_memory_bytes") == 0
+    # and with room both are done there
+    cluster.has_room.set()
+    for job_id in (heavy, second):
+        await until(lambda job_id=job_id: state(job_id, JobState.DONE), timeout_s=20)
+        assert (await job(system, job_id)).result["engine"] == "full"
+    assert [await system.values(topic) for topic in ("large", "small")] == written
+    assert (running.merges("done"), running.merges("failed")) == (4, 0)
+
+
+async def tells(system: System, job_id: int) -> bool:
+    progress = (await job(system, job_id)).progress
+    if not str(progress.get("step", "")).startswith("full: pending"):
+        return False
+    assert progress["step"] == "full: pending, 0 of 2 units done; job run 7 is QUEUED"
+    assert progress["engine"] == "full"
+    return True
+
+
+async def test_a_compactor_that_stops_gives_its_heavy_merge_back_and_one_without_a_cluster_takes_it(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    cluster, engine = await engines_with(system)
+    await leveled(system, start_compactor, "large")
+    heavy = await merge_of(system, "large", HEAVY_BYTES)
+    first = await start_beside(system, start_compactor, engine=engine, heavy_bytes_min=HEAVY_BYTES, **QUIET)
+
+    async def waits_there() -> bool:
+        return (await job(system, heavy)).state is JobState.RUNNING and bool(cluster.inner.tokens) is False
+
+    await until(waits_there)
+    await first.compactor.stop()
+    given_back = await job(system, heavy)
+    assert (given_back.state, given_back.attempts) == (JobState.READY, 0)
+    # when a compactor comes that has no cluster, then its merge lane takes merges of every size
+    await start_beside(system, start_compactor, **QUIET)
+
+    async def is_done() -> bool:
+        return (await job(system, heavy)).state is JobState.DONE
+
+    await until(is_done, timeout_s=20)
+    assert "engine" not in (await job(system, heavy)).result
