@@ -190,6 +190,10 @@ class GroupMetadata(Protocol):
         """
         ...
 
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        """Those of them under which nothing can be written any more: the group was taken since, or deleted."""
+        ...
+
     async def offsets(
         self, group_id: str, places: Sequence[OffsetPlace] | None = None
     ) -> Mapping[OffsetPlace, CommittedOffset]:

@@ -51,6 +51,10 @@ class MemoryGroups:
     async def commit_offsets(self, batches: Sequence[g.OffsetCommitBatch]) -> Sequence[g.OffsetCommitResult]:
         return [self._commit(batch) for batch in batches]
 
+    async def fenced_leases(self, leases: Sequence[g.GroupLease]) -> Sequence[g.GroupLease]:
+        groups = self.database.groups
+        return [each for each in leases if each.group_id not in groups or groups[each.group_id].epoch != each.epoch]
+
     async def offsets(
         self, group_id: str, places: Sequence[g.OffsetPlace] | None = None
     ) -> Mapping[g.OffsetPlace, g.CommittedOffset]:

@@ -32,7 +32,7 @@ from metadata.groups import (
 )
 from metadata.postgres_connection import Database
 from metadata.postgres_group_offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
-from metadata.postgres_rows import now_ms, statement
+from metadata.postgres_rows import LONGS, now_ms, statement
 from metadata.service import WriterFencedError, WriterLease
 from metadata.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
 
@@ -78,6 +78,12 @@ _DELETE_NOTHING = statement(
     group_ids=sa.ARRAY(Utf8),
     idle_before_ms=sa.BigInteger,
 )
+_FENCED_LEASES = statement(
+    """SELECT h.group_id, h.epoch FROM unnest(:group_ids, :epochs) AS h (group_id, epoch)
+    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = h.group_id AND g.epoch = h.epoch)""",
+    group_ids=sa.ARRAY(Utf8),
+    epochs=LONGS,
+).columns(group_id=Utf8)
 _STRAY_OFFSETS = statement(
     """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
     WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = o.group_id)
@@ -167,6 +173,15 @@ class PostgresGroups:
 
     async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
         return await self._offset_committer.commit(batches)
+
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        values = {"group_ids": [each.group_id for each in leases], "epochs": [each.epoch for each in leases]}
+
+        async def work(connection: AsyncConnection) -> Sequence[GroupLease]:
+            rows = await connection.execute(_FENCED_LEASES, values)
+            return [GroupLease(group_id=row.group_id, epoch=row.epoch) for row in rows]
+
+        return await self._database.read(work)
 
     async def offsets(
         self, group_id: str, places: Sequence[OffsetPlace] | None = None

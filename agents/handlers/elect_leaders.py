@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from agents.broker import Broker
+from agents.turns import in_turns, one_by_one
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -25,12 +26,15 @@ async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersReq
     if any(broker.catalog.topic(each.topic) is None for each in asked):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(topic=each.topic, partition_result=_results(broker, each.topic, each.partitions))
-            for each in asked
+    results: list[ReplicaElectionResult] = []
+    async for each in one_by_one(asked):
+        answered = [
+            result
+            async for some in in_turns(each.partitions)
+            for result in _results(broker, each.topic, some)
         ]
-    )
+        results.append(ReplicaElectionResult(topic=each.topic, partition_result=answered))
+    return ElectLeadersResponse(replica_election_results=results)
 
 
 def _results(broker: Broker, name: str, numbers: Iterable[int]) -> list[PartitionResult]:

@@ -16,10 +16,12 @@ from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, 
 _GROUP, _TRANSACTION = 0, 1
 
 
-def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+async def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     if header.api_version >= 4:
         return FindCoordinatorResponse(
-            coordinators=[_find(broker, request.key_type, key) for key in request.coordinator_keys]
+            coordinators=[
+                _find(broker, request.key_type, key) async for key in one_by_one(request.coordinator_keys)
+            ]
         )
     found = _find(broker, request.key_type, request.key)
     return FindCoordinatorResponse(

@@ -9,6 +9,7 @@ from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
+from agents.turns import in_turns, one_by_one
 from metadata.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -36,9 +37,9 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
             raise GroupRefusedError(ErrorCode.NON_EMPTY_GROUP, "the group has members")
         places: list[OffsetPlace] = []
         topics: list[OffsetDeleteResponseTopic] = []
-        for topic in request.topics:
+        async for topic in one_by_one(request.topics):
             asked = [each.partition_index for each in topic.partitions]
-            topics.append(_judge(broker, view, topic.name, asked, places))
+            topics.append(await _judge(broker, view, topic.name, asked, places))
         if places:
             await broker.groups.delete_offsets(request.group_id, places)
     except GroupRefusedError as refused:
@@ -46,21 +47,22 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
     return OffsetDeleteResponse(topics=topics)
 
 
-def _judge(
+async def _judge(
     broker: Broker, view: GroupView, name: str, asked: Sequence[int], places: list[OffsetPlace]
 ) -> OffsetDeleteResponseTopic:
     """Adds what may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
-    for partition in asked:
-        place = place_of(broker.catalog, name, partition)
-        if place is None:
-            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        elif _is_subscribed(view, name):
-            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-        else:
-            error = ErrorCode.NONE
-            places.append(place)
-        answers.append(OffsetDeleteResponsePartition(partition_index=partition, error_code=error))
+    async for some in in_turns(asked):
+        for partition in some:
+            place = place_of(broker.catalog, name, partition)
+            if place is None:
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif _is_subscribed(view, name):
+                error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            else:
+                error = ErrorCode.NONE
+                places.append(place)
+            answers.append(OffsetDeleteResponsePartition(partition_index=partition, error_code=error))
     return OffsetDeleteResponseTopic(name=name, partitions=answers)
 
 

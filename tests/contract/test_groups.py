@@ -96,6 +96,21 @@ async def test_an_owner_whose_group_was_taken_changes_nothing_more(world: World)
     assert before == (await world.service.groups(), await world.service.group("g"), await world.service.offsets("g"))
 
 
+async def test_an_owner_is_told_which_of_its_groups_were_taken_or_deleted(world: World) -> None:
+    owner, other = await Owner.register(world.service), await Owner.register(world.service, port=9093)
+    kept, taken, deleted, made_anew, strange = [await owner.lease_of(id_) for id_ in ("k", "t", "d", "m", STRANGE)]
+    leases = (kept, taken, deleted, made_anew, strange)
+    assert list(await world.service.fenced_leases(leases)) == []
+    for lease in (deleted, made_anew):
+        await world.service.delete_group(lease)
+    now = [await owner.lease_of("m"), await other.lease_of("t"), await other.lease_of(STRANGE)]
+
+    fenced = await world.service.fenced_leases([*leases, *now])
+
+    assert set(fenced) == {taken, deleted, made_anew, strange}
+    assert list(await world.service.fenced_leases([])) == []
+
+
 @pytest.mark.parametrize("made_anew", [False, True])
 async def test_the_owner_of_a_deleted_group_is_fenced(world: World, made_anew: bool) -> None:
     topic = await new_topic(world.service)
