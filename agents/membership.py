@@ -143,9 +143,10 @@ class Membership:
         async with self._renewing:
             while self._lease == fenced:
                 try:
-                    self._lease = await self._metadata.register_agent(self._address)
+                    lease = await self._metadata.register_agent(self._address)
+                    await self._beat(lease)  # only then the store's time is known to one that joins
+                    self._lease = lease
                     self._lapsed()
-                    await self._beat(self._lease)
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()

@@ -23,9 +23,16 @@ async def in_turns(parts: Sequence[T], parts_per_turn: int = PARTS_PER_TURN) -> 
         yield parts[first : first + parts_per_turn]
 
 
-async def one_by_one(parts: Sequence[T]) -> AsyncIterator[T]:
-    """The parts in order, with turns for others as in `in_turns`. Parts of parts count for themselves: of many small
-    ones in few large ones each list has its own turns, and neither can be long without one."""
-    async for some in in_turns(parts):
-        for part in some:
+class Turns:
+    """One request's parts, one by one, where they are lists within lists: all of them count for the next turn."""
+
+    def __init__(self) -> None:
+        self._left = PARTS_PER_TURN
+
+    async def through(self, parts: Sequence[T]) -> AsyncIterator[T]:
+        for part in parts:
+            if not self._left:
+                self._left = PARTS_PER_TURN
+                await asyncio.sleep(0)
+            self._left -= 1
             yield part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from metadata import groups as g
 from metadata.memory_tables import Group, MemoryDatabase
@@ -84,6 +84,9 @@ class MemoryGroups:
     async def group(self, group_id: str) -> g.GroupRecord | None:
         group = self.database.groups.get(group_id)
         return None if group is None else group.record
+
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        return [group_id for group_id in group_ids if group_id in self.database.groups]
 
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> g.ExpiredGroups:
         db = self.database

@@ -7,7 +7,7 @@ rows of `groups` by id, then the lock of all offsets, shared (`OFFSETS_LOCK`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -84,6 +84,9 @@ _FENCED_LEASES = statement(
     group_ids=sa.ARRAY(Utf8),
     epochs=LONGS,
 ).columns(group_id=Utf8)
+_KNOWN = statement("SELECT group_id FROM groups WHERE group_id = ANY (:group_ids)", group_ids=sa.ARRAY(Utf8)).columns(
+    group_id=Utf8
+)
 _STRAY_OFFSETS = statement(
     """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
     WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = o.group_id)
@@ -233,6 +236,12 @@ class PostgresGroups:
             query = sa.select(*_RECORD).where(GROUPS.c.group_id == group_id)
             row = (await connection.execute(query)).one_or_none()
             return None if row is None else _record(row)
+
+        return await self._database.read(work)
+
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        async def work(connection: AsyncConnection) -> Collection[str]:
+            return (await connection.execute(_KNOWN, {"group_ids": list(group_ids)})).scalars().all()
 
         return await self._database.read(work)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
-from agents.turns import one_by_one
+from agents.turns import Turns
 from metadata.broker_configs import topic_defaults
 from metadata.service import Topic, TopicExistsError
 from siltstone.errors import SiltstoneError
@@ -29,7 +29,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
-    async for asked in one_by_one(request.topics):
+    async for asked in Turns().through(request.topics):
         if named[asked.name] > 1:
             if asked.name not in told:
                 told.add(asked.name)

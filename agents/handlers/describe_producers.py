@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics import code_of
-from agents.turns import in_turns, one_by_one
+from agents.turns import Turns, in_turns
 from metadata.service import ProducerState as StoredState
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -30,7 +30,9 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
     ids: dict[tuple[str, int], int] = {}
-    async for some in in_turns([(asked.name, number) for asked in request.topics for number in asked.partition_indexes]):
+    async for some in in_turns(
+        [(asked.name, number) for asked in request.topics for number in asked.partition_indexes]
+    ):
         ids.update({each: found for each in some if (found := _partition_id(broker, *each)) is not None})
     states: defaultdict[int, list[StoredState]] = defaultdict(list)
     failure: SiltstoneError | None = None
@@ -40,9 +42,10 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     except SiltstoneError as error:
         failure = error
     response = DescribeProducersResponse()
-    async for asked in one_by_one(request.topics):
+    turns = Turns()
+    async for asked in turns.through(request.topics):
         answered = TopicResponse(name=asked.name)
-        async for number in one_by_one(asked.partition_indexes):
+        async for number in turns.through(asked.partition_indexes):
             answered.partitions.append(_partition(number, ids.get((asked.name, number)), states, failure))
         response.topics.append(answered)
     return response

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
-from agents.turns import one_by_one
+from agents.turns import Turns
 from metadata.service import MetadataUnavailableError, Watermarks
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
@@ -47,9 +47,10 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         fresh = None
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
-    async for topic in one_by_one(request.topics):
+    turns = Turns()
+    async for topic in turns.through(request.topics):
         answers: list[ListOffsetsPartitionResponse] = []
-        async for part in one_by_one(topic.partitions):
+        async for part in turns.through(topic.partitions):
             place = (topic.name, part.partition_index)
             if asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
@@ -61,9 +62,10 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
 
 async def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
     ids: dict[tuple[str, int], int] = {}
-    async for asked in one_by_one(request.topics):
+    turns = Turns()
+    async for asked in turns.through(request.topics):
         topic = broker.catalog.topic(asked.name)
-        async for part in one_by_one(asked.partitions):
+        async for part in turns.through(asked.partitions):
             if topic is not None and 0 <= part.partition_index < len(topic.partition_ids):
                 ids[asked.name, part.partition_index] = topic.partition_ids[part.partition_index]
     return ids

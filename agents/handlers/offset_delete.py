@@ -3,13 +3,13 @@ all, once it has no members."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable
 
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.turns import in_turns, one_by_one
+from agents.turns import Turns
 from metadata.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -24,6 +24,7 @@ CONSUMER = "consumer"
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    turns = Turns()
     try:
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
@@ -37,9 +38,9 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
             raise GroupRefusedError(ErrorCode.NON_EMPTY_GROUP, "the group has members")
         places: list[OffsetPlace] = []
         topics: list[OffsetDeleteResponseTopic] = []
-        async for topic in one_by_one(request.topics):
+        async for topic in turns.through(request.topics):
             asked = [each.partition_index for each in topic.partitions]
-            topics.append(await _judge(broker, view, topic.name, asked, places))
+            topics.append(await _judge(broker, view, topic.name, turns.through(asked), places))
         if places:
             await broker.groups.delete_offsets(request.group_id, places)
     except GroupRefusedError as refused:
@@ -48,21 +49,20 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
 
 
 async def _judge(
-    broker: Broker, view: GroupView, name: str, asked: Sequence[int], places: list[OffsetPlace]
+    broker: Broker, view: GroupView, name: str, asked: AsyncIterable[int], places: list[OffsetPlace]
 ) -> OffsetDeleteResponseTopic:
     """Adds what may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
-    async for some in in_turns(asked):
-        for partition in some:
-            place = place_of(broker.catalog, name, partition)
-            if place is None:
-                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            elif _is_subscribed(view, name):
-                error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            else:
-                error = ErrorCode.NONE
-                places.append(place)
-            answers.append(OffsetDeleteResponsePartition(partition_index=partition, error_code=error))
+    async for partition in asked:
+        place = place_of(broker.catalog, name, partition)
+        if place is None:
+            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        elif _is_subscribed(view, name):
+            error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        else:
+            error = ErrorCode.NONE
+            places.append(place)
+        answers.append(OffsetDeleteResponsePartition(partition_index=partition, error_code=error))
     return OffsetDeleteResponseTopic(name=name, partitions=answers)
 
 

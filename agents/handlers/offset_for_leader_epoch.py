@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.turns import in_turns, one_by_one
+from agents.turns import Turns, in_turns
 from metadata.service import MetadataUnavailableError, Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -37,8 +37,10 @@ async def handle(
     except MetadataUnavailableError:
         fresh = None
     topics: list[OffsetForLeaderTopicResult] = []
-    async for topic in one_by_one(request.topics):
-        answers = [_answer(part, ids[topic.topic, part.partition], fresh) async for part in one_by_one(topic.partitions)]
+    turns = Turns()
+    async for topic in turns.through(request.topics):
+        parts = turns.through(topic.partitions)
+        answers = [_answer(part, ids[topic.topic, part.partition], fresh) async for part in parts]
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(topics=topics)
 

@@ -292,3 +292,14 @@ async def test_a_group_id_may_be_long_but_not_without_end(world: World) -> None:
     assert await committed(world.service, longest + "c") == {}
     (result,) = await world.service.commit_offsets([batch_of(GroupLease(group_id="x" * 9999, epoch=1), {})])
     assert result.fenced
+
+
+async def test_of_many_names_those_that_groups_have_are_known(world: World) -> None:
+    owner = await Owner.register(world.service)
+    for group_id in ("a", "", "ü\x00"):
+        await owner.take(group_id)
+
+    asked = ["a", "b", "", "ü\x00", "ü", *(f"x{number}" for number in range(2_000))]
+
+    assert sorted(await world.service.known_groups(asked)) == ["", "a", "ü\x00"]
+    assert list(await world.service.known_groups([])) == []

@@ -15,6 +15,12 @@ from tests.fixtures.fleet import Counted, Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group
 from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+)
 
 OPTIONS: Mapping[str, Any] = {"group_initial_rebalance_delay_ms": 50}
 
@@ -102,6 +108,24 @@ async def test_a_group_is_deleted_behind_the_commits_that_were_accepted_before(
     service.commits.set()
     assert await commit == {0: ErrorCode.NONE}
     assert [result.error_code for result in (await deletion).results] == [ErrorCode.NONE]
+    assert await fetch_offsets(client) == {}
+
+
+async def test_offsets_are_deleted_behind_the_commits_that_were_accepted_before(
+    owner: RunningAgent, dial: Dial, service: Any
+) -> None:
+    client = await dial.kafka(owner.address)
+    commit = await commit_on_its_way(owner, dial, service)
+    # when
+    parts = [OffsetDeleteRequestPartition(partition_index=0)]
+    request = OffsetDeleteRequest(group_id="g", topics=[OffsetDeleteRequestTopic(name="t", partitions=parts)])
+    deletion = asyncio.create_task(client.call(request, OffsetDeleteResponse))
+    # then: it waits, or an offset that was committed before it was asked for would be there after it
+    assert await not_done(deletion)
+    assert service.calls["delete_offsets"] == 0
+    service.commits.set()
+    assert await commit == {0: ErrorCode.NONE}
+    assert (await deletion).topics[0].partitions[0].error_code == ErrorCode.NONE
     assert await fetch_offsets(client) == {}
 
 

@@ -193,12 +193,14 @@ async def test_draining_without_a_store_goes_on_at_once() -> None:
     await leave(members)
 
 
-async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not_end_the_start() -> None:
+@pytest.mark.parametrize("beats_lost", [0, 2])
+async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not_end_the_start(beats_lost: int) -> None:
     clock, database = TestClock(), MemoryDatabase(cluster_id="c")
     address = AgentAddress(host="h", port=1)
 
     class Overtaken(MemoryMetadata):
         registrations = 0
+        beats_lost = 0
 
         async def register_agent(self, address: AgentAddress) -> WriterLease:
             lease = await super().register_agent(address)
@@ -207,12 +209,21 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
                 await super().register_agent(address)
             return lease
 
+        async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+            if self.registrations > 1 and self.beats_lost < beats_lost:
+                self.beats_lost += 1
+                raise MetadataUnavailableError("lost")
+            return await super().heartbeat(lease, draining=draining)
+
     member = Membership(
         metadata=Overtaken(clock=clock, database=database), address=address, clock=clock, metrics=Metrics()
     )
-    await member.join()
-    assert member.current.epoch == 2
-    assert [agent.epoch for agent in member.agents] == [2]
+    joining = asyncio.create_task(member.join())
+    await clock.pass_ms(2 * BEAT_MS)
+    await joining
+    assert member.current.epoch == 2 + beats_lost
+    assert [agent.epoch for agent in member.agents] == [member.current.epoch]
+    assert member.now_ms() == clock.wall_ms(), "nothing is dated before the store's time is known"
     await member.leave()
 
 

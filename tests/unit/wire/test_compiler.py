@@ -161,7 +161,7 @@ def test_unknown_tagged_fields_are_skipped_wherever_they_stand() -> None:
         ("01  00", "ends early"),
         ("ff ff ff ff ff 01", "longer than 5 bytes"),
         ("ff ff ff ff 1f", "32 bits"),
-        ("ff ff ff ff 0f", "more than 1000000"),
+        ("ff ff ff ff 0f", f"more than {ELEMENTS_MAX}"),
     ],
 )
 def test_a_malformed_section_of_tagged_fields_is_refused(section: str, complaint: str) -> None:
