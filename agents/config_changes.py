@@ -1,6 +1,11 @@
 """Altering configs of topics and of the whole cluster, as AlterConfigs and IncrementalAlterConfigs both do it. All or
 nothing per resource.
 
+What changes is decided and checked in the metadata store, by what is set there while nobody else alters it
+(`metadata/config_changes.py`): of alterations through several agents at once each builds on the one before. Topics that
+a cluster-wide config would contradict are this agent's, so a topic and the cluster that are altered at once may come to
+contradict each other; then whoever alters one of these configs is told.
+
 Cluster-wide broker configs are those of the broker with the empty name. One agent's own are its settings, read when it
 starts: altering them is refused, not ignored. Codes are Kafka's: what a broker config may not be is INVALID_REQUEST
 (KAFKA-13609), what a topic config may not be INVALID_CONFIG.
@@ -14,13 +19,14 @@ from collections.abc import Callable, Iterable, Mapping
 from agents.broker import Broker
 from agents.topics import RequestError, check_configs
 from metadata.broker_configs import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
-from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError
+from metadata.config_changes import Changes, changed
+from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
 from siltstone.logging import get_logger
 from wire.error_codes import ErrorCode
 
 TOPIC, BROKER = 2, 4
 
-ChangesOf = Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Config]], Mapping[str, str | None]]
+ChangesOf = Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Config]], Changes]
 """(what is set, what is in force, the table of known configs) -> what changes; None = back to the default."""
 
 _log = get_logger(__name__)
@@ -42,7 +48,6 @@ async def alter(
 ) -> None:
     """Raises RequestError, and what the metadata store raises."""
     if resource_type == TOPIC:
-        # What changes depends on what is there: see the present first.
         await broker.follower.catch_up()
         await _alter_topic(broker, resource_name, changes_of, validate_only=validate_only)
     elif resource_type == BROKER:
@@ -65,32 +70,38 @@ async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, vali
     topic = broker.catalog.topic(name)
     if topic is None:
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
-    changes = changes_of(topic.configs, broker.catalog.configs(topic), TOPIC_CONFIGS)
-    wanted = _merged(topic.configs, changes)
-    check_configs(wanted, topic_defaults(broker.catalog.broker_configs), topic.configs)
-    if validate_only or not changes:
+
+    def decide(present: Mapping[str, str], of_cluster: Mapping[str, str]) -> Changes:
+        defaults = topic_defaults(of_cluster)
+        changes = changes_of(present, resolve({**defaults, **present}), TOPIC_CONFIGS)
+        check_configs(changed(present, changes), defaults, present)
+        return changes
+
+    if validate_only:
+        decide(topic.configs, broker.catalog.broker_configs)
         return
-    await broker.metadata.alter_configs(topic.topic_id, changes)
+    await broker.metadata.alter_configs(topic.topic_id, decide)
     await broker.follower.catch_up()
 
 
 async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only: bool) -> None:
-    present = broker.catalog.broker_configs
-    in_force = {name: config.default for name, config in BROKER_CONFIGS.items()} | dict(present)
-    changes = changes_of(present, in_force, BROKER_CONFIGS)
-    wanted = _merged(present, changes)
-    try:
-        validate_broker_configs(changes, wanted)
-        check_topics(present, wanted, ((topic.name, topic.configs) for topic in broker.catalog.topics()))
-    except InvalidConfigError as error:
-        code = ErrorCode.INVALID_REQUEST if error.name in BROKER_CONFIGS else ErrorCode.INVALID_CONFIG
-        raise RequestError(code, str(error)) from error
-    if validate_only or not changes:
+    topics = [(topic.name, topic.configs) for topic in broker.catalog.topics()]
+
+    def decide(present: Mapping[str, str]) -> Changes:
+        in_force = {name: config.default for name, config in BROKER_CONFIGS.items()} | dict(present)
+        changes = changes_of(present, in_force, BROKER_CONFIGS)
+        wanted = changed(present, changes)
+        try:
+            validate_broker_configs(changes, wanted, present)
+            check_topics(present, wanted, topics)
+        except InvalidConfigError as error:
+            code = ErrorCode.INVALID_REQUEST if error.name in BROKER_CONFIGS else ErrorCode.INVALID_CONFIG
+            raise RequestError(code, str(error)) from error
+        return changes
+
+    if validate_only:
+        decide(broker.catalog.broker_configs)
         return
-    await broker.metadata.alter_broker_configs(changes)
-    _log.info("cluster-wide broker configs altered", changes=dict(changes))
+    configs = await broker.metadata.alter_broker_configs(decide)
+    _log.info("cluster-wide broker configs altered", configs=dict(configs))
     await broker.follower.catch_up()
-
-
-def _merged(present: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in {**present, **changes}.items() if value is not None}

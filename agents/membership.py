@@ -8,7 +8,8 @@ file can be.
 
 Whoever answers from memory what only one agent may answer asks `lease_runs` first: an agent that was away for longer
 than its lease is not told what others did meanwhile, for its list of agents may be what it was. It hears of that at
-the first beat that succeeds (`on_lapse`).
+the first beat that succeeds (`on_lapse`). One that cannot read the list for so long knows no more than one that was
+away, and counts as such.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ CLOCK_APART_MS = 60_000
 """Our own clock is so far from the store's that somebody should be told, for it is of no use to anybody."""
 BEATS_TO_MEET_AGAIN = 2
 """After an outage of the store the others' leases have run out as ours has: the list of before stands until they have
-had time to beat, or all partitions would move to whoever came first, and back."""
+had time to beat, or all partitions would move to whoever came first, and back. Not after an outage that our own lease
+outlived: others may have come and gone in it, and the next list is believed."""
 
 
 class Membership:
@@ -59,14 +61,20 @@ class Membership:
         self._beat_ms = float("-inf")
         self._store_beat_ms = 0
         """When the last beat that succeeded was sent, and when the store took it, each by its own clock."""
+        self._looked_ms = float("-inf")
+        """When the list of agents was last asked for, with success."""
+        self._lapsed_ms = float("-inf")
+        """When `on_lapse` was called last."""
+        self._lists_to_pass: int | None = None
+        """So many more lists are not believed, and the next one is, whatever comes; None: they are believed."""
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
         """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
         self.on_change: Callable[[], None] | None = None
         """Called when `agents` has changed."""
         self.on_lapse: Callable[[], None] | None = None
-        """Called when our lease may have run out before it was extended, and when it is a new one: by now others may
-        have had, and given back, what was ours."""
+        """Called when our lease may have run out before it was extended, when it is a new one, and when the list of
+        agents was not read for as long as a lease: by now others may have had, and given back, what was ours."""
 
     @property
     def current(self) -> WriterLease:
@@ -84,8 +92,8 @@ class Membership:
 
     @property
     def lease_runs(self) -> bool:
-        """Whether nobody can have taken us for dead yet."""
-        return self._clock.monotonic_ms() - self._beat_ms <= LEASE_MS
+        """Whether nobody can have taken us for dead yet, and we know who is alive."""
+        return self._clock.monotonic_ms() - min(self._beat_ms, self._looked_ms) <= LEASE_MS
 
     async def join(self) -> None:
         """Take the lease and learn who else is alive. Raises MetadataUnavailableError."""
@@ -95,7 +103,8 @@ class Membership:
         except WriterFencedError:
             # The address is ours, so this was the call of a predecessor, killed while it was on its way.
             await self.renew(lease)
-        self._see(await self._metadata.live_agents())
+        self._see(await self._look())
+        self._lists_to_pass = None  # a first beat says nothing about an outage
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 
     async def drain(self, notice_ms: float) -> None:
@@ -109,7 +118,7 @@ class Membership:
         while True:
             try:
                 await self._beat(self.current)
-                others = await self._metadata.live_agents()
+                others = await self._look()
             except (MetadataUnavailableError, WriterFencedError) as error:
                 _log.warning("could not announce draining", error=str(error))
                 return
@@ -134,9 +143,10 @@ class Membership:
         async with self._renewing:
             while self._lease == fenced:
                 try:
-                    self._lease = await self._metadata.register_agent(self._address)
+                    lease = await self._metadata.register_agent(self._address)
+                    await self._beat(lease)  # only then the store's time is known to one that joins
+                    self._lease = lease
                     self._lapsed()
-                    await self._beat(self._lease)
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()
@@ -144,21 +154,21 @@ class Membership:
                     await self._clock.sleep_ms(BEAT_MS / 4)
 
     async def _beat_for_ever(self) -> None:
-        meeting = 0
         while True:
             await self._clock.sleep_ms(BEAT_MS)
             lease = self.current
             try:
                 await self._beat(lease)
-                agents = await self._metadata.live_agents()
-                if not meeting:
+                agents = await self._look()
+                if self._lists_to_pass:
+                    self._lists_to_pass -= 1
+                else:
+                    self._lists_to_pass = None
                     self._see(agents)
-                meeting = max(meeting - 1, 0)
             except WriterFencedError:
                 self._metrics.lease_errors_total.inc()
                 await self.renew(lease)
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
-                meeting = BEATS_TO_MEET_AGAIN
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
 
@@ -172,6 +182,8 @@ class Membership:
         lapsed = max(came_ms - self._beat_ms, now_ms - self._store_beat_ms) > LEASE_MS
         self._beat_ms, self._store_beat_ms = max(sent_ms, self._beat_ms), now_ms
         if lapsed:
+            if self._lists_to_pass is None:  # one that is pending never grows, or there might be no end of it
+                self._lists_to_pass = BEATS_TO_MEET_AGAIN
             self._lapsed()
         ahead_ms = self._clock.wall_ms() - now_ms
         self._metrics.clock_ahead_seconds.set(ahead_ms / 1000)
@@ -183,7 +195,19 @@ class Membership:
             else:
                 _log.info("this machine's clock agrees with the metadata store's again")
 
+    async def _look(self) -> Sequence[AgentInfo]:
+        """Who is alive. Raises MetadataUnavailableError."""
+        sent_ms = self._clock.monotonic_ms()
+        agents = await self._metadata.live_agents()
+        ended_ms = self._looked_ms + LEASE_MS
+        self._looked_ms = max(sent_ms, self._looked_ms)
+        # Since it was told nothing was taken, for `lease_runs` was False.
+        if self._clock.monotonic_ms() > ended_ms >= self._lapsed_ms:
+            self._lapsed()
+        return agents
+
     def _lapsed(self) -> None:
+        self._lapsed_ms = self._clock.monotonic_ms()
         if self.on_lapse is not None:
             self.on_lapse()
 

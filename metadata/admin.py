@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from metadata.config_changes import Changes, ClusterDecision
+
 
 class AdminMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`."""
 
-    async def alter_broker_configs(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
-        """Set cluster-wide broker configs (None: back to the default) that were checked. Returns all that are set.
+    async def alter_broker_configs(self, changes: Changes | ClusterDecision) -> Mapping[str, str]:
+        """Set cluster-wide broker configs (None: back to the default). Returns all that are set.
 
-        The version of every topic's configs moves when a topic's configs in force may.
+        Changes were checked; a decision checks what it says, by what is set. The version of every topic's configs
+        moves when a topic's configs in force may. Raises what the decision raises.
         """
         ...
 

@@ -266,12 +266,15 @@ class StaticConfigError(InvalidConfigError):
     """A broker config that is fixed while the processes run. Nothing was changed."""
 
 
-def validate_broker_configs(changed: Mapping[str, str | None], configs: Mapping[str, str]) -> None:
+def validate_broker_configs(
+    changed: Mapping[str, str | None], configs: Mapping[str, str], present: Mapping[str, str] | None = None
+) -> None:
     """Check an alteration of the cluster-wide broker configs.
 
     Args:
         changed: what is set, or back to its default where None.
         configs: all that are set, as they will be.
+        present: all that are set now. Should they contradict each other, only whoever alters one of those is told.
 
     Raises StaticConfigError, and InvalidConfigError for a config that is unknown, malformed, out of range or
     contradictory.
@@ -292,7 +295,7 @@ def validate_broker_configs(changed: Mapping[str, str | None], configs: Mapping[
         if not config.zero and int(value) == 0:
             raise InvalidConfigError(name, f"{name} must be at least 1, or -1 for no limit")
     try:
-        validate_overrides(topic_defaults(configs))
+        validate_overrides(topic_defaults(configs), present=topic_defaults(present or {}))
     except InvalidConfigError as error:
         raise InvalidConfigError(SYNONYMS[error.name][0].name, f"as defaults of topics: {error}") from error
 

@@ -19,7 +19,7 @@ points.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -190,6 +190,10 @@ class GroupMetadata(Protocol):
         """
         ...
 
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        """Those of them under which nothing can be written any more: the group was taken since, or deleted."""
+        ...
+
     async def offsets(
         self, group_id: str, places: Sequence[OffsetPlace] | None = None
     ) -> Mapping[OffsetPlace, CommittedOffset]:
@@ -216,6 +220,10 @@ class GroupMetadata(Protocol):
         """As it was last stored, by whoever owns it."""
         ...
 
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        """Those of these groups that there are."""
+        ...
+
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
         """Delete offsets that Kafka's rules no longer keep (KIP-211), and groups that have become nothing.
 
@@ -224,7 +232,7 @@ class GroupMetadata(Protocol):
         any, and for a topic that a group with members no longer subscribes to (`subscribed_topics`). A group without
         members and offsets goes `idle_group_ms` after it became empty. Offsets of deleted topics went with these.
         Groups that somebody writes to at the moment are left for the next time. At most 10,000 offsets and 10,000
-        groups a call; repeat until it returns less of both. Any number of agents may do it at once.
+        groups a call; repeat until both together are fewer than 10,000. Any number of agents may do it at once.
         """
         ...
 

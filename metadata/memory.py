@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from metadata import service as s
+from metadata.config_changes import Changes, TopicDecision, changed
 from metadata.job_rules import holds
 from metadata.memory_admin import MemoryAdmin
 from metadata.memory_groups import MemoryGroups
@@ -137,10 +138,14 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
             group.offsets = {place: offset for place, offset in group.offsets.items() if place.topic_id != topic_id}
         self._changed(s.ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
 
-    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
-        merged = {**self._topic(topic_id).configs, **changes}
-        configs = {name: value for name, value in merged.items() if value is not None}
-        topic = self.database.topics[topic_id] = replace(self._topic(topic_id), configs=configs)
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> s.Topic:
+        topic = self._topic(topic_id)
+        if callable(changes):
+            changes = changes(topic.configs, dict(self.database.broker_configs))
+        if not changes:
+            return topic
+        configs = changed(topic.configs, changes)
+        topic = self.database.topics[topic_id] = replace(topic, configs=configs)
         versions = self.database.config_versions
         versions[topic_id] = versions.get(topic_id, 1) + 1
         self._changed(s.ChangeKind.CONFIGS_CHANGED, topic, configs=configs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from metadata.broker_configs import topic_defaults
+from metadata.config_changes import Changes, ClusterDecision, changed
 from metadata.memory_tables import MemoryDatabase
 from metadata.service import ChangeKind
 from siltstone.clock import Clock
@@ -16,11 +17,14 @@ class MemoryAdmin:
     database: MemoryDatabase
     _clock: Clock
 
-    async def alter_broker_configs(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+    async def alter_broker_configs(self, changes: Changes | ClusterDecision) -> Mapping[str, str]:
         db = self.database
+        if callable(changes):
+            changes = changes(dict(db.broker_configs))
+        if not changes:
+            return dict(db.broker_configs)
         before = topic_defaults(db.broker_configs)
-        merged = {**db.broker_configs, **changes}
-        db.broker_configs = {name: value for name, value in merged.items() if value is not None}
+        db.broker_configs = changed(db.broker_configs, changes)
         if topic_defaults(db.broker_configs) != before:
             db.config_versions = {topic_id: db.config_versions.get(topic_id, 1) + 1 for topic_id in db.topics}
         detail = {"configs": dict(db.broker_configs)}

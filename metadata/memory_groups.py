@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from metadata import groups as g
 from metadata.memory_tables import Group, MemoryDatabase
@@ -51,6 +51,10 @@ class MemoryGroups:
     async def commit_offsets(self, batches: Sequence[g.OffsetCommitBatch]) -> Sequence[g.OffsetCommitResult]:
         return [self._commit(batch) for batch in batches]
 
+    async def fenced_leases(self, leases: Sequence[g.GroupLease]) -> Sequence[g.GroupLease]:
+        groups = self.database.groups
+        return [each for each in leases if each.group_id not in groups or groups[each.group_id].epoch != each.epoch]
+
     async def offsets(
         self, group_id: str, places: Sequence[g.OffsetPlace] | None = None
     ) -> Mapping[g.OffsetPlace, g.CommittedOffset]:
@@ -80,6 +84,9 @@ class MemoryGroups:
     async def group(self, group_id: str) -> g.GroupRecord | None:
         group = self.database.groups.get(group_id)
         return None if group is None else group.record
+
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        return [group_id for group_id in group_ids if group_id in self.database.groups]
 
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> g.ExpiredGroups:
         db = self.database

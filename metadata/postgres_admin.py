@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.broker_configs import topic_defaults
+from metadata.config_changes import Changes, ClusterDecision, changed
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import INTS, append_change, statement
 from metadata.service import ChangeKind
@@ -44,11 +45,14 @@ class PostgresAdmin:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def alter_broker_configs(self, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+    async def alter_broker_configs(self, changes: Changes | ClusterDecision) -> Mapping[str, str]:
         async def work(connection: AsyncConnection) -> Mapping[str, str]:
             present = sa.select(CLUSTER.c.broker_configs).with_for_update(key_share=True)
             before: Mapping[str, str] = (await connection.execute(present)).scalar_one()
-            configs = {name: value for name, value in {**before, **changes}.items() if value is not None}
+            decided = changes(before) if callable(changes) else changes
+            if not decided:
+                return before
+            configs = changed(before, decided)
             defaults = topic_defaults(configs)
             values = {"broker_configs": configs, "topic_defaults": defaults}
             await connection.execute(sa.update(CLUSTER).values(values))

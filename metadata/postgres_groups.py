@@ -7,7 +7,7 @@ rows of `groups` by id, then the lock of all offsets, shared (`OFFSETS_LOCK`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,7 +32,7 @@ from metadata.groups import (
 )
 from metadata.postgres_connection import Database
 from metadata.postgres_group_offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
-from metadata.postgres_rows import now_ms, statement
+from metadata.postgres_rows import LONGS, now_ms, statement
 from metadata.service import WriterFencedError, WriterLease
 from metadata.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
 
@@ -77,6 +77,15 @@ _DELETE_NOTHING = statement(
     f"DELETE FROM groups g WHERE g.group_id = ANY (:group_ids) AND {_IS_NOTHING}",  # noqa: S608
     group_ids=sa.ARRAY(Utf8),
     idle_before_ms=sa.BigInteger,
+)
+_FENCED_LEASES = statement(
+    """SELECT h.group_id, h.epoch FROM unnest(:group_ids, :epochs) AS h (group_id, epoch)
+    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = h.group_id AND g.epoch = h.epoch)""",
+    group_ids=sa.ARRAY(Utf8),
+    epochs=LONGS,
+).columns(group_id=Utf8)
+_KNOWN = statement("SELECT group_id FROM groups WHERE group_id = ANY (:group_ids)", group_ids=sa.ARRAY(Utf8)).columns(
+    group_id=Utf8
 )
 _STRAY_OFFSETS = statement(
     """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
@@ -168,6 +177,15 @@ class PostgresGroups:
     async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
         return await self._offset_committer.commit(batches)
 
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        values = {"group_ids": [each.group_id for each in leases], "epochs": [each.epoch for each in leases]}
+
+        async def work(connection: AsyncConnection) -> Sequence[GroupLease]:
+            rows = await connection.execute(_FENCED_LEASES, values)
+            return [GroupLease(group_id=row.group_id, epoch=row.epoch) for row in rows]
+
+        return await self._database.read(work)
+
     async def offsets(
         self, group_id: str, places: Sequence[OffsetPlace] | None = None
     ) -> Mapping[OffsetPlace, CommittedOffset]:
@@ -218,6 +236,12 @@ class PostgresGroups:
             query = sa.select(*_RECORD).where(GROUPS.c.group_id == group_id)
             row = (await connection.execute(query)).one_or_none()
             return None if row is None else _record(row)
+
+        return await self._database.read(work)
+
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        async def work(connection: AsyncConnection) -> Collection[str]:
+            return (await connection.execute(_KNOWN, {"group_ids": list(group_ids)})).scalars().all()
 
         return await self._database.read(work)
 

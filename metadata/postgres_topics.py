@@ -20,12 +20,14 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.config_changes import Changes, TopicDecision, changed
 from metadata.postgres_connection import Database
 from metadata.postgres_group_offsets import delete_offsets_of_topic
 from metadata.postgres_rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
 from metadata.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
-from metadata.tables import DELETED_TOPICS, EXTENTS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
+from metadata.tables import CLUSTER, DELETED_TOPICS, EXTENTS, LOG_STARTS, PARTITIONS, PRODUCERS, TOPICS, WATERMARKS
 
+_BROKER_CONFIGS = sa.select(CLUSTER.c.broker_configs)
 _INSERT_PARTITIONS = sa.text(
     """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
     SELECT t.topic_id, n, clock_ms(), d.deleted_ms
@@ -93,11 +95,16 @@ class PostgresTopics:
 
         await self._database.write(work)
 
-    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> Topic:
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
         async def work(connection: AsyncConnection) -> Topic:
             topic = await _locked(connection, topic_id)
-            merged = {**topic.configs, **changes}
-            configs = {name: value for name, value in merged.items() if value is not None}
+            decided = changes
+            if callable(decided):  # the row of `cluster` is read, not locked: its lock comes before those of topics
+                of_cluster: Mapping[str, str] = (await connection.execute(_BROKER_CONFIGS)).scalar_one()
+                decided = decided(topic.configs, of_cluster)
+            if not decided:
+                return topic
+            configs = changed(topic.configs, decided)
             values = {"configs": configs, "config_version": TOPICS.c.config_version + 1}
             await connection.execute(sa.update(TOPICS).where(TOPICS.c.topic_id == topic_id).values(values))
             await _append(connection, ChangeKind.CONFIGS_CHANGED, topic, {"configs": configs})

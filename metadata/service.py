@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+from metadata.config_changes import Changes, TopicDecision
 from siltstone.errors import BadInputError, BugError, FencedError, Outcome, SiltstoneError, UnavailableError
 
 LEASE_MS = 10_000
@@ -349,8 +350,11 @@ class MetadataService(Protocol):
         """
         ...
 
-    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> Topic:
-        """Set overrides; None removes one. Raises UnknownTopicError."""
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
+        """Set overrides; None removes one. Changes were checked; a decision checks what it says, by what is set.
+
+        Raises UnknownTopicError, and what the decision raises.
+        """
         ...
 
     async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:

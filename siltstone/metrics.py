@@ -147,7 +147,7 @@ class Metrics:
             "group_rebalances_total", "Generations begun: all members of a group have joined."
         )
         self.groups_fenced_total = self._counter(
-            "groups_fenced_total", "Groups given up because a write showed that another agent owns them."
+            "groups_fenced_total", "Groups given up because the store showed that another agent owns them."
         )
         self.offset_commits_total = self._counter(
             "offset_commits_total",

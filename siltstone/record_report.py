@@ -125,7 +125,7 @@ def pairs_of(found: Diagnosis) -> dict[str, str]:
         end = home.position + home.length
         pairs["extent"] = f"offsets {home.base_offset} to {home.last_offset}, bytes {home.position:,} to {end:,}"
     if found.batch is not None:
-        pairs |= _batch_pairs(found.batch)
+        pairs |= batch_pairs(found.batch)
     for prefix, record in (("", found.record), ("former ", found.former)):
         if record is not None:
             pairs[f"{prefix}time"] = time_text(record.timestamp_ms)
@@ -136,13 +136,19 @@ def pairs_of(found: Diagnosis) -> dict[str, str]:
     return pairs
 
 
-def _batch_pairs(batch: BatchFacts) -> dict[str, str]:
+def batch_pairs(batch: BatchFacts) -> dict[str, str]:
     kinds = {
         "transactional": batch.is_transactional,
         "control": batch.is_control,
         "LogAppendTime": batch.is_log_append_time,
-        "delete horizon set": batch.has_delete_horizon,
     }
+    newest = time_text(batch.max_timestamp_ms)
+    # Kafka keeps the horizon in the field of the first timestamp: tombstones of the batch may go from then on
+    times = (
+        {"times": f"to {newest}", "tombstones stay until": time_text(batch.base_timestamp_ms)}
+        if batch.has_delete_horizon
+        else {"times": f"{time_text(batch.base_timestamp_ms)} to {newest}"}
+    )
     producer = (
         "none"
         if batch.producer_id < 0
@@ -153,7 +159,7 @@ def _batch_pairs(batch: BatchFacts) -> dict[str, str]:
         f" bytes {batch.position:,} to {batch.position + batch.size_bytes:,}",
         "codec": ", ".join([batch.codec, *(kind for kind, there in kinds.items() if there)]),
         "producer": producer,
-        "times": f"{time_text(batch.base_timestamp_ms)} to {time_text(batch.max_timestamp_ms)}",
+        **times,
         "CRC-32C": "matches" if batch.crc_matches else "DIFFERS",
     }
 

@@ -5,7 +5,7 @@ The rules it is written by:
 
 - a length or count is compared with the bytes that are left before anything is sliced or looped by it; a count is
   multiplied by the least size of an element, so that no loop outlives its bytes;
-- the elements of a request are counted against a budget (`wire.primitives.ELEMENTS_MAX`), unknown tagged fields too;
+- the elements of a request are counted against a budget (`elements_max` of its table), unknown tagged fields too;
 - what ends early is left to `unpack_from` and indexing, whose errors `wire.compiler` translates; slices are checked;
 - unknown tagged fields are skipped, known ones must fill their size exactly (KIP-482);
 - an object is made without its `__init__`, since every field is assigned here.
@@ -17,7 +17,6 @@ from typing import Any
 
 from wire.errors import MalformedMessageError
 from wire.primitives import (
-    ELEMENTS_MAX,
     NUMBER_LAYOUTS,
     STRING_BYTES_MAX,
     read_compact_length,
@@ -68,13 +67,14 @@ class DecoderSource(SourceText):
         super().__init__(_NAMES)
         self._version = version
         self._flexible = version in table.flexible
+        self._elements_max = table.elements_max
         self._is_request = table.kind == "request"
         self._title = f"{table.struct_class.__name__} v{version}"
         self._run: list[tuple[str, str]] = []
         self._uuids: list[str] = []
         with self.block("def decode(buffer, position):"):
             self.line("size = len(buffer)")
-            self.line(f"budget = {ELEMENTS_MAX}")
+            self.line(f"budget = {self._elements_max}")
             made = self._struct(table, "")
             self.line(f"return {made}, position")
 
@@ -84,7 +84,8 @@ class DecoderSource(SourceText):
     def _spend(self, count: str) -> None:
         self.line(f"budget -= {count}")
         self.line(
-            f"if budget < 0: raise Malformed('{self._title}: more than {ELEMENTS_MAX} elements and tagged fields')"
+            f"if budget < 0: raise Malformed('{self._title}: "
+            f"more than {self._elements_max} elements and tagged fields')"
         )
 
     def _flush_run(self) -> None:

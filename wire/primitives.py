@@ -18,9 +18,8 @@ from wire.schema import ZERO_UUID, Octets, RecordData
 
 STRING_BYTES_MAX: Final = 32767
 VARINT_BYTES_MAX: Final = 5
-ELEMENTS_MAX: Final = 1_000_000
-"""Elements of arrays and tagged fields in one request. Both can be far smaller than what Python makes of them, so a
-frame within its limit could still cost gigabytes and a minute of the event loop."""
+HEADER_FIELDS_MAX: Final = 1_000
+"""Unknown tagged fields of a header."""
 
 _ZERO_UUID_BYTES: Final = bytes(16)
 
@@ -53,7 +52,7 @@ def read_compact_length(buffer: memoryview, position: int) -> tuple[int, int]:
     return value - 1, position
 
 
-def skip_tagged_fields(buffer: memoryview, position: int, budget: int = ELEMENTS_MAX) -> tuple[int, int]:
+def skip_tagged_fields(buffer: memoryview, position: int, budget: int = HEADER_FIELDS_MAX) -> tuple[int, int]:
     """Step over a section of tagged fields of which we know none (KIP-482).
 
     Returns the position after it and what is left of `budget`.
@@ -61,7 +60,7 @@ def skip_tagged_fields(buffer: memoryview, position: int, budget: int = ELEMENTS
     count, position = read_uvarint(buffer, position)
     budget -= count
     if budget < 0:
-        raise MalformedMessageError(f"more than {ELEMENTS_MAX} elements and tagged fields in one message")
+        raise MalformedMessageError("more elements and tagged fields than one message may have")
     last_tag = -1
     for _ in range(count):
         last_tag, _, position = read_tag(buffer, position, last_tag)

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import (
     Any,
     ClassVar,
+    Final,
     Generic,
     Literal,
     TypeAlias,
@@ -44,6 +45,11 @@ S = TypeVar("S", bound="Struct")
 M = TypeVar("M", bound="Message")
 
 ZERO_UUID = UUID(int=0)
+ELEMENTS_MAX: Final = 250_000
+"""Elements of one request: no client has more to say. 50,000 partitions, each of a topic of its own, with three
+replicas each, are 200,000."""
+PARTITIONS_ELEMENTS_MAX: Final = 120_000
+"""Elements of one request of groups and admin: 50,000 partitions, each of a topic of its own, are 100,000."""
 
 Octets: TypeAlias = bytes | bytearray | memoryview
 RecordData: TypeAlias = Octets | Sequence[Octets]
@@ -187,6 +193,9 @@ class MessageTable(StructTable):
     kind: Literal["request", "response"]
     versions: VersionRange
     flexible: VersionRange
+    elements_max: int
+    """Elements of arrays and tagged fields in all, of a request that is read. Both can be far smaller than what Python
+    makes of them, so a frame within its limit could still cost gigabytes and a minute of the event loop."""
 
 
 class Struct:
@@ -292,7 +301,12 @@ def struct(plain: type[S]) -> type[S]:
 
 @dataclass_transform(kw_only_default=True)
 def message(
-    *, api_key: int, kind: Literal["request", "response"], versions: str, flexible: str = ""
+    *,
+    api_key: int,
+    kind: Literal["request", "response"],
+    versions: str,
+    flexible: str = "",
+    elements_max: int = ELEMENTS_MAX,
 ) -> Callable[[type[M]], type[M]]:
     """Make the class a request or response: `versions` that we read and write, `flexible` ones among them (KIP-482)."""
 
@@ -305,6 +319,7 @@ def message(
             kind=kind,
             versions=VersionRange.parse(versions),
             flexible=VersionRange.parse(flexible),
+            elements_max=elements_max,
         )
         made.wire_decoders, made.wire_encoders = {}, {}
         return made

@@ -7,16 +7,21 @@ does not exist, or that nothing is committed for it, is never said from memory: 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from agents.catalog import Catalog
 from agents.follower import Follower
+from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
 from agents.topic_ids import LOOK_MS_MAX
+from agents.turns import in_turns
 from metadata.groups import GroupIdTooLongError, OffsetPlace, check_group_id
+from metadata.service import MetadataUnavailableError
 from siltstone.errors import SiltstoneError
 from wire.error_codes import ErrorCode
+
+LOOKED_FOR_SINGLY = 20
 
 
 def check_id(group_id: str, *, may_be_empty: bool = False) -> None:
@@ -29,12 +34,40 @@ def check_id(group_id: str, *, may_be_empty: bool = False) -> None:
         raise GroupRefusedError(ErrorCode.INVALID_GROUP_ID, str(error)) from error
 
 
+def is_id(group_id: str) -> bool:
+    """Whether the store may have a group of this name, "" included."""
+    try:
+        check_group_id(group_id)
+    except GroupIdTooLongError:
+        return False
+    return True
+
+
 def place_of(catalog: Catalog, topic_name: str, partition: int) -> OffsetPlace | None:
     """None when there is no such partition."""
     topic = catalog.topic(topic_name)
     if topic is None or not 0 <= partition < len(topic.partition_ids):
         return None
     return OffsetPlace(topic.topic_id, partition)
+
+
+async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]) -> Collection[str]:
+    """Those of these groups that are ours to answer for and that do not exist, by the store's word in few statements;
+    each that is not among them is to be asked for by itself. Of a few names none is looked for.
+
+    Raises GroupRefusedError when the store does not answer.
+    """
+    if len(group_ids) <= LOOKED_FOR_SINGLY:
+        return ()
+    unknown: set[str] = set()
+    try:
+        async for some in in_turns(group_ids):
+            ours = [each for each in some if is_id(each) and coordinator.owns(each)]
+            unknown.update(ours)
+            unknown.difference_update(await coordinator.metadata.known_groups(ours))
+    except MetadataUnavailableError as error:
+        raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(error)) from error
+    return unknown
 
 
 async def look_up(catalog: Catalog, follower: Follower, names: Collection[str]) -> None:

@@ -5,7 +5,9 @@ alive say that another owns it, when a write of ours is fenced, or when it is in
 waits is answered NOT_COORDINATOR then and finds the next owner, which goes on with the same members and generation.
 When the agent stops, it serves its groups until the others know that it goes, and gives all up at once. When its lease
 may have run out it gives all up too and answers nothing from memory, whatever its list of agents says: others may have
-had its groups meanwhile, and the list look as before.
+had its groups meanwhile, and the list look as before. And once a beat it asks the store whether what it holds is still
+its own: an agent that came, took a group and left between two beats shows in no list, and two agents may differ about
+who owns a group while they learn of each other. What it could not ask about for as long as a lease is given up too.
 
 Groups that have members and that nobody asks for are taken by and by, so that sessions of members end that went
 together with their owner.
@@ -39,7 +41,7 @@ from agents.groups.offset_commits import OffsetCommits, Outcome
 from agents.groups.ownership import owner
 from agents.membership import Membership
 from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord, OffsetPlace, OffsetToCommit
-from metadata.service import AgentInfo, MetadataUnavailableError, WriterFencedError
+from metadata.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
 from siltstone.clock import Clock
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
@@ -54,6 +56,8 @@ SWEEP_MS = 5_000.0
 ADOPTED_PER_SWEEP = 50
 """Groups with members that nobody asked for."""
 ADOPTION_PAGE_GROUPS = 1_000
+CHECKED_PER_CALL = 2_000
+"""Groups that are held."""
 LOADS_MAX = 2
 """At once: after a failover there are many, and commits of records share the store's connections."""
 LOAD_WAIT_MS_MAX = 5_000.0
@@ -88,6 +92,9 @@ class GroupCoordinator:
         """Up to this id groups were looked at."""
         self._adopts_at_version = -1
         self._sweeps: asyncio.Task[None] | None = None
+        self._checks: asyncio.Task[None] | None = None
+        self._checked_ms = clock.monotonic_ms()
+        """All that is held was the store's truth then, or was taken later."""
         self._bytes = 0
         self._last_request = 0
         self._stopped = False
@@ -99,6 +106,7 @@ class GroupCoordinator:
         self._membership.on_change = self._agents_changed
         self._membership.on_lapse = self._lapsed
         self._sweeps = asyncio.create_task(self._sweep_for_ever(), name="group sweep")
+        self._checks = asyncio.create_task(self._check_for_ever(), name="group check")
 
     async def drain(self) -> None:
         """Give all groups up, and write what was accepted. Call it when the others know that this agent goes."""
@@ -109,8 +117,8 @@ class GroupCoordinator:
 
     async def close(self) -> None:
         self._stopped = True
-        sweeps = [self._sweeps] if self._sweeps is not None else []
-        tasks: list[asyncio.Task[Any]] = [*self.tasks, *self._loading.values(), *self._deletions.values(), *sweeps]
+        rounds = [each for each in (self._sweeps, self._checks) if each is not None]
+        tasks: list[asyncio.Task[Any]] = [*self.tasks, *self._loading.values(), *self._deletions.values(), *rounds]
         for held in list(self._held.values()):
             self._unload(held, ErrorCode.NOT_COORDINATOR)
         for task in tasks:
@@ -258,7 +266,7 @@ class GroupCoordinator:
         held = self._held.get(group_id)
         if held is None:
             return None
-        if not self._membership.lease_runs:
+        if self._may_be_stale:
             self._lapsed()
         elif held.machine.state is GroupState.DEAD and group_id not in self._deletions:
             self._lost(held.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -337,10 +345,16 @@ class GroupCoordinator:
             if not self.owns(held.group_id):
                 self._unload(held, ErrorCode.NOT_COORDINATOR)
 
+    @property
+    def _may_be_stale(self) -> bool:
+        unchecked_ms = self.clock.monotonic_ms() - self._checked_ms
+        return not self._membership.lease_runs or unchecked_ms > LEASE_MS
+
     def _lapsed(self) -> None:
         self._lapses += 1
+        self._checked_ms = self.clock.monotonic_ms()
         if self._held:
-            _log.warning("lease may have run out, groups given up", groups=len(self._held))
+            _log.warning("others may have had our groups, all given up", groups=len(self._held))
         for held in list(self._held.values()):
             self._unload(held, ErrorCode.NOT_COORDINATOR)
 
@@ -372,7 +386,7 @@ class GroupCoordinator:
     async def _sweep_for_ever(self) -> None:
         while True:
             await self.clock.sleep_ms(SWEEP_MS)
-            if self._held and not self._membership.lease_runs:
+            if self._held and self._may_be_stale:
                 self._lapsed()
             self._forget_idle(IDLE_MS)
             try:
@@ -381,6 +395,27 @@ class GroupCoordinator:
                 _log.info("groups that nobody asks for are not looked at this time", error=str(error))
             except Exception:
                 _log.exception("groups that nobody asks for are not looked at this time")
+
+    async def _check_for_ever(self) -> None:
+        while True:
+            await self.clock.sleep_ms(BEAT_MS)
+            try:
+                await self.check()
+            except MetadataUnavailableError as error:
+                _log.info("whose the groups are was not looked at this time", error=str(error))
+            except Exception:
+                _log.exception("whose the groups are was not looked at this time")
+
+    async def check(self) -> None:
+        """Give up what was taken from us unnoticed. Raises MetadataUnavailableError."""
+        since_ms, lapses = self.clock.monotonic_ms(), self._lapses
+        # One that is being deleted is gone from the store a moment before it is gone here.
+        leases = [held.lease for held in self._held.values() if held.group_id not in self._deletions]
+        for at in range(0, len(leases), CHECKED_PER_CALL):
+            for lease in await self.metadata.fenced_leases(leases[at : at + CHECKED_PER_CALL]):
+                self._lost(lease, ErrorCode.NOT_COORDINATOR)
+        if lapses == self._lapses:
+            self._checked_ms = since_ms
 
     async def adopt(self) -> None:
         """Take some of the groups with members that are ours and not held: the ids after those of the last round.

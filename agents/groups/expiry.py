@@ -17,7 +17,8 @@ _log = get_logger(__name__)
 
 DUTY = "\x00offset expiry"
 """A name that no group has."""
-OFFSETS_PER_CALL = 10_000
+GONE_PER_CALL = 10_000
+"""A call that deletes fewer, offsets and groups together, has left nothing."""
 JITTER_SHARE = 0.2
 
 
@@ -57,5 +58,5 @@ class OffsetExpiry:
             )
             if gone.offsets or gone.groups:
                 _log.info("expired", offsets=gone.offsets, groups=gone.groups)
-            if gone.offsets < OFFSETS_PER_CALL:
+            if gone.offsets + gone.groups < GONE_PER_CALL:
                 return

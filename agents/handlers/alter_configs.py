@@ -1,6 +1,6 @@
 """AlterConfigs 0-2: all configs of a resource at once; what is not named goes back to its default
 (`agents/config_changes.py`). IncrementalAlterConfigs has taken its place in clients, for two who alter at once undo
-each other's changes here."""
+each other's changes here: the later one's are what is left, and all that is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.config_changes import alter, check_once, no_value
 from agents.topics import RequestError, code_of
+from agents.turns import Turns
 from metadata.topic_configs import Config
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -25,7 +26,7 @@ from wire.messages.alter_configs import (
 async def handle(broker: Broker, header: RequestHeader, request: AlterConfigsRequest) -> AlterConfigsResponse:
     named = Counter((each.resource_type, each.resource_name) for each in request.resources)
     answers: list[AlterConfigsResourceResponse] = []
-    for asked in request.resources:
+    async for asked in Turns().through(request.resources):
         answer = AlterConfigsResourceResponse(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
         )

@@ -10,6 +10,7 @@ from collections import Counter
 
 from agents.broker import Broker
 from agents.topics import RequestError, check_partitions, code_of
+from agents.turns import Turns
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
@@ -29,7 +30,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
     results: dict[str, CreatePartitionsTopicResult] = {}
     try:
         await broker.follower.catch_up()
-        for asked in request.topics:
+        async for asked in Turns().through(request.topics):
             results[asked.name] = await _grow(
                 broker, asked, validate_only=request.validate_only, named_once=named[asked.name] == 1
             )

@@ -8,6 +8,7 @@ from collections import Counter
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
+from agents.turns import Turns
 from metadata.broker_configs import topic_defaults
 from metadata.service import Topic, TopicExistsError
 from siltstone.errors import SiltstoneError
@@ -27,9 +28,11 @@ REPLICATION_FACTOR = 1
 async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsRequest) -> CreateTopicsResponse:
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
-    for asked in request.topics:
+    told: set[str] = set()
+    async for asked in Turns().through(request.topics):
         if named[asked.name] > 1:
-            if not any(result.name == asked.name for result in results):
+            if asked.name not in told:
+                told.add(asked.name)
                 error = RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")
                 results.append(_failed(asked, error))
             continue

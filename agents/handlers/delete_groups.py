@@ -1,10 +1,15 @@
-"""DeleteGroups 0-2: groups without members, and their offsets with them."""
+"""DeleteGroups 0-2: groups without members, and their offsets with them.
+
+Of many names those that no group has are sorted out first, together. The rest are deleted one by one; one request
+deletes DELETED_MAX, and groups beyond that are told to come again (COORDINATOR_LOAD_IN_PROGRESS).
+"""
 
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_id, unknown_groups
 from agents.groups.held import GroupRefusedError
+from agents.turns import Turns
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -12,14 +17,32 @@ from wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsReques
 
 _log = get_logger(__name__)
 
+DELETED_MAX = 1_000
+"""Some seconds of the store's time; clients wait for half a minute."""
+_AT_ONCE = (ErrorCode.INVALID_GROUP_ID, ErrorCode.NOT_COORDINATOR)
+"""Refused without a word with the store."""
+
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
-    return DeleteGroupsResponse(
-        results=[
-            DeletableGroupResult(group_id=group_id, error_code=await _delete(broker, group_id))
-            for group_id in dict.fromkeys(request.groups_names)
-        ]
-    )
+    names = list(dict.fromkeys(request.groups_names))
+    try:
+        unknown = await unknown_groups(broker.groups, names)
+    except GroupRefusedError as refused:
+        return DeleteGroupsResponse(
+            results=[DeletableGroupResult(group_id=each, error_code=refused.code) for each in names]
+        )
+    results: list[DeletableGroupResult] = []
+    deleted = 0
+    async for group_id in Turns().through(names):
+        if group_id in unknown:
+            error = ErrorCode.GROUP_ID_NOT_FOUND
+        elif deleted >= DELETED_MAX:
+            error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        else:
+            error = await _delete(broker, group_id)
+            deleted += error not in _AT_ONCE
+        results.append(DeletableGroupResult(group_id=group_id, error_code=error))
+    return DeleteGroupsResponse(results=results)
 
 
 async def _delete(broker: Broker, group_id: str) -> ErrorCode:

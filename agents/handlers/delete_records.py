@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics import RequestError, code_of
+from agents.turns import Turns
 from metadata.compaction import InvalidOffsetError
 from metadata.topic_configs import as_list
 from siltstone.errors import SiltstoneError
@@ -33,8 +34,9 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRe
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
     topics: list[DeleteRecordsTopicResult] = []
-    for topic in request.topics:
-        results = [await _delete(broker, topic.name, asked) for asked in topic.partitions]
+    turns = Turns()
+    async for topic in turns.through(request.topics):
+        results = [await _delete(broker, topic.name, asked) async for asked in turns.through(topic.partitions)]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     return DeleteRecordsResponse(topics=topics)
 

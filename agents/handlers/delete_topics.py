@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics import RequestError, code_of
+from agents.turns import Turns
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -26,7 +27,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return DeleteTopicsResponse(responses=[_failed(each, error) for each in wanted])
-    results = [await _delete(broker, each) for each in wanted]
+    results = [await _delete(broker, each) async for each in Turns().through(wanted)]
     with suppress(SiltstoneError):  # deleted all the same; the follower hears of it when the store answers again
         await broker.follower.catch_up()
     return DeleteTopicsResponse(responses=results)

@@ -1,7 +1,7 @@
 """DescribeGroups 0-6, by the owner. A group that does not exist is Dead up to v5, GROUP_ID_NOT_FOUND from v6.
 
 A group is described once, however often the request names it. One answer holds ANSWER_BYTES_MAX: groups beyond that are
-told to come again (COORDINATOR_LOAD_IN_PROGRESS).
+told to come again (COORDINATOR_LOAD_IN_PROGRESS). Of many names those that no group has are sorted out first, together.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 
 from agents.broker import Broker
-from agents.groups.checks import check_id
+from agents.groups.checks import check_id, unknown_groups
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
+from agents.turns import Turns
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_groups import (
@@ -31,7 +32,15 @@ ANSWER_BYTES_MAX = 32 << 20
 async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
     groups: list[DescribedGroup] = []
     room = ANSWER_BYTES_MAX
-    for group_id in dict.fromkeys(request.groups):
+    names = list(dict.fromkeys(request.groups))
+    try:
+        unknown = await unknown_groups(broker.groups, names)
+    except GroupRefusedError as refused:
+        return DescribeGroupsResponse(groups=[_refused(header, each, refused) for each in names])
+    async for group_id in Turns().through(names):
+        if group_id in unknown:
+            groups.append(_dead(header, group_id))
+            continue
         groups.append(
             await _describe(broker, header, group_id)
             if room > 0
@@ -51,10 +60,16 @@ async def _describe(broker: Broker, header: RequestHeader, group_id: str) -> Des
         check_id(group_id, may_be_empty=True)
         view = await broker.groups.view(group_id)
     except GroupRefusedError as refused:
-        message = str(refused) if header.api_version >= GROUP_ID_NOT_FOUND_SINCE else None
-        return DescribedGroup(group_id=group_id, error_code=refused.code, error_message=message)
-    if view is not None:
-        return _described(view)
+        return _refused(header, group_id, refused)
+    return _dead(header, group_id) if view is None else _described(view)
+
+
+def _refused(header: RequestHeader, group_id: str, refused: GroupRefusedError) -> DescribedGroup:
+    message = str(refused) if header.api_version >= GROUP_ID_NOT_FOUND_SINCE else None
+    return DescribedGroup(group_id=group_id, error_code=refused.code, error_message=message)
+
+
+def _dead(header: RequestHeader, group_id: str) -> DescribedGroup:
     dead = DescribedGroup(group_id=group_id, group_state=GroupState.DEAD)
     if header.api_version >= GROUP_ID_NOT_FOUND_SINCE:
         dead.error_code = ErrorCode.GROUP_ID_NOT_FOUND

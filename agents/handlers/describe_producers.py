@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics import code_of
+from agents.turns import Turns, in_turns
 from metadata.service import ProducerState as StoredState
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -28,12 +29,11 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     if any(broker.catalog.topic(asked.name) is None for asked in request.topics):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
-    ids = {
-        (asked.name, number): partition_id
-        for asked in request.topics
-        for number in asked.partition_indexes
-        if (partition_id := _partition_id(broker, asked.name, number)) is not None
-    }
+    ids: dict[tuple[str, int], int] = {}
+    async for some in in_turns(
+        [(asked.name, number) for asked in request.topics for number in asked.partition_indexes]
+    ):
+        ids.update({each: found for each in some if (found := _partition_id(broker, *each)) is not None})
     states: defaultdict[int, list[StoredState]] = defaultdict(list)
     failure: SiltstoneError | None = None
     try:
@@ -42,9 +42,10 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     except SiltstoneError as error:
         failure = error
     response = DescribeProducersResponse()
-    for asked in request.topics:
+    turns = Turns()
+    async for asked in turns.through(request.topics):
         answered = TopicResponse(name=asked.name)
-        for number in asked.partition_indexes:
+        async for number in turns.through(asked.partition_indexes):
             answered.partitions.append(_partition(number, ids.get((asked.name, number)), states, failure))
         response.topics.append(answered)
     return response

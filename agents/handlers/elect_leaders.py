@@ -5,10 +5,10 @@ A named partition is answered ELECTION_NOT_NEEDED; of "all partitions" (null) no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 
 from agents.broker import Broker
+from agents.turns import Turns
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -25,28 +25,24 @@ async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersReq
     if any(broker.catalog.topic(each.topic) is None for each in asked):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
-    return ElectLeadersResponse(
-        replica_election_results=[
-            ReplicaElectionResult(topic=each.topic, partition_result=_results(broker, each.topic, each.partitions))
-            for each in asked
-        ]
-    )
+    results: list[ReplicaElectionResult] = []
+    turns = Turns()
+    async for each in turns.through(asked):
+        answered = [_result(broker, each.topic, number) async for number in turns.through(each.partitions)]
+        results.append(ReplicaElectionResult(topic=each.topic, partition_result=answered))
+    return ElectLeadersResponse(replica_election_results=results)
 
 
-def _results(broker: Broker, name: str, numbers: Iterable[int]) -> list[PartitionResult]:
+def _result(broker: Broker, name: str, number: int) -> PartitionResult:
     topic = broker.catalog.topic(name)
-    count = 0 if topic is None else len(topic.partition_ids)
-    return [
-        PartitionResult(
+    if topic is not None and 0 <= number < len(topic.partition_ids):
+        return PartitionResult(
             partition_id=number,
             error_code=ErrorCode.ELECTION_NOT_NEEDED,
             error_message="any agent serves any partition: there is no leader to elect",
         )
-        if 0 <= number < count
-        else PartitionResult(
-            partition_id=number,
-            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            error_message=f"no partition {number} of a topic {name!r}",
-        )
-        for number in numbers
-    ]
+    return PartitionResult(
+        partition_id=number,
+        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        error_message=f"no partition {number} of a topic {name!r}",
+    )

@@ -22,6 +22,7 @@ from agents.broker import Broker
 from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
+from agents.turns import in_turns
 from metadata.service import MetadataUnavailableError, Topic
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -44,7 +45,7 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if by_id:
         await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
     parts = context.parts
-    _resolve(broker, parts)
+    await _resolve(broker, parts)
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
     await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms)
@@ -56,8 +57,14 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     return HeldAnswer(response, release)
 
 
-def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
-    """Find the logs. What a session found out before holds for as long as the catalog is the same."""
+async def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
+    """Find the logs."""
+    async for some in in_turns(parts):
+        _resolve_some(broker, some)
+
+
+def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
+    """What a session found out before holds for as long as the catalog is the same."""
     version = broker.catalog.version
     name: TopicKey | None = None
     topic: Topic | None = None
@@ -102,9 +109,13 @@ def _fail_gone(part: FetchPart) -> None:
 
 async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
     """Refuse offsets that are out of range by the store's own word."""
-    doubtful = [
-        part for part in parts if part.log is not None and not part.log.start <= part.asked.fetch_offset <= part.log.end
-    ]
+    doubtful: list[FetchPart] = []
+    async for some in in_turns(parts):
+        doubtful += [
+            part
+            for part in some
+            if part.log is not None and not part.log.start <= part.asked.fetch_offset <= part.log.end
+        ]
     if not doubtful:
         return
     try:
@@ -149,6 +160,25 @@ def _bytes_at_hand(parts: Sequence[FetchPart], enough: int) -> int:
 async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[tuple[FetchPart, PartitionData]] = []
     caught_up: list[int] = []
+    async for some in in_turns(parts):
+        _take_ends(broker, some, readable, caught_up, committed_only=committed_only)
+    wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
+    news = partial(broker.arrivals.wait, caught_up, broker.settings.fetch_max_wait_ms) if caught_up else None
+    reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
+    for (_, answer), taken in zip(readable, reading.taken, strict=True):
+        _fill_records(answer, taken)
+    return reading.release
+
+
+def _take_ends(
+    broker: Broker,
+    parts: Sequence[FetchPart],
+    readable: list[tuple[FetchPart, PartitionData]],
+    caught_up: list[int],
+    *,
+    committed_only: bool,
+) -> None:
+    """Begin the answers by what there is now; adds what has records to `readable`, the rest to `caught_up`."""
     for part in parts:
         if part.log is None:
             continue
@@ -173,12 +203,6 @@ async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, c
         )
         if not is_caught_up:
             readable.append((part, part.answer))
-    wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
-    news = partial(broker.arrivals.wait, caught_up, broker.settings.fetch_max_wait_ms) if caught_up else None
-    reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
-    for (_, answer), taken in zip(readable, reading.taken, strict=True):
-        _fill_records(answer, taken)
-    return reading.release
 
 
 def _fill_records(answer: PartitionData, taken: Taken) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from agents.broker import Broker
 from agents.groups.checks import check_id
 from agents.groups.held import GroupRefusedError
+from agents.turns import Turns
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -16,10 +17,12 @@ from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, 
 _GROUP, _TRANSACTION = 0, 1
 
 
-def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+async def handle(broker: Broker, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     if header.api_version >= 4:
         return FindCoordinatorResponse(
-            coordinators=[_find(broker, request.key_type, key) for key in request.coordinator_keys]
+            coordinators=[
+                _find(broker, request.key_type, key) async for key in Turns().through(request.coordinator_keys)
+            ]
         )
     found = _find(broker, request.key_type, request.key)
     return FindCoordinatorResponse(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.config_changes import alter, check_once, no_value
 from agents.topics import RequestError, code_of
+from agents.turns import Turns
 from metadata.topic_configs import Config, ConfigType, as_list
 from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -29,7 +30,7 @@ async def handle(
 ) -> IncrementalAlterConfigsResponse:
     named = Counter((each.resource_type, each.resource_name) for each in request.resources)
     answers: list[AlterConfigsResourceResponse] = []
-    for asked in request.resources:
+    async for asked in Turns().through(request.resources):
         answer = AlterConfigsResourceResponse(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
         )

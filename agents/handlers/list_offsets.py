@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
+from agents.turns import Turns
 from metadata.service import MetadataUnavailableError, Watermarks
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
@@ -39,16 +40,17 @@ LEADER_EPOCH = 0
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     # A client may have heard of a new topic from another agent; some do not ask again.
     await look_up(broker.catalog, broker.follower, [topic.name for topic in request.topics])
-    ids = _partition_ids(broker, request)
+    ids = await _partition_ids(broker, request)
     try:
         fresh = await broker.fresh.get(list(ids.values()))
     except MetadataUnavailableError:
         fresh = None
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
-    for topic in request.topics:
+    turns = Turns()
+    async for topic in turns.through(request.topics):
         answers: list[ListOffsetsPartitionResponse] = []
-        for part in topic.partitions:
+        async for part in turns.through(topic.partitions):
             place = (topic.name, part.partition_index)
             if asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
@@ -58,11 +60,12 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
     return ListOffsetsResponse(topics=topics)
 
 
-def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
+async def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
     ids: dict[tuple[str, int], int] = {}
-    for asked in request.topics:
+    turns = Turns()
+    async for asked in turns.through(request.topics):
         topic = broker.catalog.topic(asked.name)
-        for part in asked.partitions:
+        async for part in turns.through(asked.partitions):
             if topic is not None and 0 <= part.partition_index < len(topic.partition_ids):
                 ids[asked.name, part.partition_index] = topic.partition_ids[part.partition_index]
     return ids

@@ -11,12 +11,14 @@ and if that fails, the answer is COORDINATOR_NOT_AVAILABLE.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
+from agents.turns import in_turns
 from metadata.groups import OffsetPlace, OffsetToCommit
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -44,14 +46,9 @@ class _Part:
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitRequest) -> OffsetCommitResponse:
-    topics = [
-        [
-            _Part(topic.name, each, place_of(broker.catalog, topic.name, each.partition_index))
-            for each in topic.partitions
-        ]
-        for topic in request.topics
-    ]
-    parts = [part for of_topic in topics for part in of_topic]
+    parts: list[_Part] = []
+    async for some in in_turns([(topic.name, each) for topic in request.topics for each in topic.partitions]):
+        parts += [_Part(name, each, place_of(broker.catalog, name, each.partition_index)) for name, each in some]
     present = Present(broker.follower)
     await _find_again(broker, present, [part for part in parts if part.place is None])
     await _commit(broker, header, request, [part for part in parts if part.place is not None])
@@ -60,16 +57,17 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     moved = await _find_again(broker, present, gone)
     if moved:
         await _commit(broker, header, request, moved)
+    answers: list[OffsetCommitResponsePartition] = []
+    async for some in in_turns(parts):
+        answers += [
+            OffsetCommitResponsePartition(partition_index=part.asked.partition_index, error_code=part.error)
+            for part in some
+        ]
+    in_order = iter(answers)
     return OffsetCommitResponse(
         topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetCommitResponsePartition(partition_index=part.asked.partition_index, error_code=part.error)
-                    for part in of_topic
-                ],
-            )
-            for topic, of_topic in zip(request.topics, topics, strict=True)
+            OffsetCommitResponseTopic(name=topic.name, partitions=list(islice(in_order, len(topic.partitions))))
+            for topic in request.topics
         ]
     )
 
@@ -83,11 +81,12 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
             part.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return []
     moved: list[_Part] = []
-    for part in unknown:
-        place = place_of(broker.catalog, part.topic_name, part.asked.partition_index)
-        if place is not None and place != part.place:
-            part.place = place
-            moved.append(part)
+    async for some in in_turns(unknown):
+        for part in some:
+            place = place_of(broker.catalog, part.topic_name, part.asked.partition_index)
+            if place is not None and place != part.place:
+                part.place = place
+                moved.append(part)
     return moved
 
 
@@ -96,21 +95,27 @@ async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRe
     text_max = broker.settings.offset_metadata_max_bytes
     offsets: list[OffsetToCommit] = []
     written: list[tuple[_Part, OffsetPlace]] = []
-    for part in parts:
-        asked, place = part.asked, part.place
-        text = asked.committed_metadata or ""
-        if len(text) > text_max:
-            part.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
-        elif place is not None:
-            written.append((part, place))
-            offsets.append(
-                OffsetToCommit(
-                    place=place, offset=asked.committed_offset, leader_epoch=asked.committed_leader_epoch, metadata=text
-                )
-            )
+    async for some in in_turns(parts):
+        for part in some:
+            place = part.place
+            if len(part.asked.committed_metadata or "") > text_max:
+                part.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            elif place is not None:
+                written.append((part, place))
+                offsets.append(_to_commit(part.asked, place))
     error_of = await _outcome(broker, header, request, offsets)
-    for part, place in written:
-        part.error = error_of(place)
+    async for some in in_turns(written):
+        for part, place in some:
+            part.error = error_of(place)
+
+
+def _to_commit(asked: OffsetCommitRequestPartition, place: OffsetPlace) -> OffsetToCommit:
+    return OffsetToCommit(
+        place=place,
+        offset=asked.committed_offset,
+        leader_epoch=asked.committed_leader_epoch,
+        metadata=asked.committed_metadata or "",
+    )
 
 
 async def _outcome(

@@ -3,12 +3,13 @@ all, once it has no members."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable
 
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
+from agents.turns import Turns
 from metadata.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -23,6 +24,7 @@ CONSUMER = "consumer"
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    turns = Turns()
     try:
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
@@ -36,9 +38,9 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
             raise GroupRefusedError(ErrorCode.NON_EMPTY_GROUP, "the group has members")
         places: list[OffsetPlace] = []
         topics: list[OffsetDeleteResponseTopic] = []
-        for topic in request.topics:
+        async for topic in turns.through(request.topics):
             asked = [each.partition_index for each in topic.partitions]
-            topics.append(_judge(broker, view, topic.name, asked, places))
+            topics.append(await _judge(broker, view, topic.name, turns.through(asked), places))
         if places:
             await broker.groups.delete_offsets(request.group_id, places)
     except GroupRefusedError as refused:
@@ -46,12 +48,12 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
     return OffsetDeleteResponse(topics=topics)
 
 
-def _judge(
-    broker: Broker, view: GroupView, name: str, asked: Sequence[int], places: list[OffsetPlace]
+async def _judge(
+    broker: Broker, view: GroupView, name: str, asked: AsyncIterable[int], places: list[OffsetPlace]
 ) -> OffsetDeleteResponseTopic:
     """Adds what may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
-    for partition in asked:
+    async for partition in asked:
         place = place_of(broker.catalog, name, partition)
         if place is None:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.held import GroupRefusedError
+from agents.turns import in_turns
 from metadata.groups import CommittedOffset, OffsetPlace
 from metadata.service import MetadataUnavailableError
 from wire.api import RequestHeader
@@ -46,7 +47,8 @@ class _Found(NamedTuple):
     metadata: str
 
 
-_FoundByTopic: TypeAlias = Mapping[str, Sequence[_Found]]
+_AllFound: TypeAlias = Sequence[tuple[str, _Found]]
+"""By name of topic."""
 
 ANSWER_BYTES_MAX = 16 << 20
 """Of all groups of an answer together; one group alone may have more."""
@@ -95,11 +97,15 @@ async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> Offs
     except GroupRefusedError as refused:
         # Versions below 2 have no error but the partitions'.
         error = refused.code
-        found = {name: [_found(at, _NONE) for at in partitions] for name, partitions in asked or ()}
-    topics = [
-        OffsetFetchResponseTopic(
-            name=name,
-            partitions=[
+        found = [(name, _found(partition, _NONE)) for name, partitions in asked or () for partition in partitions]
+    topics: dict[str, OffsetFetchResponseTopic] = {
+        name: OffsetFetchResponseTopic(name=name, partitions=[]) for name, _ in asked or ()
+    }
+    async for some in in_turns(found):
+        for name, each in some:
+            if name not in topics:
+                topics[name] = OffsetFetchResponseTopic(name=name, partitions=[])
+            topics[name].partitions.append(
                 OffsetFetchResponsePartition(
                     partition_index=each.partition,
                     committed_offset=each.offset,
@@ -107,12 +113,8 @@ async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> Offs
                     metadata=each.metadata,
                     error_code=error,
                 )
-                for each in partitions
-            ],
-        )
-        for name, partitions in found.items()
-    ]
-    return OffsetFetchResponse(topics=topics, error_code=error)
+            )
+    return OffsetFetchResponse(topics=list(topics.values()), error_code=error)
 
 
 async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> OffsetFetchResponseGroup:
@@ -120,25 +122,25 @@ async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked
         found = await _read(broker, present, group_id, asked)
     except GroupRefusedError as refused:
         return OffsetFetchResponseGroup(group_id=group_id, error_code=refused.code)
-    topics = [
-        OffsetFetchResponseTopics(
-            name=name,
-            partitions=[
+    topics: dict[str, OffsetFetchResponseTopics] = {
+        name: OffsetFetchResponseTopics(name=name, partitions=[]) for name, _ in asked or ()
+    }
+    async for some in in_turns(found):
+        for name, each in some:
+            if name not in topics:
+                topics[name] = OffsetFetchResponseTopics(name=name, partitions=[])
+            topics[name].partitions.append(
                 OffsetFetchResponsePartitions(
                     partition_index=each.partition,
                     committed_offset=each.offset,
                     committed_leader_epoch=each.leader_epoch,
                     metadata=each.metadata,
                 )
-                for each in partitions
-            ],
-        )
-        for name, partitions in found.items()
-    ]
-    return OffsetFetchResponseGroup(group_id=group_id, topics=topics)
+            )
+    return OffsetFetchResponseGroup(group_id=group_id, topics=list(topics.values()))
 
 
-async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> _FoundByTopic:
+async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> _AllFound:
     """None asks for all of the group's. Raises GroupRefusedError."""
     check_id(group_id, may_be_empty=True)
     broker.groups.check_owned(group_id)
@@ -150,35 +152,42 @@ async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | 
         raise GroupRefusedError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, str(error)) from error
 
 
-async def _read_all(broker: Broker, present: Present, group_id: str) -> _FoundByTopic:
+async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFound:
     offsets = await broker.metadata.offsets(group_id)
     if any(broker.catalog.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
         await _see(present)
-    found: dict[str, list[_Found]] = {}
-    for place, committed in sorted(offsets.items(), key=lambda item: (item[0].topic_id.int, item[0].partition)):
-        topic = broker.catalog.topic_by_id(place.topic_id)
-        if topic is not None:  # else it is being deleted this moment
-            found.setdefault(topic.name, []).append(_found(place.partition, committed))
+    found: list[tuple[str, _Found]] = []
+    in_order = sorted(offsets.items(), key=lambda item: (item[0].topic_id.int, item[0].partition))
+    async for some in in_turns(in_order):
+        for place, committed in some:
+            topic = broker.catalog.topic_by_id(place.topic_id)
+            if topic is not None:  # else it is being deleted this moment
+                found.append((topic.name, _found(place.partition, committed)))
     return found
 
 
-async def _read_some(broker: Broker, present: Present, group_id: str, asked: Asked) -> _FoundByTopic:
-    places: dict[tuple[str, int], OffsetPlace | None] = {
-        (name, partition): place_of(broker.catalog, name, partition)
-        for name, partitions in asked
-        for partition in partitions
-    }
+async def _read_some(broker: Broker, present: Present, group_id: str, asked: Asked) -> _AllFound:
+    places: dict[tuple[str, int], OffsetPlace | None] = {}
+    async for some in in_turns([(name, partition) for name, partitions in asked for partition in partitions]):
+        places.update({each: place_of(broker.catalog, *each) for each in some})
     offsets = await _offsets_at(broker, group_id, places.values())
-    missing = [each for each, place in places.items() if place is None or place not in offsets]
+    missing: list[tuple[str, int]] = []
+    async for pairs in in_turns(list(places.items())):
+        missing += [each for each, place in pairs if place is None or place not in offsets]
     if missing:
         # Perhaps only by what we know of the topics: they may have grown, or been made anew.
         await _see(present)
-        moved = {each: place for each in missing if (place := place_of(broker.catalog, *each)) != places[each]}
+        moved: dict[tuple[str, int], OffsetPlace | None] = {}
+        async for some in in_turns(missing):
+            moved.update({each: at for each in some if (at := place_of(broker.catalog, *each)) != places[each]})
         places |= moved
         offsets = {**offsets, **await _offsets_at(broker, group_id, moved.values())}
-    found: dict[str, list[_Found]] = {name: [] for name, _ in asked}
-    for (name, partition), place in places.items():
-        found[name].append(_found(partition, _NONE if place is None else offsets.get(place, _NONE)))
+    found: list[tuple[str, _Found]] = []
+    async for pairs in in_turns(list(places.items())):
+        found += [
+            (name, _found(partition, _NONE if place is None else offsets.get(place, _NONE)))
+            for (name, partition), place in pairs
+        ]
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
+from agents.turns import Turns, in_turns
 from metadata.service import MetadataUnavailableError, Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -28,24 +29,20 @@ LEADER_EPOCH = 0
 async def handle(
     broker: Broker, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
-    ids = {
-        (topic.topic, part.partition): _partition_id(broker, topic, part)
-        for topic in request.topics
-        for part in topic.partitions
-    }
+    ids: dict[tuple[str, int], int | None] = {}
+    async for some in in_turns([(topic, part) for topic in request.topics for part in topic.partitions]):
+        ids.update({(topic.topic, part.partition): _partition_id(broker, topic, part) for topic, part in some})
     try:
         fresh = await broker.fresh.get([each for each in ids.values() if each is not None])
     except MetadataUnavailableError:
         fresh = None
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[_answer(part, ids[topic.topic, part.partition], fresh) for part in topic.partitions],
-            )
-            for topic in request.topics
-        ]
-    )
+    topics: list[OffsetForLeaderTopicResult] = []
+    turns = Turns()
+    async for topic in turns.through(request.topics):
+        parts = turns.through(topic.partitions)
+        answers = [_answer(part, ids[topic.topic, part.partition], fresh) async for part in parts]
+        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _partition_id(broker: Broker, asked: OffsetForLeaderTopic, part: OffsetForLeaderPartition) -> int | None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -141,8 +142,8 @@ class ProgramAdmin(Admin):
 
 
 class ProgramClient(Client):
-    def command(self, bootstrap: str) -> Sequence[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def command(self, bootstrap: str) -> Sequence[str]: ...
 
     def program(self, bootstrap: str) -> Program:
         return _started(self, bootstrap)

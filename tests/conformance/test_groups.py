@@ -38,7 +38,7 @@ from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 
 KINDS: list[Client] = [Confluent(), Aiokafka(), KafkaPython()]
-HELD_MS, SESSION_MS = 3_000, 1_000
+HELD_MS, SESSION_MS = 6_000, 2_000
 
 
 @contextlib.contextmanager

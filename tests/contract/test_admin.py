@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
 
 from metadata.compaction import NotCompactedError
+from metadata.config_changes import Changes, ClusterDecision, TopicDecision
 from metadata.service import Change, ChangeKind, Cursor
+from siltstone.errors import SiltstoneError
 from tests.contract.merges import claim, extents_of, job, merge
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 from tests.contract.test_compaction_retention import HOUR_MS, aged_extents
@@ -133,3 +136,67 @@ async def test_producers_are_told_of_the_partitions_asked_for(world: World) -> N
     assert (state.partition_id, state.producer_id, state.batches) == (other, first, [(0, 2, 0)])
     assert len(await world.service.producer_states()) == 2
     assert await world.service.producer_states([]) == []
+
+
+# ---- alterations that depend on what is set --------------------------------------------------------------------------
+
+
+class _RefusedError(SiltstoneError):
+    pass
+
+
+async def test_what_is_decided_by_what_is_set_in_a_topic_loses_nothing_to_others_at_once(world: World) -> None:
+    topic = await world.service.create_topic("t", partitions=1, configs={})
+    services = [world.service, *[await world.another() for _ in range(5)]]
+
+    def append(word: str) -> TopicDecision:
+        def decide(present: Mapping[str, str], of_cluster: Mapping[str, str]) -> Changes:
+            return {"words": ",".join([*filter(None, present.get("words", "").split(",")), word])}
+
+        return decide
+
+    await asyncio.gather(*(each.alter_configs(topic.topic_id, append(str(n))) for n, each in enumerate(services)))
+
+    [known] = await world.service.topics()
+    assert sorted(known.configs["words"].split(",")) == [str(n) for n in range(6)]
+
+
+async def test_what_is_decided_by_what_is_set_in_the_cluster_loses_nothing_to_others_at_once(world: World) -> None:
+    services = [world.service, *[await world.another() for _ in range(5)]]
+
+    def only_the_first(number: int) -> ClusterDecision:
+        def decide(present: Mapping[str, str]) -> Changes:
+            if present:
+                raise _RefusedError(f"{number} comes too late")
+            return {"log.retention.ms": str(number)}
+
+        return decide
+
+    told = await asyncio.gather(
+        *(each.alter_broker_configs(only_the_first(n + 1)) for n, each in enumerate(services)), return_exceptions=True
+    )
+
+    [written] = [each for each in told if not isinstance(each, BaseException)]
+    assert len([each for each in told if isinstance(each, _RefusedError)]) == 5, told
+    assert (await world.service.snapshot()).broker_configs == written
+    assert len(await altered(world)) == 1
+
+
+async def test_a_decision_about_a_topic_is_told_what_is_set_and_may_refuse_or_change_nothing(world: World) -> None:
+    await world.service.alter_broker_configs({"log.retention.ms": "5"})
+    topic = await world.service.create_topic("t", partitions=1, configs={"retention.bytes": "7"})
+    before = (await world.service.tail(Cursor())).cursor
+    seen: list[tuple[Mapping[str, str], Mapping[str, str]]] = []
+
+    def refuse(present: Mapping[str, str], of_cluster: Mapping[str, str]) -> Changes:
+        seen.append((present, of_cluster))
+        raise _RefusedError("no")
+
+    with pytest.raises(_RefusedError):
+        await world.service.alter_configs(topic.topic_id, refuse)
+    assert await world.service.alter_configs(topic.topic_id, lambda present, of_cluster: {}) == topic
+    assert await world.service.alter_broker_configs(lambda present: {}) == {"log.retention.ms": "5"}
+
+    assert seen == [({"retention.bytes": "7"}, {"log.retention.ms": "5"})]
+    assert (await world.service.tail(before)).changes == []
+    assert (await world.service.partition_views(topic.topic_id))[0].config_version == 1

@@ -96,6 +96,21 @@ async def test_an_owner_whose_group_was_taken_changes_nothing_more(world: World)
     assert before == (await world.service.groups(), await world.service.group("g"), await world.service.offsets("g"))
 
 
+async def test_an_owner_is_told_which_of_its_groups_were_taken_or_deleted(world: World) -> None:
+    owner, other = await Owner.register(world.service), await Owner.register(world.service, port=9093)
+    kept, taken, deleted, made_anew, strange = [await owner.lease_of(id_) for id_ in ("k", "t", "d", "m", STRANGE)]
+    leases = (kept, taken, deleted, made_anew, strange)
+    assert list(await world.service.fenced_leases(leases)) == []
+    for lease in (deleted, made_anew):
+        await world.service.delete_group(lease)
+    now = [await owner.lease_of("m"), await other.lease_of("t"), await other.lease_of(STRANGE)]
+
+    fenced = await world.service.fenced_leases([*leases, *now])
+
+    assert set(fenced) == {taken, deleted, made_anew, strange}
+    assert list(await world.service.fenced_leases([])) == []
+
+
 @pytest.mark.parametrize("made_anew", [False, True])
 async def test_the_owner_of_a_deleted_group_is_fenced(world: World, made_anew: bool) -> None:
     topic = await new_topic(world.service)
@@ -277,3 +292,14 @@ async def test_a_group_id_may_be_long_but_not_without_end(world: World) -> None:
     assert await committed(world.service, longest + "c") == {}
     (result,) = await world.service.commit_offsets([batch_of(GroupLease(group_id="x" * 9999, epoch=1), {})])
     assert result.fenced
+
+
+async def test_of_many_names_those_that_groups_have_are_known(world: World) -> None:
+    owner = await Owner.register(world.service)
+    for group_id in ("a", "", "ü\x00"):
+        await owner.take(group_id)
+
+    asked = ["a", "b", "", "ü\x00", "ü", *(f"x{number}" for number in range(2_000))]
+
+    assert sorted(await world.service.known_groups(asked)) == ["", "a", "ü\x00"]
+    assert list(await world.service.known_groups([])) == []

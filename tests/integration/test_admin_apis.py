@@ -339,6 +339,16 @@ async def test_lists_are_appended_to_what_is_in_force(raw: RawConnection, client
     assert await overrides(raw) == {"cleanup.policy": "compact"}
 
 
+async def test_what_is_taken_from_a_default_may_leave_an_empty_list_as_in_kafka(
+    raw: RawConnection, client: KafkaClient
+) -> None:
+    """Kafka's ConfigurationControlManager.getParts begins with the default; that an empty cleanup.policy keeps
+    everything is its rule too (KIP-1161)."""
+    await client.create_topic("t", partitions=1)
+    assert await alter(raw, ("cleanup.policy", SUBTRACT, "delete"), name="t", resource=TOPIC) == 0
+    assert await overrides(raw) == {"cleanup.policy": ""}
+
+
 # ---- sizes, leaders, producers ---------------------------------------------------------------------------------------
 
 

@@ -142,6 +142,77 @@ async def test_a_take_that_was_under_way_while_the_lease_ran_out_is_not_believed
     assert await member.heartbeat() is ErrorCode.NONE
 
 
+# ---- an owner whose list of agents does not show who had its group -------------------------------------------------
+
+
+async def taken_unnoticed(other: RunningAgent, old: GroupMember, dial: Dial) -> GroupMember:
+    """By an agent that came, or did not know the owner yet: the member's process starts again and finds that one."""
+    await alone(other)
+    new = GroupMember(await dial.kafka(other.address), instance_id=old.instance_id)
+    assert await new.join() is ErrorCode.NONE
+    assert (await new.sync()).error_code == ErrorCode.NONE
+    await groups_of(other).drain()
+    return new
+
+
+async def test_a_group_that_another_agent_had_between_two_beats_is_read_anew(
+    owner: RunningAgent, other: RunningAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.groups.coordinator.CHECKED_PER_CALL", 2)
+    names = [name for number in range(99) if groups_of(owner).owns(name := f"n{number}")][:4]
+    clients = [await dial.kafka(owner.address) for _ in range(2)]
+    for name in names:
+        assert await GroupMember(clients[0], group_id=name).commit({0: 1}) == {0: ErrorCode.NONE}
+    [old] = await stable_group(dial, owner.address, 1, instance_id="i")
+    groups_of(owner)._checks.cancel()
+    new = await taken_unnoticed(other, old, dial)
+    # given: the owner's list is what it was, and so is what it holds
+    new.client = clients[1]
+    assert await new.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+    # when
+    await groups_of(owner).check()
+    # then: that one is given up, and no other
+    assert set(groups_of(owner)._held) == set(names)
+    assert owner.metric("groups_fenced_total") == 1
+    assert await new.heartbeat() is ErrorCode.NONE
+    assert await old.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
+    assert await new.commit({0: 9}) == {0: ErrorCode.NONE}
+
+
+async def test_an_agent_looks_by_itself_whether_its_groups_are_its_own(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.groups.coordinator.BEAT_MS", 20.0)
+    async with fleet(start_agent, 1, wrap=Gated, **OPTIONS) as agents:
+        [agent], [service] = agents.agents, agents.services
+        [member] = await stable_group(dial, agent.address, 1)
+        held, membership = groups_of(agent)._held["g"], agent.agent._membership
+        checks = service.calls["fenced_leases"]
+        await until(lambda: service.calls["fenced_leases"] > checks + 1)
+        assert groups_of(agent)._held["g"] is held, "nobody took it"
+        await service.take_group("g", owner=membership.current, create=False)  # type: ignore[union-attr]
+        await until(lambda: groups_of(agent)._held == {})
+        assert await member.heartbeat() is ErrorCode.NONE
+
+
+async def test_what_could_not_be_asked_about_for_as_long_as_a_lease_is_given_up(
+    agents: Fleet, owner: RunningAgent, dial: Dial
+) -> None:
+    [member] = await stable_group(dial, owner.address, 1)
+    groups, takes = groups_of(owner), service_of(agents, owner).calls["take_group"]
+    groups._checks.cancel()
+    groups._checked_ms -= LEASE_MS - 1_000
+    await groups.check()
+    groups._checked_ms -= LEASE_MS - 1_000
+    assert await member.heartbeat() is ErrorCode.NONE
+    assert service_of(agents, owner).calls["take_group"] == takes
+    groups._checked_ms -= 2_000
+    assert await member.heartbeat() is ErrorCode.NONE
+    assert service_of(agents, owner).calls["take_group"] == takes + 1, "it was read anew"
+    assert await member.heartbeat() is ErrorCode.NONE
+    assert service_of(agents, owner).calls["take_group"] == takes + 1, "once"
+
+
 # ---- members that died with their owner ----------------------------------------------------------------------------
 
 

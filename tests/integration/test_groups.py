@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agents.groups import expiry
+from metadata import memory_groups
 from metadata.groups import GroupLease, GroupRecord
 from metadata.service import MetadataService, MetadataUnavailableError
 from siltstone.client import KafkaClient
@@ -252,7 +254,8 @@ async def test_a_fenced_owner_commits_nothing_and_forgets_the_group(
 ) -> None:
     [member] = await stable_group(dial, owner.address, 1)
     assert await member.commit({0: 1}) == {0: ErrorCode.NONE}
-    # given: an agent that knows better who is alive takes the group
+    # given: an agent that knows better who is alive takes the group, and the owner has not looked
+    groups_of(owner)._checks.cancel()
     lease = other.agent._membership.current  # type: ignore[union-attr]
     taken = await service_of(agents, other).take_group("g", owner=lease, create=False)
     assert taken.record.generation == 1
@@ -319,6 +322,23 @@ async def test_offsets_that_nobody_keeps_expire(start_agent: StartAgent, dial: D
         await until(gone, 5)
         done = [service.calls["expire_groups"] for service in agents.services]
         assert min(done) == 0 and max(done) > 0, f"one agent does it for all: {done}"
+
+
+async def test_one_round_of_expiry_goes_on_until_nothing_is_left(
+    start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "GONE_PER_CALL", 2)
+    monkeypatch.setattr(memory_groups, "EXPIRED_MAX", 2)
+    running = await start_agent()
+    metadata: Any = running.metadata
+    # given: groups that have become nothing, and no offsets
+    for number in range(5):
+        await metadata.take_group(f"g{number}", owner=running.agent._membership.current, create=True)  # type: ignore[union-attr]
+        metadata.database.groups[f"g{number}"].empty_since_ms = 0
+    # when
+    await running.agent._new_expiry(running.agent._groups).expire()  # type: ignore[arg-type]
+    # then
+    assert await metadata.groups() == []
 
 
 async def test_a_new_generation_is_told_only_when_older_commits_are_written(

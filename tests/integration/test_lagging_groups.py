@@ -170,7 +170,7 @@ async def test_what_cannot_be_looked_for_is_neither_there_nor_missing(
 async def test_what_was_never_committed_costs_a_request_one_look(world: World) -> None:
     await world.elsewhere.create_topic("t", partitions=4)
     await world.agents.know_topic("t")
-    world.service.hears.clear()
+    await world.service.turn_deaf()
     topics = [OffsetFetchRequestTopics(name=name, partition_indexes=[0, 1, 9]) for name in ("t", "gone")]
     groups = [OffsetFetchRequestGroup(group_id=name, topics=topics) for name in _owned_by(world.owner, 3)]
     looks = world.service.calls["tail"]

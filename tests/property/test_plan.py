@@ -112,6 +112,7 @@ def views(draw: st.DrawFn, *, busy: bool = True) -> CompactionView:
     found = [draw(files(file_id)) for file_id in range(1, draw(st.integers(0, 24)) + 1)]
     places = [each.file_id for each in found if each.level > 0]
     logs = [draw(partitions(number, places)) for number in range(1, draw(st.integers(0, 4)) + 1)]
+    found = [_holding(each, logs) for each in found]
     busy_extents: set[int] = set()
     busy_files: set[int] = set()
     if busy:
@@ -128,6 +129,13 @@ def views(draw: st.DrawFn, *, busy: bool = True) -> CompactionView:
         live_jobs={"merge": draw(st.integers(0, 3)), "forced": draw(st.integers(0, 2))} if busy else {},
         last_daily_ms=draw(maybe_times),
     )
+
+
+def _holding(file: FileView, logs: list[PartitionView]) -> FileView:
+    """With the bytes of its extents at least: what is moved out of it must not use it up before they are."""
+    held = sum(extent.length for log in logs for extent in log.extents if extent.file_id == file.file_id)
+    live_bytes = max(file.live_bytes, held)
+    return replace(file, live_bytes=live_bytes, size_bytes=max(file.size_bytes, live_bytes))
 
 
 def inputs_of(view: CompactionView, spec: MergeSpec) -> list[LeveledExtent]:

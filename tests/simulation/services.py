@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from metadata import service as s
 from metadata.compaction import LeveledExtent
-from metadata.groups import ExpiredGroups
+from metadata.config_changes import Changes, TopicDecision
+from metadata.groups import ExpiredGroups, GroupLease
 from metadata.memory import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
@@ -240,7 +241,7 @@ class SimulatedMetadata(FarSide):
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
         await self._ask(lambda: self.server.delete_topic(topic_id))
 
-    async def alter_configs(self, topic_id: uuid.UUID, changes: Mapping[str, str | None]) -> s.Topic:
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> s.Topic:
         return await self._ask(lambda: self.server.alter_configs(topic_id, changes))
 
     async def create_partitions(self, topic_id: uuid.UUID, count: int) -> s.Topic:
@@ -274,6 +275,9 @@ class SimulatedMetadata(FarSide):
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
         return await self._ask(lambda: self.server.delete_records(partition_id, offset))
+
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        return await self._ask(lambda: self.server.fenced_leases(leases))
 
     async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
         return await self._ask(lambda: self.server.groups_with_members(after=after, limit=limit))

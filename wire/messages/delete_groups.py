@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct
+from wire.schema import PARTITIONS_ELEMENTS_MAX, Message, Struct, array, field, int16, int32, message, string, struct
 
 
-@message(api_key=42, kind="request", versions="0-2", flexible="2+")
+@message(api_key=42, kind="request", versions="0-2", flexible="2+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DeleteGroupsRequest(Message):
     groups_names: list[str] = field(array(string), "0+")
 

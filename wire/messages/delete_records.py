@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -17,7 +29,7 @@ class DeleteRecordsTopic(Struct):
     partitions: list[DeleteRecordsPartition] = field(array(DeleteRecordsPartition), "0+")
 
 
-@message(api_key=21, kind="request", versions="0-2", flexible="2+")
+@message(api_key=21, kind="request", versions="0-2", flexible="2+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DeleteRecordsRequest(Message):
     topics: list[DeleteRecordsTopic] = field(array(DeleteRecordsTopic), "0+")
     timeout_ms: int = field(int32, "0+")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct, uuid
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+    uuid,
+)
 
 
 @struct
@@ -13,7 +25,7 @@ class DeleteTopicState(Struct):
     topic_id: UUID = field(uuid, "6+")
 
 
-@message(api_key=20, kind="request", versions="1-6", flexible="4+")
+@message(api_key=20, kind="request", versions="1-6", flexible="4+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DeleteTopicsRequest(Message):
     topics: list[DeleteTopicState] = field(array(DeleteTopicState), "6+")
     topic_names: list[str] = field(array(string), "0-5", ignorable=True)

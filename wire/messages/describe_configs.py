@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, boolean, field, int8, int16, int32, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int8,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -12,7 +25,7 @@ class DescribeConfigsResource(Struct):
     configuration_keys: list[str] | None = field(array(string), "0+", nullable="0+")
 
 
-@message(api_key=32, kind="request", versions="0-4", flexible="4+")
+@message(api_key=32, kind="request", versions="0-4", flexible="4+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DescribeConfigsRequest(Message):
     resources: list[DescribeConfigsResource] = field(array(DescribeConfigsResource), "0+")
     include_synonyms: bool = field(boolean, "1+")

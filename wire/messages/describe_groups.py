@@ -5,10 +5,24 @@ From v6 (KIP-1043) a group that does not exist is an error; before, it is descri
 
 from __future__ import annotations
 
-from wire.schema import Message, Octets, Struct, array, boolean, field, int16, int32, message, octets, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Octets,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    message,
+    octets,
+    string,
+    struct,
+)
 
 
-@message(api_key=15, kind="request", versions="0-6", flexible="5+")
+@message(api_key=15, kind="request", versions="0-6", flexible="5+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DescribeGroupsRequest(Message):
     groups: list[str] = field(array(string), "0+")
     include_authorized_operations: bool = field(boolean, "3+")

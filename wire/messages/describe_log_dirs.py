@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, boolean, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -11,7 +24,7 @@ class DescribableLogDirTopic(Struct):
     partitions: list[int] = field(array(int32), "0+")
 
 
-@message(api_key=35, kind="request", versions="1-4", flexible="2+")
+@message(api_key=35, kind="request", versions="1-4", flexible="2+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DescribeLogDirsRequest(Message):
     topics: list[DescribableLogDirTopic] | None = field(array(DescribableLogDirTopic), "0+", nullable="0+")
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -11,7 +23,7 @@ class TopicRequest(Struct):
     partition_indexes: list[int] = field(array(int32), "0+")
 
 
-@message(api_key=61, kind="request", versions="0", flexible="0+")
+@message(api_key=61, kind="request", versions="0", flexible="0+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class DescribeProducersRequest(Message):
     topics: list[TopicRequest] = field(array(TopicRequest), "0+")
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int8, int16, int32, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int8,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -11,7 +23,7 @@ class TopicPartitions(Struct):
     partitions: list[int] = field(array(int32), "0+")
 
 
-@message(api_key=43, kind="request", versions="0-2", flexible="2+")
+@message(api_key=43, kind="request", versions="0-2", flexible="2+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class ElectLeadersRequest(Message):
     election_type: int = field(int8, "1+")
     topic_partitions: list[TopicPartitions] | None = field(array(TopicPartitions), "0+", nullable="0+")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
     Message,
     RecordData,
     Struct,
@@ -57,7 +58,7 @@ class ForgottenTopic(Struct):
     partitions: list[int] = field(array(int32), "7+")
 
 
-@message(api_key=1, kind="request", versions="4-16", flexible="12+")
+@message(api_key=1, kind="request", versions="4-16", flexible="12+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class FetchRequest(Message):
     cluster_id: str | None = field(string, "12+", nullable="12+", default=None, tag=0, ignorable=True)
     replica_id: int = field(int32, "0-14", default=-1)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int8, int16, int32, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int8,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+)
 
 
-@message(api_key=10, kind="request", versions="0-5", flexible="3+")
+@message(api_key=10, kind="request", versions="0-5", flexible="3+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class FindCoordinatorRequest(Message):
     key: str = field(string, "0-3")
     key_type: int = field(int8, "1+")

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, boolean, field, int8, int16, int32, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int8,
+    int16,
+    int32,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -19,7 +32,7 @@ class AlterConfigsResource(Struct):
     configs: list[AlterableConfig] = field(array(AlterableConfig), "0+")
 
 
-@message(api_key=44, kind="request", versions="0-1", flexible="1+")
+@message(api_key=44, kind="request", versions="0-1", flexible="1+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class IncrementalAlterConfigsRequest(Message):
     resources: list[AlterConfigsResource] = field(array(AlterConfigsResource), "0+")
     validate_only: bool = field(boolean, "0+")

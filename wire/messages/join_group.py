@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Octets, Struct, array, boolean, field, int16, int32, message, octets, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Octets,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    message,
+    octets,
+    string,
+    struct,
+)
 
 
 @struct
@@ -11,7 +25,7 @@ class JoinGroupRequestProtocol(Struct):
     metadata: Octets = field(octets, "0+")
 
 
-@message(api_key=11, kind="request", versions="0-9", flexible="6+")
+@message(api_key=11, kind="request", versions="0-9", flexible="6+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class JoinGroupRequest(Message):
     group_id: str = field(string, "0+")
     session_timeout_ms: int = field(int32, "0+")

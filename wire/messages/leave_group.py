@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct
+from wire.schema import PARTITIONS_ELEMENTS_MAX, Message, Struct, array, field, int16, int32, message, string, struct
 
 
 @struct
@@ -12,7 +12,7 @@ class MemberIdentity(Struct):
     reason: str | None = field(string, "5+", nullable="5+", default=None, ignorable=True)
 
 
-@message(api_key=13, kind="request", versions="0-5", flexible="4+")
+@message(api_key=13, kind="request", versions="0-5", flexible="4+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class LeaveGroupRequest(Message):
     group_id: str = field(string, "0+")
     member_id: str = field(string, "0-2")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct
+from wire.schema import PARTITIONS_ELEMENTS_MAX, Message, Struct, array, field, int16, int32, message, string, struct
 
 
-@message(api_key=16, kind="request", versions="0-5", flexible="3+")
+@message(api_key=16, kind="request", versions="0-5", flexible="3+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class ListGroupsRequest(Message):
     states_filter: list[str] = field(array(string), "4+")
     types_filter: list[str] = field(array(string), "5+")

@@ -6,7 +6,20 @@ Versions 7 to 9 change no layout, only what a negative timestamp may ask for: -3
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int8, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int8,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -23,7 +36,7 @@ class ListOffsetsTopic(Struct):
     partitions: list[ListOffsetsPartition] = field(array(ListOffsetsPartition), "0+")
 
 
-@message(api_key=2, kind="request", versions="0-9", flexible="6+")
+@message(api_key=2, kind="request", versions="0-9", flexible="6+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class ListOffsetsRequest(Message):
     replica_id: int = field(int32, "0+")
     isolation_level: int = field(int8, "2+")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct
+from wire.schema import PARTITIONS_ELEMENTS_MAX, Message, Struct, array, field, int16, int32, message, string, struct
 
 
 @struct
@@ -11,7 +11,7 @@ class ListPartitionReassignmentsTopics(Struct):
     partition_indexes: list[int] = field(array(int32), "0+")
 
 
-@message(api_key=46, kind="request", versions="0", flexible="0+")
+@message(api_key=46, kind="request", versions="0", flexible="0+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class ListPartitionReassignmentsRequest(Message):
     timeout_ms: int = field(int32, "0+", default=60_000)
     topics: list[ListPartitionReassignmentsTopics] | None = field(

@@ -5,7 +5,19 @@ Version 0 has neither generation nor member; version 1 has a timestamp for each 
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -23,7 +35,7 @@ class OffsetCommitRequestTopic(Struct):
     partitions: list[OffsetCommitRequestPartition] = field(array(OffsetCommitRequestPartition), "0+")
 
 
-@message(api_key=8, kind="request", versions="0-9", flexible="8+")
+@message(api_key=8, kind="request", versions="0-9", flexible="8+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class OffsetCommitRequest(Message):
     group_id: str = field(string, "0+")
     generation_id_or_member_epoch: int = field(int32, "1+", default=-1, ignorable=True)

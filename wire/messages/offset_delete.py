@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, message, string, struct
+from wire.schema import PARTITIONS_ELEMENTS_MAX, Message, Struct, array, field, int16, int32, message, string, struct
 
 
 @struct
@@ -16,7 +16,7 @@ class OffsetDeleteRequestTopic(Struct):
     partitions: list[OffsetDeleteRequestPartition] = field(array(OffsetDeleteRequestPartition), "0+")
 
 
-@message(api_key=47, kind="request", versions="0")
+@message(api_key=47, kind="request", versions="0", elements_max=PARTITIONS_ELEMENTS_MAX)
 class OffsetDeleteRequest(Message):
     group_id: str = field(string, "0+")
     topics: list[OffsetDeleteRequestTopic] = field(array(OffsetDeleteRequestTopic), "0+")

@@ -5,7 +5,20 @@ Up to v7 a request names one group in its own fields, from v8 (KIP-709) a list o
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, boolean, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    boolean,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -28,7 +41,7 @@ class OffsetFetchRequestGroup(Struct):
     topics: list[OffsetFetchRequestTopics] | None = field(array(OffsetFetchRequestTopics), "8+", nullable="8+")
 
 
-@message(api_key=9, kind="request", versions="0-9", flexible="6+")
+@message(api_key=9, kind="request", versions="0-9", flexible="6+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class OffsetFetchRequest(Message):
     group_id: str = field(string, "0-7")
     topics: list[OffsetFetchRequestTopic] | None = field(array(OffsetFetchRequestTopic), "0-7", nullable="2-7")

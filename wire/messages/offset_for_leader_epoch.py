@@ -5,7 +5,19 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Struct, array, field, int16, int32, int64, message, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    int64,
+    message,
+    string,
+    struct,
+)
 
 
 @struct
@@ -21,7 +33,7 @@ class OffsetForLeaderTopic(Struct):
     partitions: list[OffsetForLeaderPartition] = field(array(OffsetForLeaderPartition), "0+")
 
 
-@message(api_key=23, kind="request", versions="0-4", flexible="4+")
+@message(api_key=23, kind="request", versions="0-4", flexible="4+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class OffsetForLeaderEpochRequest(Message):
     replica_id: int = field(int32, "3+", default=-2, ignorable=True)
     topics: list[OffsetForLeaderTopic] = field(array(OffsetForLeaderTopic), "0+")

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from wire.schema import Message, Octets, Struct, array, field, int16, int32, message, octets, string, struct
+from wire.schema import (
+    PARTITIONS_ELEMENTS_MAX,
+    Message,
+    Octets,
+    Struct,
+    array,
+    field,
+    int16,
+    int32,
+    message,
+    octets,
+    string,
+    struct,
+)
 
 
 @struct
@@ -11,7 +24,7 @@ class SyncGroupRequestAssignment(Struct):
     assignment: Octets = field(octets, "0+")
 
 
-@message(api_key=14, kind="request", versions="0-5", flexible="4+")
+@message(api_key=14, kind="request", versions="0-5", flexible="4+", elements_max=PARTITIONS_ELEMENTS_MAX)
 class SyncGroupRequest(Message):
     group_id: str = field(string, "0+")
     generation_id: int = field(int32, "0+")

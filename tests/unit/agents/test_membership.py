@@ -36,14 +36,19 @@ class TestClock(ManualClock):
 
 class Away(MemoryMetadata):
     away = False
+    loses_every: int | None = None
+    """That many beats: the last of them is lost."""
+    beats = 0
+    lists_nobody = False
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
-        if Away.away:
+        self.beats += 1
+        if Away.away or (self.loses_every is not None and self.beats % self.loses_every == 0):
             raise MetadataUnavailableError("away")
         return await super().heartbeat(lease, draining=draining)
 
     async def live_agents(self) -> Sequence[AgentInfo]:
-        if Away.away:
+        if Away.away or self.lists_nobody:
             raise MetadataUnavailableError("away")
         return await super().live_agents()
 
@@ -89,6 +94,69 @@ async def test_after_an_outage_longer_than_the_lease_nobody_takes_himself_for_th
     await leave(members[1:])
 
 
+def service_of(member: Membership) -> Away:
+    assert isinstance(member._metadata, Away)
+    return member._metadata
+
+
+@pytest.mark.parametrize("loses_every", [2, 3])
+async def test_one_whose_beats_fail_now_and_then_hears_who_came_and_went(loses_every: int) -> None:
+    clock = TestClock()
+    one, other = await joined(2, clock)
+    service_of(one).loses_every = loses_every
+    await clock.pass_ms(3 * BEAT_MS)
+    lapses: list[int] = []
+    one.on_lapse = lambda: lapses.append(1)
+    # when
+    await other.leave()
+    newcomer = Membership(
+        metadata=Away(clock=clock, database=service_of(one).database),
+        address=AgentAddress(host="h", port=9),
+        clock=clock,
+        metrics=Metrics(),
+    )
+    await newcomer.join()
+    await clock.pass_ms(2 * BEAT_MS + 100)
+    # then
+    assert [each.address.port for each in one.agents] == [0, 9]
+    assert (lapses, one.lease_runs) == ([], True)
+    await leave([one, newcomer])
+
+
+async def test_one_that_beats_so_seldom_that_its_lease_always_ran_out_still_hears_who_is_alive() -> None:
+    clock = TestClock()
+    one, other = await joined(2, clock)
+    service_of(one).loses_every = 1
+    await other.leave()
+    for _ in range(3):
+        await clock.pass_ms(LEASE_MS + BEAT_MS)
+        service_of(one).loses_every = None
+        await clock.pass_ms(BEAT_MS)
+        service_of(one).loses_every = 1
+    assert [each.address.port for each in one.agents] == [0]
+    await leave([one])
+
+
+async def test_who_cannot_read_the_list_for_as_long_as_a_lease_knows_no_more_than_one_that_was_away() -> None:
+    clock = TestClock()
+    one, other = await joined(2, clock)
+    lapses: list[int] = []
+    one.on_lapse = lambda: lapses.append(1)
+    service_of(one).lists_nobody = True
+    await clock.pass_ms(LEASE_MS - BEAT_MS - 100)
+    assert one.lease_runs
+    await clock.pass_ms(2 * BEAT_MS)
+    assert not one.lease_runs, "although its beats succeed"
+    await other.leave()
+    # when
+    assert not lapses
+    service_of(one).lists_nobody = False
+    await clock.pass_ms(BEAT_MS + 100)
+    # then: what it holds is given up, and the list believed at once, for leases ran all the time
+    assert (lapses, one.lease_runs, len(one.agents)) == ([1], True, 1)
+    await leave([one])
+
+
 async def test_one_that_drains_is_gone_from_every_answer_before_it_stops_serving() -> None:
     clock = TestClock()
     members = await joined(3, clock)
@@ -125,12 +193,14 @@ async def test_draining_without_a_store_goes_on_at_once() -> None:
     await leave(members)
 
 
-async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not_end_the_start() -> None:
+@pytest.mark.parametrize("beats_lost", [0, 2])
+async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not_end_the_start(beats_lost: int) -> None:
     clock, database = TestClock(), MemoryDatabase(cluster_id="c")
     address = AgentAddress(host="h", port=1)
 
     class Overtaken(MemoryMetadata):
         registrations = 0
+        beats_lost = 0
 
         async def register_agent(self, address: AgentAddress) -> WriterLease:
             lease = await super().register_agent(address)
@@ -139,12 +209,21 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
                 await super().register_agent(address)
             return lease
 
+        async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+            if self.registrations > 1 and self.beats_lost < beats_lost:
+                self.beats_lost += 1
+                raise MetadataUnavailableError("lost")
+            return await super().heartbeat(lease, draining=draining)
+
     member = Membership(
         metadata=Overtaken(clock=clock, database=database), address=address, clock=clock, metrics=Metrics()
     )
-    await member.join()
-    assert member.current.epoch == 2
-    assert [agent.epoch for agent in member.agents] == [2]
+    joining = asyncio.create_task(member.join())
+    await clock.pass_ms(2 * BEAT_MS)
+    await joining
+    assert member.current.epoch == 2 + beats_lost
+    assert [agent.epoch for agent in member.agents] == [member.current.epoch]
+    assert member.now_ms() == clock.wall_ms(), "nothing is dated before the store's time is known"
     await member.leave()
 
 

@@ -114,6 +114,16 @@ def test_defaults_of_topics_may_not_contradict_each_other() -> None:
     assert refused.value.name == "log.cleaner.min.compaction.lag.ms"
 
 
+def test_defaults_that_came_to_contradict_each_other_are_told_to_whoever_alters_one_of_them() -> None:
+    least, most = "log.cleaner.min.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms"
+    lags = {least: "5", most: "4"}
+    validate_broker_configs({"log.retention.ms": "7"}, lags | {"log.retention.ms": "7"}, lags)
+    validate_broker_configs({most: None}, {least: "5"}, lags)
+    for still in (lags | {most: "3"}, lags | {least: "6"}):
+        with pytest.raises(InvalidConfigError, match="must not exceed"):
+            validate_broker_configs({}, still, lags)
+
+
 def test_defaults_may_not_contradict_what_a_topic_has_set() -> None:
     topics = [("plain", {"retention.ms": "1"}), ("slow", {"min.compaction.lag.ms": "50"})]
     fast, faster = {"log.cleaner.max.compaction.lag.ms": "50"}, {"log.cleaner.max.compaction.lag.ms": "49"}

@@ -8,8 +8,11 @@ import pytest
 
 from wire.compiler import decode, encode
 from wire.errors import EncodingError, MalformedMessageError
-from wire.primitives import ELEMENTS_MAX, uvarint
+from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
+from wire.primitives import uvarint
 from wire.schema import (
+    ELEMENTS_MAX,
+    PARTITIONS_ELEMENTS_MAX,
     ZERO_UUID,
     Message,
     Octets,
@@ -158,7 +161,7 @@ def test_unknown_tagged_fields_are_skipped_wherever_they_stand() -> None:
         ("01  00", "ends early"),
         ("ff ff ff ff ff 01", "longer than 5 bytes"),
         ("ff ff ff ff 1f", "32 bits"),
-        ("ff ff ff ff 0f", "more than 1000000"),
+        ("ff ff ff ff 0f", f"more than {ELEMENTS_MAX}"),
     ],
 )
 def test_a_malformed_section_of_tagged_fields_is_refused(section: str, complaint: str) -> None:
@@ -195,8 +198,22 @@ def test_a_request_of_more_elements_than_any_client_sends_is_refused() -> None:
     empty_names = b"\x01" * (ELEMENTS_MAX + 1)
     too_many = FIXED_PART + b"\x00\x01" + uvarint(ELEMENTS_MAX + 2) + empty_names + bytes(64)
 
-    with pytest.raises(MalformedMessageError, match="more than 1000000 elements"):
+    with pytest.raises(MalformedMessageError, match=f"more than {ELEMENTS_MAX} elements"):
         decode(Everything, 2, memoryview(too_many))
+
+
+def test_an_api_may_have_a_bound_of_elements_of_its_own() -> None:
+    body = b"".join(encode(OffsetDeleteRequest(group_id="g", topics=[topic_of(100_000)]), 0))
+    assert len(decode(OffsetDeleteRequest, 0, memoryview(body))[0].topics[0].partitions) == 100_000
+
+    body = b"".join(encode(OffsetDeleteRequest(group_id="g", topics=[topic_of(PARTITIONS_ELEMENTS_MAX)]), 0))
+    with pytest.raises(MalformedMessageError, match=f"more than {PARTITIONS_ELEMENTS_MAX} elements"):
+        decode(OffsetDeleteRequest, 0, memoryview(body))
+
+
+def topic_of(partitions: int) -> OffsetDeleteRequestTopic:
+    each = OffsetDeleteRequestPartition(partition_index=1)
+    return OffsetDeleteRequestTopic(name="t", partitions=[each] * partitions)
 
 
 @pytest.mark.parametrize(

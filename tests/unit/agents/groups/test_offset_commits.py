@@ -123,6 +123,17 @@ async def test_what_comes_together_is_one_call_and_each_learns_what_came_of_its_
     assert (await scene.stored("a"), await scene.stored("b")) == ({0: 7, 1: 9}, {0: 8})
 
 
+async def test_a_call_takes_no_more_offsets_than_it_may(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_commits, "OFFSETS_PER_CALL_MAX", 3)
+    a, b = await scene.take("a"), await scene.take("b")
+    two, whole = [scene.at(0, 1), scene.at(1, 1)], [scene.at(partition, 2) for partition in range(4)]
+    commits = (scene.begin(a, *two), scene.begin(b, *two), scene.begin(b, scene.at(2, 1)), scene.begin(a, *whole))
+    await asyncio.gather(*commits)
+    sizes = [[len(batch.offsets) for batch in call] for call in scene.metadata.calls]
+    assert sizes == [[2], [3], [4]], "a request is never divided"
+    assert await scene.stored("a") == dict.fromkeys(range(4), 2)
+
+
 async def test_what_comes_during_a_call_is_the_next_one(scene: Scene) -> None:
     lease = await scene.take("a")
     scene.metadata.gate.clear()
