@@ -161,7 +161,7 @@ _numbers = iter(range(1, 1_000_000))
 async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> HeavyPlan:
     """A new one: of a job that nobody has begun."""
     job = replace(claimed.job, job_id=next(_numbers), deadline_ms=claimed.now_ms + 3_600_000)
-    return cut(
+    plan = cut(
         replace(claimed, job=job),
         MergeSpec.from_json(claimed.job.spec),
         cluster_id=CLUSTER_ID,
@@ -169,6 +169,8 @@ async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> Heav
         unit_bytes=unit_bytes,
         keyed_unit_bytes=1024 * MIB,
     )
+    # tasks heed the end of a plan's time
+    return replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 3_600_000))
 
 
 async def _on_spark(store: LocalStore, folder: Path, spark: SparkSession, claimed: ClaimedJob, unit_bytes: int) -> None:

@@ -36,6 +36,7 @@ from compactor.orphans import (
     Not,
     candidate,
     clocks_agree,
+    is_copy,
     is_done_again,
     judge,
     orphans_allowed,
@@ -43,6 +44,7 @@ from compactor.orphans import (
 )
 from metadata.compaction import DeadFile, MergeJob, Metadata
 from metadata.history import ADOPT_REMEDY
+from metadata.service import FileState
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
@@ -270,29 +272,33 @@ class Janitor:
         return listed, foreign, judged
 
     async def _check_count(self, orphans: Sequence[Candidate], allowed: int, listed: int) -> None:
-        """Raises TooManyOrphansError if there are too many even without those whose merges were done again."""
+        """Raises TooManyOrphansError if there are too many even without those of which nothing can be lost."""
         counted = len(orphans)
         merged = [each for each in orphans if each.is_merged][:FOOTERS_MAX]
         counted_least = counted - len(merged)
         jobs: dict[int, MergeJob | None] = {}
+        inputs: dict[tuple[int, str], tuple[FileState | None, bool]] = {}
         while merged and counted > allowed >= counted_least:
             some, merged = merged[:FOOTERS_AT_ONCE], merged[FOOTERS_AT_ONCE:]
             said = await asyncio.gather(*(self._footer(each) for each in some))
             for job_id in {each.job_id for each in said if each is not None} - jobs.keys():
                 jobs[job_id] = await self._metadata.job(job_id)
             for orphan, footer in zip(some, said, strict=True):
-                if footer is not None and is_done_again(orphan, epoch=footer.epoch, job=jobs[footer.job_id]):
+                if footer is not None and (
+                    is_done_again(orphan, epoch=footer.epoch, job=jobs[footer.job_id])
+                    or is_copy(await self._inputs(footer, inputs))
+                ):
                     counted -= 1
                 else:
                     counted_least += 1
         if counted > allowed:
-            others = f" ({len(orphans) - counted} of merges that were done again are not counted)"
+            others = f" ({len(orphans) - counted} of merges that lost nothing are not counted)"
             raise TooManyOrphansError(
                 f"{counted} of {listed} objects are unknown to the metadata, more than the {allowed} that may be"
                 f" deleted at once{others if counted < len(orphans) else ''}; the first is {orphans[0].key!r}",
                 remedy="was the database restored, or is it another one? If they may go, raise orphan.refuse.files",
             )
-        _log.info("left by merges that were done again", orphans=len(orphans), counted=counted, allowed=allowed)
+        _log.info("left by merges that lost nothing", orphans=len(orphans), counted=counted, allowed=allowed)
 
     async def _footer(self, orphan: Candidate) -> FileProperties | None:
         """Which merge wrote it; None where that cannot be told."""
@@ -300,6 +306,26 @@ class Janitor:
             return (await inspect_file(self._store, orphan.key, verify=False)).properties
         except (CorruptFileError, ObjectNotFoundError):
             return None
+
+    async def _inputs(
+        self, footer: FileProperties, known: dict[tuple[int, str], tuple[FileState | None, bool]]
+    ) -> Sequence[tuple[FileState | None, bool]]:
+        """As `is_copy` takes them; `known`: those that were asked for in this sweep."""
+        new = [each for each in footer.inputs if each not in known]
+        for start in range(0, len(new), FOOTERS_AT_ONCE):
+            some = new[start : start + FOOTERS_AT_ONCE]
+            known.update(zip(some, await asyncio.gather(*(self._input(*each) for each in some)), strict=True))
+        return [known[each] for each in footer.inputs]
+
+    async def _input(self, file_id: int, key: str) -> tuple[FileState | None, bool]:
+        rows = await self._metadata.files(after_file_id=file_id - 1, limit=1)
+        if not rows or (rows[0].file_id, rows[0].key) != (file_id, key):
+            return None, False
+        try:
+            stat = await self._store.head(key)
+        except ObjectNotFoundError:
+            return rows[0].state, False
+        return rows[0].state, stat.size_bytes == rows[0].size_bytes
 
     async def _unknown(self, old: Sequence[Candidate]) -> Sequence[Candidate]:
         if not old:

@@ -16,8 +16,13 @@ as many as its outputs, and these are not forgotten, their attempt is known. Wha
 of its job, and the commit that ended the job read those whole: nothing is lost with the file, whatever became of its
 own attempt. That an attempt is known to be superseded is not enough. Where an older copy of the database was put back,
 the attempt may have committed before that, and its inputs may have been deleted: the job, tried again, cannot be done,
-and these files are the last copies. So those of jobs that are not done are counted, and those of jobs that nobody
-knows: their rows are forgotten a day after their end, or of another history.
+and these files are the last copies. Of jobs that are not done, or that ended otherwise or long before the file was
+written, a file is looked at by its inputs instead (`is_copy`), which it names by id and key; a key is never given out
+twice, by whatever history. All that it holds came from them. It is not counted where each of them is accounted for by
+*this* database: live, and its object there, or dead, for then its bytes were merged on or dropped under this history.
+After a restore the inputs of a merge that had committed are live and their objects gone, or nobody knows them: its
+outputs are counted. So a heavy merge that failed, was out of time, or whose tasks go on behind its end may leave as
+much as it likes, and the last copy of anything is kept as before.
 
 And then its key must be *aborted* first: the insert of that row and a late commit of the key cannot both win.
 """
@@ -30,6 +35,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from metadata.compaction import JobState, MergeJob
+from metadata.service import FileState
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStat
 
@@ -124,6 +130,15 @@ def is_done_again(orphan: Candidate, *, epoch: int, job: MergeJob | None) -> boo
         return False
     ended_ms = (job.finished_ms or 0) + ATTEMPT_OUTLIVES_JOB_MS
     return job.created_ms - CLOCK_SLACK_MS <= orphan.put_ms <= ended_ms
+
+
+def is_copy(inputs: Sequence[tuple[FileState | None, bool]]) -> bool:
+    """Whether all that a merge wrote is accounted for elsewhere. Of each input that its file names: the state of the
+    row of that id and key, None where there is none, and whether its object is in the store."""
+    return bool(inputs) and all(
+        state in (FileState.DEAD, FileState.DELETED) or (state is FileState.LIVE and is_there)
+        for state, is_there in inputs
+    )
 
 
 def clocks_agree(store_now_ms: int, now_ms: int) -> bool:

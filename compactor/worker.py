@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -240,6 +240,8 @@ class Worker:
         if isinstance(error, JobLostError):
             self._count(run, "lost")
             _log.warning("merge lost", **facts, error=error.message)
+            if not run.lost:  # by our own clock: the job's row is to say so, and what it was at, for people
+                await self._beat_last(run)
         elif isinstance(error, StoppedError):
             self._count(run, "given_back")
             _log.info("merge given back", **facts)
@@ -262,6 +264,13 @@ class Worker:
             self._count(run, "failed")
             _log.exception("merge failed", **facts)
             await self._fail(run, error, files, FAILED_RETRY_MS)
+
+    async def _beat_last(self, run: _Run) -> None:
+        job, progress = run.claimed.job, run.progress
+        with suppress(JobLostError, MetadataUnavailableError):
+            await self._metadata.beat_job(
+                job.job_id, job.epoch, progress=None if progress is None else progress._asdict()
+            )
 
     async def _fail(self, run: _Run, error: Exception, file_ids: Sequence[int], retry_after_ms: int) -> None:
         said = str(error) if isinstance(error, SiltstoneError) else f"{type(error).__name__}: {error}"

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from metadata.admin import AdminMetadata
 from metadata.groups import GroupMetadata
 from metadata.history import History, ServerHistory
+from metadata.job_rules import PAST_LIMIT as PAST_LIMIT
 from metadata.leveled import FileClass as FileClass  # part of this contract
 from metadata.leveled import LeveledExtent as LeveledExtent
 from metadata.scan import ScanMetadata
@@ -39,7 +40,6 @@ JOB_LEASE_MS = 10_000
 JOB_BEAT_MS = 2_000
 JOB_ATTEMPTS_MAX = 5
 """Claims after which a job whose holders all vanished is failed."""
-PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
 
 
 class JobLostError(FencedError):

@@ -11,6 +11,8 @@ back takes no lease from anybody: that is what `LEASE_SLACK` is for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 EXHAUSTED_RETRY_MS, EXHAUSTED_AGAIN_RETRY_MS, AGAIN_WITHIN_MS = 60_000, 600_000, 3_600_000
 """How long the inputs of a job whose holders all vanished are left alone, and those of them that were in trouble within
 the last hour already."""
@@ -24,6 +26,8 @@ UNREADABLE_RETRY_MS, UNWRITTEN_RETRY_MS = 600_000, 60_000
 UNREADABLE = "unreadable"
 """In a job's result: the batches in its outputs whose records cannot be read. The row of such a job is kept as long as
 a file lives that it wrote."""
+PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
+STEP_CHARS_MAX = 500
 REST_MS_MAX = 3_600_000
 """Nobody may ask for a longer one."""
 
@@ -45,3 +49,9 @@ def rests(until_ms: int, now_ms: int) -> bool:
 def holds(until_ms: int | None, now_ms: int, lease_ms: int) -> bool:
     """Whether a lease of `lease_ms` that ends at `until_ms` (None: was ended) is not over."""
     return until_ms is not None and now_ms < until_ms <= now_ms + LEASE_SLACK * lease_ms
+
+
+def past_limit(progress: Mapping[str, object] | None) -> str:
+    """The error of a job whose time is over: what it was at tells why, a cluster that never came up for one."""
+    step = "" if progress is None else str(progress.get("step", ""))
+    return PAST_LIMIT + (f"; it was at: {step[:STEP_CHARS_MAX]}" if step else "")

@@ -151,7 +151,7 @@ class MemoryJobs:
         return None
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, object] | None = None) -> None:
-        job = self._running(job_id, epoch)
+        job = self._running(job_id, epoch, progress=progress)
         now_ms = self._clock.wall_ms()
         shown = job.row.progress if progress is None else dict(progress)
         job.row = replace(job.row, lease_until_ms=now_ms + c.JOB_LEASE_MS, progress=shown)
@@ -274,14 +274,16 @@ class MemoryJobs:
 
     # -- inside
 
-    def _running(self, job_id: int, epoch: int, *, by_ms: int | None = None) -> Job:
-        """The job, ours and in time. Raises JobLostError; a job past its limit is failed."""
+    def _running(
+        self, job_id: int, epoch: int, *, by_ms: int | None = None, progress: Mapping[str, object] | None = None
+    ) -> Job:
+        """The job, ours and in time. Raises JobLostError; a job past its limit is failed, and says how far it was."""
         job = self.database.jobs.get(job_id)
         if job is None or job.row.epoch != epoch or job.row.state is not c.JobState.RUNNING:
             raise c.JobLostError(f"job {job_id} is not ours under epoch {epoch} any more")
         deadline_ms = job.row.deadline_ms or 0
         if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
-            self._fail(job, c.PAST_LIMIT, (), 0)
+            self._fail(job, job_rules.past_limit(progress), (), 0)
             raise c.JobLostError(f"job {job_id}: {c.PAST_LIMIT}")
         return job
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from metadata.postgres_connection import CONNECTION_ERRORS, connect, unavailable
+from metadata.postgres_connection import CONNECTION_ERRORS, connect, sqlstate_of, unavailable
 from metadata.postgres_history import PRESENT, server_history
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import CLUSTER, SCHEMA_REVISION
@@ -32,6 +32,7 @@ MIGRATION_LOCK = 7_310_575_218
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 3_600_000
 LOCK_NOT_AVAILABLE = "55P03"
+INSUFFICIENT_PRIVILEGE = "42501"
 
 
 def migrate(url: str, *, ids: IdSource | None = None) -> str:
@@ -67,8 +68,11 @@ async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
     return SCHEMA_REVISION
 
 
-async def grant_reader(url: str, role: str) -> None:
+async def grant_reader(url: str, role: str) -> Sequence[str]:
     """Let `role`, which must exist, read where records lie, and pin what it reads; nothing else.
+
+    Its sessions here get time-outs, too, so that none holds a lock or a snapshot for long by mistake. An owner of the
+    schema may not be allowed to set those: returns the statements that somebody else has to run then.
 
     Doing it again changes nothing. Raises BadInputError for a role that there is not, or that may do more anyway, and
     MetadataUnavailableError.
@@ -83,6 +87,14 @@ async def grant_reader(url: str, role: str) -> None:
             raise BadInputError(f"role {role!r} may do everything here already", remedy="name one for readers alone")
         # several statements at once are one transaction
         await connection.execute("; ".join(reader_grants(found["quoted"], found["schema"])))
+        limits = list(reader_limits(found["quoted"], found["database"]))
+        try:
+            await connection.execute("; ".join(limits))
+        except CONNECTION_ERRORS as error:
+            if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
+                raise
+            return limits
+        return []
     except CONNECTION_ERRORS as error:
         raise unavailable(error) from error
     finally:
@@ -90,7 +102,8 @@ async def grant_reader(url: str, role: str) -> None:
 
 
 _ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
-    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema
+    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema,
+    quote_ident(current_database()) AS database
 FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
 
@@ -108,6 +121,9 @@ READER_COLUMNS = {
 """What a reader may see: what `topic_snapshot` and opening a connection ask for."""
 
 
+READER_LIMITS_MS = {"lock_timeout": 5_000, "statement_timeout": 60_000, "idle_in_transaction_session_timeout": 10_000}
+
+
 def reader_grants(role: str, schema: str) -> Iterator[str]:
     """Statements; both names are quoted."""
     yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
@@ -115,6 +131,12 @@ def reader_grants(role: str, schema: str) -> Iterator[str]:
         yield f"GRANT SELECT ({columns}) ON {schema}.{table} TO {role}"
     for function in ("pin_files_v1(text, bigint)", "beat_pin_v1(bigint, bigint)", "unpin_v1(bigint)"):
         yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
+
+
+def reader_limits(role: str, database: str) -> Iterator[str]:
+    """Statements; both names are quoted."""
+    for name, limit_ms in READER_LIMITS_MS.items():
+        yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
 
 
 async def schema_revision(url: str) -> str | None:

@@ -226,7 +226,7 @@ class PostgresJobs:
             if row is None:
                 return f"job {job_id} is not ours under epoch {epoch} any more"
             if row.late:
-                await end_failed(connection, job_id, c.PAST_LIMIT, retry_after_ms=None)
+                await end_failed(connection, job_id, job_rules.past_limit(progress), retry_after_ms=None)
                 return f"job {job_id}: {c.PAST_LIMIT}"
             return ""
 

@@ -1,7 +1,7 @@
 """What several parts do to the rows of L1 and above, and the order of locks they all keep.
 
-1. the *killers' lock*, shared: whoever makes files die takes it first of all, and a new pin takes it exclusively. So a
-   pin waits for deaths in flight, and whatever dies later dies after its creation;
+1. the *killers' lock*, shared: whoever makes files die takes it first of all, and a new pin takes it exclusively, for
+   as long as it reads the clock. So a pin waits for deaths in flight, and whatever dies later dies after its creation;
 2. the job's row;
 3. rows of `log_starts`, by partition id: each is the lock of its partition's extents. It comes before the extents,
    because a deletion that waited for a merge elsewhere would not see the extents that the merge put in;

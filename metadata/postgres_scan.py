@@ -2,19 +2,21 @@
 
 All statements run in one read-only transaction at REPEATABLE READ, so they see one snapshot of the database: a merge
 that commits meanwhile is in all of them or in none. The rows are read first and made into a snapshot when the
-transaction is over, on a thread: a snapshot that is held costs the commits of L0 files dear.
+transaction is over, on a thread: a snapshot that is held costs the commits of L0 files dear. L0 files come some at a
+time, and what their indexes say of other topics is dropped at once: there may be a GiB of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.leveled import LeveledExtent
+from metadata.packed_index import rows_of
 from metadata.postgres_connection import Database
 from metadata.postgres_log import WATERMARKS_QUERY, watermarks_of
 from metadata.postgres_rows import INTS, LEVELED, leveled, now_ms, statement
@@ -22,6 +24,7 @@ from metadata.scan import L0FileRow, TopicSnapshot, partition_snapshots, unknown
 from metadata.service import Topic, Watermarks
 from metadata.tables import FILES, PARTITIONS, TOPICS
 
+FILES_AT_A_TIME = 100
 _WATERMARKS = statement(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY (:partition_ids)", partition_ids=INTS)
 _EXTENTS = statement(
     f"{LEVELED} WHERE e.partition_id = ANY (:partition_ids) AND e.state = 'live' ORDER BY e.extent_id",
@@ -38,7 +41,7 @@ class _Rows(NamedTuple):
     topic: Topic
     taken_ms: int
     watermarks: Sequence[Watermarks]
-    files: Sequence[Any]
+    files: Sequence[L0FileRow]
     extents: Sequence[LeveledExtent]
 
 
@@ -78,14 +81,26 @@ async def _rows(connection: AsyncConnection, name: str) -> _Rows:
         ),
         taken_ms=await now_ms(connection),
         watermarks=[marks[partition_id] for partition_id in partition_ids],
-        files=(await connection.execute(_L0_FILES)).all(),
+        files=await _files(connection, frozenset(partition_ids)),
         extents=await leveled(connection, _EXTENTS, bounds),
     )
+
+
+async def _files(connection: AsyncConnection, partition_ids: frozenset[int]) -> list[L0FileRow]:
+    """Those that hold something of these partitions, with what they say of them."""
+    files: list[L0FileRow] = []
+    found = await connection.stream(_L0_FILES, execution_options={"yield_per": FILES_AT_A_TIME})
+    async for some in found.partitions():
+        for file_id, key, size_bytes, created_ms, index in some:
+            rows = rows_of(index, partition_ids)
+            if rows:
+                files.append(L0FileRow(file_id, key, size_bytes, created_ms, rows))
+    return files
 
 
 def _snapshot(rows: _Rows) -> TopicSnapshot:
     return TopicSnapshot(
         topic=rows.topic,
         taken_ms=rows.taken_ms,
-        partitions=partition_snapshots(rows.watermarks, map(L0FileRow._make, rows.files), rows.extents),
+        partitions=partition_snapshots(rows.watermarks, rows.files, rows.extents),
     )

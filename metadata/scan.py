@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from metadata.leveled import LeveledExtent
-from metadata.packed_index import iter_index
+from metadata.packed_index import iter_index, rows_of
 from metadata.service import Topic, UnknownTopicError, Watermarks
 
 SUGGESTIONS_MAX = 3
@@ -93,13 +93,16 @@ class L0FileRow(NamedTuple):
 def partition_snapshots(
     watermarks: Sequence[Watermarks], files: Iterable[L0FileRow], extents: Iterable[LeveledExtent]
 ) -> list[PartitionSnapshot]:
-    """`watermarks` by partition number, from 0. Pure; raises PackedIndexError."""
+    """`watermarks` by partition number, from 0. Of `files` the rows of other topics may have been left out already
+    (`rows_of`). Pure; raises PackedIndexError."""
     stretches: dict[int, list[L0Extent]] = {marks.partition_id: [] for marks in watermarks}
     leveled: dict[int, list[LeveledExtent]] = {marks.partition_id: [] for marks in watermarks}
     log_starts = {marks.partition_id: marks.log_start_offset for marks in watermarks}
+    wanted = frozenset(stretches)
     for file in files:
-        for row in iter_index(file.packed_index):
-            if row.partition_id in stretches and row.last_offset >= log_starts[row.partition_id]:
+        found = rows_of(file.packed_index, wanted)
+        for row in iter_index(found) if found else ():
+            if row.last_offset >= log_starts[row.partition_id]:
                 stretches[row.partition_id].append(
                     L0Extent(
                         row.partition_id,

@@ -25,6 +25,7 @@ from siltstone.errors import BadInputError, SiltstoneError
 
 POLL_MS = 200
 JOBS_READ = 1_000
+JOBS_NAMED = 3
 
 
 class NoSuchTopicError(BadInputError):
@@ -32,7 +33,7 @@ class NoSuchTopicError(BadInputError):
 
 
 class StillCompactingError(SiltstoneError):
-    """The wait ended before the work did. The request stays."""
+    """The wait ended before the work did. A stored request stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,8 @@ class Request:
     before: Size
     last_job_id: int
     words: CommandWords
+    is_stored: bool
+    """Whether compactors act upon it when nobody waits any more."""
 
 
 async def find_topic(metadata: MetadataService, name: str, *, words: CommandWords = NO_WORDS) -> Topic:
@@ -189,7 +192,7 @@ async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WOR
     async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
         return await metadata.request_compaction(topic.topic_id)
 
-    return await _measured(metadata, name, ask, words)
+    return await _measured(metadata, name, ask, words, is_stored=True)
 
 
 async def unstored_request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
@@ -198,7 +201,7 @@ async def unstored_request(metadata: Metadata, name: str, *, words: CommandWords
     async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
         return {view.partition_id: view.last_stable_offset for view in views}
 
-    return await _measured(metadata, name, stable, words)
+    return await _measured(metadata, name, stable, words, is_stored=False)
 
 
 async def _measured(
@@ -206,6 +209,8 @@ async def _measured(
     name: str,
     ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
     words: CommandWords,
+    *,
+    is_stored: bool,
 ) -> Request:
     topic = await find_topic(metadata, name, words=words)
     views = await metadata.partition_views(topic.topic_id)
@@ -223,6 +228,7 @@ async def _measured(
         before=await _size(metadata, views, ends),
         last_job_id=newest[0].job_id if newest else 0,
         words=words,
+        is_stored=is_stored,
     )
 
 
@@ -251,9 +257,9 @@ async def wait(
             failed = f"; job {progress.failed[0].job_id} failed: {progress.failed[0].error}" if progress.failed else ""
             raise StillCompactingError(
                 f"{asked.topic.name} is not compacted after {elapsed_ms / 1000:.0f} s ({progress.fraction:.0%} of its "
-                f"offsets){failed}",
-                remedy="the request stays; what it waits for is said by "
-                f"`siltstone topics explain {asked.topic.name}{asked.words.places}`",
+                f"offsets){failed}{await _in_the_way(metadata, asked)}",
+                remedy=("the request stays; " if asked.is_stored else "no request was stored: begin again; ")
+                + f"what it waits for is said by `siltstone topics explain {asked.topic.name}{asked.words.places}`",
             )
         await clock.sleep_ms(POLL_MS)
     held = sum(max(0, asked.ends[number] - offset) for number, offset in reachable.items())
@@ -267,6 +273,22 @@ async def wait(
         jobs=await _jobs_since(metadata, asked, views, JobState.DONE),
         took_ms=clock.monotonic_ms() - started_ms,
     )
+
+
+async def _in_the_way(metadata: Metadata, asked: Request) -> str:
+    live = await metadata.jobs(
+        states=[JobState.RUNNING, JobState.READY], topic_id=asked.topic.topic_id, limit=JOBS_READ
+    )
+    hosts = dict(await metadata.live_compactors()) if live else {}
+    return "".join(f"; {who_has(job, hosts)}" for job in sorted(live, key=lambda job: job.job_id)[:JOBS_NAMED])
+
+
+def who_has(job: MergeJob, hosts: Mapping[int, str]) -> str:
+    """A live job and its holder, `hosts` by node id, in words."""
+    if job.state is JobState.READY or job.holder is None:
+        return f"job {job.job_id} ({job.kind}) is ready, and nobody runs it"
+    at = f" at {hosts[job.holder]}" if job.holder in hosts else ", which has gone: its lease runs out"
+    return f"job {job.job_id} ({job.kind}) is run by compactor {job.holder}{at}"
 
 
 async def _views(metadata: Metadata, asked: Request) -> Sequence[PartitionView]:

@@ -2,8 +2,11 @@
 
 What it opens, in this order: the place (an embedded Postgres of a data directory, when none runs there), the object
 store, a pin and then a snapshot of the topic; what is wrong with what was asked for is said before the first record.
-All of it is closed, and the pin ended, when the reader was read to its end, was closed or is collected. A process that
-dies leaves a pin, which runs out after a minute.
+All of it is closed, and the pin ended, when the reader was read to its end, was closed or is collected, or when the
+process ends. One that dies leaves a pin, which runs out after a minute.
+
+A reader that has failed has failed: whoever asks it for more hears the same again, and never that it ended. Threads may
+share one, each batch goes to one of them. A forked child has nothing of it: it belongs to the process that made it.
 
 This path asks no agent, so ACLs of the brokers do not hold here: what the object store and Postgres let one read, one
 reads.
@@ -11,18 +14,25 @@ reads.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from siltstone.embedded.attach import attach
-from siltstone.errors import BadInputError
+from siltstone.errors import BadInputError, SiltstoneError
+from siltstone.logging import get_logger
 from siltstone.settings import is_memory, load_settings
 from spark_jobs.scan.arrow import pa
-from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.blocking import BlockingStore, LoopThread
 from spark_jobs.scan.contract import (
     COLUMNS,
     EARLIEST,
@@ -43,6 +53,7 @@ from spark_jobs.scan.read import BATCH_ROWS, read_slice
 from spark_jobs.scan.timestamps import look_up
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CLOSING_AT_EXIT_S = 10
 Where = str | datetime | Edge | AtTimestamp | Mapping[int, int]
 
 
@@ -72,7 +83,7 @@ def read_topic(
 
     Raises UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError, and what
     opening the places raises. What goes wrong while it is read comes out of the reader as pyarrow's exceptions do, with
-    our message in theirs.
+    our message in theirs; so does Ctrl-C, as `ArrowInvalid` with KeyboardInterrupt in it.
     """
     options = ScanOptions(
         topic=topic,
@@ -117,6 +128,10 @@ def _where(asked: Where) -> OffsetSpec:
             )
 
 
+class ReadFailedError(SiltstoneError):
+    """The reader failed before, and the rest of the topic was not read."""
+
+
 class _Records:
     """The batches, and everything that has to be closed after them."""
 
@@ -125,6 +140,12 @@ class _Records:
         self._stack = ExitStack()
         self._batches: Iterator[Any] = iter(())
         self._pinned: PinnedSnapshot | None = None
+        self._failed = ""
+        """What went wrong, in words: an error would hold the frames it went through, and all that they hold."""
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        _closing.starts()
+        _open.add(self)
 
     def open(self, *, data: str | Path | None, metadata: str, object_store: str) -> None:
         metadata_url, store_url = self._places(data, metadata, object_store)
@@ -158,21 +179,105 @@ class _Records:
         return self
 
     def __next__(self) -> Any:
-        try:
-            if self._pinned is not None:
-                self._pinned.check()
-            return next(self._batches)
-        except BaseException:  # the end, too
-            self.close()
-            raise
+        """Raises ReadFailedError at every call after one that failed."""
+        if os.getpid() != self._pid:
+            raise ReadFailedError("this reader belongs to the process that made it", remedy="call read_topic here")
+        with self._lock:
+            if self._failed:
+                raise ReadFailedError(f"this reader failed before: {self._failed}", remedy="call read_topic again")
+            try:
+                if self._pinned is not None:
+                    self._pinned.check()
+                return next(self._batches)
+            except StopIteration:
+                self.close()
+                raise
+            except BaseException as error:  # Ctrl-C, too: what it broke off is lost
+                self._failed = f"{type(error).__name__}: {error}"
+                self.close()
+                raise
 
     def close(self) -> None:
-        """May be repeated."""
+        """May be repeated. Does nothing in a forked child, which has none of the threads that would be waited for."""
+        if os.getpid() != self._pid:
+            _not_ours.append(self.__dict__)  # its connections must not be collected here, either: they are the parent's
+            return
         self._batches, self._pinned = iter(()), None
         self._stack.close()
 
     def __del__(self) -> None:
-        self.close()
+        """`close` of an Arrow reader comes here: then it waits, so that the pin has ended when `close` returns. It
+        never waits inside of the garbage collector, which runs in whatever thread, with whatever locks held, and may
+        be the one that would be waited for."""
+        if os.getpid() == self._pid and (
+            sys.is_finalizing() or _collecting == threading.get_ident() or LoopThread.is_current()
+        ):
+            _closing.put(self._stack.pop_all())
+        else:
+            self.close()
+
+
+class _Closing:
+    """Closes in a thread of its own what is given to it. `put` may be called anywhere: it takes no lock of ours."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[ExitStack | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def starts(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="reader closing", daemon=True)
+                self._thread.start()
+
+    def put(self, stack: ExitStack) -> None:
+        self._given.put(stack)
+
+    def end(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            self._given.put(None)
+            thread.join(_CLOSING_AT_EXIT_S)
+
+    def _run(self) -> None:
+        while (stack := self._given.get()) is not None:
+            try:
+                stack.close()
+            except Exception as error:
+                _log.warning("a reader was not closed whole", error=str(error))
+
+
+_log = get_logger(__name__)
+_closing = _Closing()
+_open: weakref.WeakSet[_Records] = weakref.WeakSet()
+_not_ours: list[object] = []
+_collecting = 0
+"""The thread that runs the garbage collector now."""
+
+
+def _note_collector(phase: str, _info: object) -> None:
+    global _collecting
+    _collecting = threading.get_ident() if phase == "start" else 0
+
+
+def _at_exit() -> None:
+    """While there are threads yet: what is collected later finds none to wait for."""
+    for records in list(_open):
+        records.close()
+    _closing.end()
+
+
+def _after_fork() -> None:
+    """The thread is not in the child, and the parent may have held the locks."""
+    global _closing, _open
+    _not_ours.append((_closing, _open))
+    _closing, _open = _Closing(), weakref.WeakSet[_Records]()
+
+
+gc.callbacks.append(_note_collector)
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _read(store: BlockingStore, slices: Sequence[Slice], options: ScanOptions, batch_rows: int) -> Iterator[Any]:

@@ -128,11 +128,11 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
             remedy="leave --engine out",
         )
     if choice is EngineChoice.SPARK:
-        _check_limit(job)
+        check_limit(job)
     return job
 
 
-def _check_limit(job: MergeJob) -> None:
+def check_limit(job: MergeJob) -> None:
     """It was planned with the job and cannot grow: the delete horizons in it hold no longer than it does.
 
     Raises WrongEngineError, and SpecError for a job of another release.

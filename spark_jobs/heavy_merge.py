@@ -7,10 +7,10 @@ by itself; no record passes through the JVM. Partitions cut into slices go throu
 Nothing is committed here, that is the compactor's: a driver or a task that dies leaves manifests, which the next driver
 finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: of each the first
 finished manifest counts. An error that another try cannot heal ends the driver at once instead of being tried four
-times. SIGTERM cancels what runs and ends it too.
+times. SIGTERM cancels what runs and ends it too, and so does the end of its time.
 
 On stdout a line of JSON for each unit that has finished; the exit code is 0 when all units have manifests, 1 when one
-failed, 2 for a plan that cannot be run, 143 after SIGTERM.
+failed, 2 for a plan that cannot be run, 143 after SIGTERM or out of time.
 """
 
 from __future__ import annotations
@@ -232,9 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan", required=True, metavar="URL", help="the plan that a compactor stored")
     parser.add_argument("--master", default="", help="local[CORES,ATTEMPTS]; under spark-submit, leave it out")
     parser.add_argument("--memory", default="1g", help="of the driver's JVM, with --master")
+    parser.add_argument("--limit-ms", type=int, default=0, help="end after this, as if told to; 0: when all is done")
     given = parser.parse_args(arguments)
     stop = threading.Event()
     heed_sigterm(stop)
+    if given.limit_ms:
+        end_after(given.limit_ms, stop)
     try:
         return _run(given.plan, given.master, given.memory, stop)
     except StoppedError:
@@ -250,6 +253,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return STOPPED  # whatever broke while all was ended around us
         print(f"siltstone: {_told_by_spark(error)}", file=sys.stderr, flush=True)  # noqa: T201
         return FAILED
+
+
+def end_after(limit_ms: int, stop: threading.Event) -> None:
+    """Nobody may be there any more to tell us: a driver that a cluster keeps outlives its compactor."""
+    timer = threading.Timer(limit_ms / 1000, stop.set)
+    timer.daemon = True
+    timer.start()
 
 
 def heed_sigterm(stop: threading.Event) -> None:

@@ -224,12 +224,16 @@ class TopicStream:
         until = StreamOffset.from_document(end, topic=self._scan.topic)
         if begin == until:
             return []
-        pin = self._pin()
-        self._planned.append(_Planned(text, end, pin, []))
-        self._renew_from_now_on()
-        slices = self._slices(begin, until)
-        self._planned[-1].slices = slices
-        return slices
+        planned = _Planned(text, end, self._pin(), [])
+        self._planned.append(planned)  # it is renewed from now on
+        try:
+            self._renew_from_now_on()
+            planned.slices = self._slices(begin, until)
+        except BaseException:  # asked again, it is planned anew: nothing must say that this batch is empty
+            self._planned.remove(planned)
+            let_go(self._metadata, [planned.pin])
+            raise
+        return planned.slices
 
     def _slices(self, begin: StreamOffset, until: StreamOffset) -> Sequence[Slice]:
         try:

@@ -2,7 +2,8 @@
 
 A heavy merge: a stored plan of the job that may be gone on with, else a new one is written -> a driver is submitted ->
 manifests are collected until every unit has one -> all are put together to one commit, which the caller hands to the
-metadata store. Whatever ends this early, a crash apart, cancels the driver. A crash at any point leaves the plan and
+metadata store. Whatever ends this early, a crash apart, cancels the driver; only where the job was claimed by another
+meanwhile it may be his driver by now, and is let go. A crash at any point leaves the plan and
 the manifests of finished units; the next claim of the job, by whatever compactor, goes on with them.
 
 The manifests are the truth about what is done, the driver's state is a hint: a driver that ends without all manifests
@@ -16,7 +17,8 @@ was started anew the driver that runs already.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
@@ -32,7 +34,7 @@ from compactor.heavy.units import HeavyPlan
 from compactor.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.compaction import ClaimedJob, CommitMerge
+from metadata.compaction import ClaimedJob, CommitMerge, JobLostError
 from metadata.service import WriterLease
 from siltstone.clock import Clock
 from siltstone.errors import UnavailableError
@@ -53,7 +55,9 @@ TRIES_KNOWN_MAX = 16
 END_WAIT_MS, CANCEL_WAIT_MS = 15_000, 30_000
 READS_AT_ONCE = 8
 DETAIL_CHARS_MAX = 1_500
-WORDS_CHARS_MAX = 120
+WORDS_CHARS_MAX = 200
+_FRAME = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more)")
+"""A line of a JVM's stack trace."""
 """Of a driver, in what a merge says it is doing."""
 
 
@@ -131,7 +135,8 @@ class HeavyEngine:
         Raises what the embedded engine raises; UnitsMissingError, SubmitUnavailableError and those of the object store
         (try again later); SubmitError, ManifestMismatchError, UnitFailedError (the job cannot be done so).
         """
-        if not self.takes(claimed):
+        if not self.takes(claimed) or not any(each.partition_id in claimed.partitions for each in claimed.extents):
+            # nothing is left of it: an empty commit needs no cluster, whatever a stored plan still names
             return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
         keep_going()
         name, size_bytes = self._submitter.name, sum(each.length for each in claimed.extents)
@@ -213,6 +218,10 @@ class _HeavyRun:
         self._bytes_done = 0
         self._said_last = ""
         """Of the driver before this one, which failed."""
+        self._words = ""
+        """Of this one, until a unit is done: what it waits for."""
+        self._done_before = 0
+        """Units, when it was asked for."""
 
     @property
     def _is_complete(self) -> bool:
@@ -240,6 +249,7 @@ class _HeavyRun:
     async def _drive(self, number: int) -> tuple[SubmissionState, bool]:
         """One driver from its start to its end, or to that of all units. And whether it was over when we came."""
         plan = self._plan
+        self._done_before = len(self._results)
         submission = await self._submitter.submit(
             self._url,
             job_id=plan.job_id,
@@ -259,9 +269,16 @@ class _HeavyRun:
             await self._look()
             self._tell(state)
             await self._wait_for_end(submission, state)
-            return state, was_over
-        finally:
-            await self._cancel(submission)
+        except JobLostError:
+            # whoever claimed the job since asks by the same token, and may have been given this very driver
+            is_late = self._clock.monotonic_ms() >= self._ends_ms - END_WAIT_MS
+            await self._end(submission.cancel if is_late else submission.let_go)
+            raise
+        except BaseException:
+            await self._end(submission.cancel)
+            raise
+        await self._end(submission.cancel)
+        return state, was_over
 
     async def _wait_for_end(self, submission: Submission, state: SubmissionState) -> None:
         """A driver whose units are done ends by itself, in a moment."""
@@ -270,9 +287,9 @@ class _HeavyRun:
             await self._pause()
             state = await _state(submission) or state
 
-    async def _cancel(self, submission: Submission) -> None:
+    async def _end(self, how: Callable[[], Awaitable[None]]) -> None:
         """Also where we are cancelled ourselves."""
-        cancelling = asyncio.ensure_future(submission.cancel())
+        cancelling = asyncio.ensure_future(how())
         done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT_MS / 1000)
         if not done:
             cancelling.cancel()
@@ -285,7 +302,8 @@ class _HeavyRun:
         await self._clock.sleep_ms(self._poll_ms)
         self._keep_going()
         if self._clock.monotonic_ms() > self._ends_ms:
-            raise UnitsMissingError(f"{self._said()} when the time of the plan was over")
+            words = f"; {self._words}" if self._words else ""
+            raise UnitsMissingError(f"{self._said()} when the time of the plan was over{words}")
 
     async def _raise_what_failed(self) -> None:
         """Of units that no other try has done."""
@@ -299,9 +317,11 @@ class _HeavyRun:
 
     def _tell(self, state: SubmissionState) -> None:
         bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
-        name, words = self._submitter.name, _last_words(state)
+        # what a driver that gets on writes to its log is no news
+        is_news = state.phase.is_over or len(self._results) == self._done_before
+        name, self._words = self._submitter.name, _last_words(state) if is_news else ""
         step = f"{name}: {state.phase}, {len(self._results)} of {len(self._plan.units)} units done"
-        step += f"; {words}" if words else ""
+        step += f"; {self._words}" if self._words else ""
         step += f"; the driver before failed: {self._said_last}" if self._said_last else ""
         fraction = self._bytes_done / max(bytes_planned, 1)
         self._progress(Progress(fraction, step, self._bytes_done, bytes_planned, name))
@@ -344,7 +364,7 @@ class _HeavyRun:
 
 def _last_words(state: SubmissionState) -> str:
     """A line for people."""
-    lines = [line.strip() for line in state.detail.splitlines() if line.strip()]
+    lines = [line.strip() for line in state.detail.splitlines() if line.strip() and not _FRAME.match(line)]
     return lines[-1][:WORDS_CHARS_MAX] if lines else ""
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import zstandard
 
 from compactor.heavy.manifest import ManifestMismatchError
-from compactor.heavy.units import HeavyPlan, PlanError, decompress
+from compactor.heavy.units import HeavyPlan, PlanError, decompress, load_json
 from compactor.kway_merge import MergeInputError
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
@@ -64,7 +64,7 @@ class UnitFailure:
 def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
     """Raises ManifestMismatchError for what is none of this plan and unit, or blames a file that is no input."""
     try:
-        loaded: object = json.loads(decompress(stored, FAILURE_BYTES_MAX))
+        loaded = load_json(decompress(stored, FAILURE_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         failure = UnitFailure(
             plan=str(fields["plan"]),

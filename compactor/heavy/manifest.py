@@ -13,14 +13,16 @@ from typing import Any, cast
 
 import zstandard
 
-from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress
+from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
 from compactor.segments import joined_ranges
 from metadata.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
+from metadata.job_rules import UNREADABLE
 from siltstone.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 
 MANIFEST_VERSION = 1
 MANIFEST_BYTES_MAX = 256 << 20
+SECONDS_MAX = 1e9
 
 
 class ManifestMismatchError(SiltstoneError):
@@ -66,7 +68,7 @@ class UnitResult:
 def decode_result(stored: bytes) -> UnitResult:
     """Raises ManifestMismatchError for what is no manifest of this release."""
     try:
-        loaded: object = json.loads(decompress(stored, MANIFEST_BYTES_MAX))
+        loaded = load_json(decompress(stored, MANIFEST_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         if fields.get("version") != MANIFEST_VERSION:
             raise ManifestMismatchError(
@@ -90,8 +92,8 @@ def decode_result(stored: bytes) -> UnitResult:
                 )
                 for id_, through, passes in fields["cleaned"]
             ),
-            summary=dict(fields["summary"]),
-            seconds=float(fields["seconds"]),
+            summary=_summary(fields["summary"]),
+            seconds=_seconds(fields["seconds"]),
             details=dict(fields["details"]),
         )
     except PlanError as error:
@@ -200,4 +202,30 @@ def _extent(row: Sequence[Any]) -> OutputExtent:
 def _int(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
     return value
+
+
+def _seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < SECONDS_MAX:
+        raise ValueError("it took no time that a unit can take")
+    return float(value)
+
+
+def _summary(stored: Any) -> Mapping[str, Any]:
+    """As `combine` adds it up: whole numbers, and what could not be read."""
+    found: dict[str, Any] = {}
+    for name, value in dict(stored).items():
+        if name == UNREADABLE:
+            found[name] = [_unreadable(each) for each in value]
+        elif type(value) is int:
+            found[name] = _int(value)
+    return found
+
+
+def _unreadable(stored: Any) -> Mapping[str, Any]:
+    fields = dict(stored)
+    _int(fields["partition_id"])
+    _int(fields["batches"])
+    return fields

@@ -2,7 +2,9 @@
 
 Order: the manifest (done already: nothing is merged) -> the merge, under unique keys -> the manifest, if there is none.
 A crash anywhere leaves outputs that nothing names, and the unit is done again by the next try. Two tries at once both
-end well: the manifest that was first counts. A unit that cannot be done leaves why (`compactor/heavy/failures.py`).
+end well: the manifest that was first counts. Tasks hear of no end of their job: so a unit is neither begun nor told
+when the time of its plan is over, or when the plan is gone, which the janitor takes when the job has ended. A unit that
+cannot be done leaves why (`compactor/heavy/failures.py`).
 
 Keys and footers carry the metadata store's time as well as a task can know it: the machine's clock, but never before
 the claim nor after the last moment at which the plan may be committed, which are that store's own times. So a clock
@@ -17,7 +19,7 @@ from compactor.execute import MergeEngine
 from compactor.heavy.failures import failure_told
 from compactor.heavy.manifest import UnitResult, check_result
 from compactor.heavy.rewrite_slice import open_slice
-from compactor.heavy.stored import read_result, settle, store_time_ms
+from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
@@ -30,8 +32,8 @@ async def run_unit(
     """What counts as done for a MERGE or REWRITE unit, by us or another.
 
     `in_thread` runs kernel calls on threads. Raises PlanError for a number that is no such unit's and for a REWRITE
-    unit whose keys were not grouped yet; MergeInputError, StoreUnavailableError and the like as `MergeEngine.run`;
-    ManifestMismatchError and SurvivorsError for what is there and is not the unit's.
+    unit whose keys were not grouped yet; PlanOverError; MergeInputError, StoreUnavailableError and the like as
+    `MergeEngine.run`; ManifestMismatchError and SurvivorsError for what is there and is not the unit's.
     """
     unit = plan.unit(number)
     if unit.kind is UnitKind.KEYS:
@@ -39,8 +41,10 @@ async def run_unit(
     async with failure_told(store, plan, number):
         result = await read_result(store, plan, number)
         if result is None:
+            await check_stands(store, plan, clock)
             began_ms = clock.monotonic_ms()
             done = await _merge(store, plan, unit, clock=clock, ids=ids, in_thread=in_thread)
+            await check_stands(store, plan, clock)
             seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
             result = await settle(store, plan, replace(done, seconds=seconds))
         check_result(plan, unit, result)

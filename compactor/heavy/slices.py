@@ -21,12 +21,12 @@ from typing import Any, cast
 import zstandard
 
 from compactor.heavy.manifest import ManifestMismatchError
-from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress
+from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
 from compactor.unreadable import REASON_CHARS_MAX, UnreadableBatches
 
 KEYS_VERSION = 1
 KEYS_BYTES_MAX = 1 << 30
-_ANEW = "the job is planned anew when its time is over; `siltstone jobs cancel` does it now"
+_ANEW = "the job is planned anew when its time is over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class PartitionKeys:
 def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> PartitionKeys:
     """Raises ManifestMismatchError for what is not what `PartitionKeys.encode` wrote for this plan and partition."""
     try:
-        loaded: object = json.loads(decompress(stored, KEYS_BYTES_MAX))
+        loaded = load_json(decompress(stored, KEYS_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         if fields.get("version") != KEYS_VERSION:
             raise ManifestMismatchError(

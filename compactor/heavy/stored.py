@@ -12,6 +12,7 @@ from contextlib import suppress
 from compactor.heavy.manifest import UnitResult, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, decode_plan
 from siltstone.clock import Clock
+from siltstone.errors import UnavailableError
 from siltstone.logging import get_logger
 from storage.cluster import decode_cluster_file
 from storage.keys import CLUSTER_KEY, JOBS_PREFIX, PLAN_NAME, BadKeyError, job_key, parse_job_key, unit_key
@@ -20,10 +21,35 @@ from wire.crc import crc32c
 
 _log = get_logger(__name__)
 
+LATE_SLACK_MS = 60_000
+"""Between a task's clock and the metadata store's. One that is further ahead ends its plans a little early."""
+
+
+class PlanOverError(UnavailableError):
+    """Nobody waits for its units any more, by the clock or because the plan is gone: what they write is left over.
+    A clock that is wrong may be right in the next task."""
+
 
 def store_time_ms(plan: HeavyPlan, clock: Clock) -> int:
     """The metadata store's time, as well as a task can know it: the machine's, within what the plan says it can be."""
     return max(plan.claimed_ms, min(clock.wall_ms(), plan.commit_by_ms))
+
+
+def check_time(plan: HeavyPlan, clock: Clock) -> None:
+    """Raises PlanOverError when nothing that is begun now can be committed any more."""
+    late_ms = clock.wall_ms() - plan.commit_by_ms
+    if late_ms > LATE_SLACK_MS:
+        raise PlanOverError(f"the time of the plan of job {plan.job_id} is over for {late_ms / 1000:.0f} s")
+
+
+async def check_stands(store: ObjectStore, plan: HeavyPlan, clock: Clock) -> None:
+    """Before a unit is begun, and before it is told. Raises PlanOverError when its plan is out of time, or was taken
+    by the janitor: its job is over then."""
+    check_time(plan, clock)
+    try:
+        await store.head(plan_key(plan))
+    except ObjectNotFoundError as error:
+        raise PlanOverError(f"the plan of job {plan.job_id} is gone: the job is over") from error
 
 
 def plan_key(plan: HeavyPlan) -> str:

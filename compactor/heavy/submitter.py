@@ -51,6 +51,10 @@ class Submission(Protocol):
         """Ask it to end, and let go of what we hold of it. No error when it is over already."""
         ...
 
+    async def let_go(self) -> None:
+        """As `cancel`, but where asking by its token gives this same driver to another, it runs on for him."""
+        ...
+
 
 class Submitter(Protocol):
     @property

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -224,7 +225,7 @@ def decode_plan(stored: bytes, *, cluster_id: str | None = None, fingerprint: st
     """
     body = decompress(stored, PLAN_BYTES_MAX)
     try:
-        loaded: object = json.loads(body)
+        loaded = load_json(body)
     except ValueError as error:
         raise PlanError(f"a plan that is not JSON: {error}") from error
     if not isinstance(loaded, dict):
@@ -243,6 +244,26 @@ def decode_plan(stored: bytes, *, cluster_id: str | None = None, fingerprint: st
     if fingerprint is not None and plan.fingerprint != fingerprint:
         raise PlanError(f"the plan of job {plan.job_id} has the fingerprint {plan.fingerprint}, its key {fingerprint}")
     return plan
+
+
+def load_json(body: bytes) -> object:
+    """As Postgres would take it too. Raises ValueError, also for NaN, for numbers beyond a double, for what is nested
+    too deeply."""
+    try:
+        return json.loads(body, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is beyond a double")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def decompress(stored: bytes, bytes_max: int) -> bytes:
@@ -351,6 +372,8 @@ def _unit(number: int, row: Sequence[Any]) -> Unit:
 def _int(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"a whole number of {value.bit_length()} bits")
     return value
 
 

@@ -40,8 +40,11 @@ def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | N
     if reader:
         from metadata.migrate import grant_reader
 
-        asyncio.run(grant_reader(settings.metadata_url, reader))
+        left = asyncio.run(grant_reader(settings.metadata_url, reader))
         click.echo(f"reader: {reader} may read and pin")
+        if left:
+            click.echo(f"this role may not set time-outs of {reader}; let one run that may:", err=True)
+            click.echo(";\n".join(left) + ";", err=True)
 
 
 async def _migrate(url: str) -> str:

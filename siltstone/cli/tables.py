@@ -68,7 +68,7 @@ def tables() -> None:
     type=click.Choice(["column", "fail"]),
     default="column",
     show_default=True,
-    help="A value that does not fit: keep it in _value with _error, or end.",
+    help="A value that does not fit: keep it in kafka_value with kafka_error, or end.",
 )
 @click.option(
     "--mode",
@@ -89,8 +89,9 @@ def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, 
     """Write TOPIC to a table, from where the table ends.
 
     A table remembers the offsets it holds, in the same commit as its rows: run it again, or after a crash, and each
-    record is there once. Columns are _partition, _offset, _timestamp, _key, _value, _headers; with --value json or avro
-    also a column for each field, and _tombstone, _error. A new field becomes a new column.
+    record is there once. Columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key, kafka_value,
+    kafka_headers; with --value json or avro also a column for each field, and kafka_tombstone, kafka_error. A new field
+    becomes a new column.
 
     \b
     Examples:

@@ -29,18 +29,31 @@ class LoopClosedError(UnavailableError):
 
 
 class LoopThread:
-    """An event loop in a daemon thread. Calls come from any thread but its own."""
+    """An event loop in a daemon thread. Calls come from any thread but its own.
+
+    A forked child has the loop and no thread: nothing can be asked of it there, and closing it does nothing."""
 
     def __init__(self, name: str) -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_here(self) -> bool:
+        """Not in a forked child."""
+        return os.getpid() == self._pid
+
+    @staticmethod
+    def is_current() -> bool:
+        """Whether the caller runs in such a thread, where it must wait for none."""
+        return threading.get_ident() in _loop_threads
+
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Raises LoopClosedError."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or not self.is_here:
             work.close()
-            raise LoopClosedError("this was closed already")
+            raise LoopClosedError("this was closed already" if self.is_here else "this belongs to the parent process")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -48,12 +61,13 @@ class LoopThread:
 
     def close(self) -> None:
         """Ends what still runs. May be repeated."""
-        if not self._loop.is_closed():
+        if self.is_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        _loop_threads.add(threading.get_ident())
         try:
             self._loop.run_forever()
         finally:
@@ -64,6 +78,10 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+            _loop_threads.discard(threading.get_ident())
+
+
+_loop_threads: set[int] = set()
 
 
 class BlockingStore:
@@ -102,7 +120,7 @@ class BlockingStore:
 
     def close(self) -> None:
         """May be repeated."""
-        if self._owns:
+        if self._owns and self._thread.is_here:
             self._owns = False
             self._thread.call(self._store.close())
         self._thread.close()

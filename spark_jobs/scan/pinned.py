@@ -1,9 +1,9 @@
 """A snapshot of a topic whose files are protected from deletion for as long as it is used.
 
 Order: the pin is taken first, the snapshot then, so that whatever the snapshot names lives or dies after the pin. A
-thread renews the pin at a third of its time to live; `close` ends it. A reader that is killed leaves a pin that runs
-out by itself. A pin that could not be renewed in time is *lost*: every later `check` raises PinLostError. (Files are
-never changed, so what was read until then is right.)
+thread renews the pin at a third of its time to live, while the snapshot is taken already; `close` ends it. A reader
+that is killed leaves a pin that runs out by itself. A pin that could not be renewed in time is *lost*: every later
+`check` raises PinLostError. (Files are never changed, so what was read until then is right.)
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class PinnedSnapshot:
     def close(self) -> None:
         """Ends the pins. May be repeated; a store that does not answer is not waited for, its pins run out."""
         thread, self._thread = self._thread, None
-        if thread is None:
+        if thread is None or not thread.is_here:  # a forked child ends no pin of its parent's
             return
         try:
             thread.call(self._close())
@@ -147,13 +147,14 @@ class PinnedSnapshot:
         await self._metadata.open()
         self._identity = await self._metadata.cluster_identity()
         await self._take(self._metadata)
-        self._beating = asyncio.create_task(self._beat(self._metadata))
 
     async def _take(self, metadata: Metadata) -> TopicSnapshot:
         asked_ms = self._clock.monotonic_ms()
         self._pins.append(await metadata.pin(self._holder, ttl_ms=self._ttl_ms))
         if len(self._pins) == 1:
             self._until_ms = asked_ms + self._ttl_ms
+        if self._beating is None:  # before the snapshot, which may take longer than a pin lives
+            self._beating = asyncio.create_task(self._beat(metadata))
         self._snapshot = await metadata.topic_snapshot(self._topic)
         return self._snapshot
 

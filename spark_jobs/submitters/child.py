@@ -22,6 +22,7 @@ from siltstone.logging import get_logger
 from siltstone.settings import ENVIRONMENT_PREFIX
 from spark_jobs.submitters.supervise import GRACE_S
 
+LIBPQ_PREFIX = "PG"
 LINES_KEPT = 30
 LINE_CHARS_MAX = 400
 KILL_AFTER_S = 4.0
@@ -68,7 +69,7 @@ class ChildSubmission:
     async def state(self) -> SubmissionState:
         code = self._process.returncode
         if code is None:
-            return SubmissionState(Phase.RUNNING)
+            return SubmissionState(Phase.RUNNING, "\n".join(self._said))
         await self._read_to_end()
         if code == 0:
             return SubmissionState(Phase.SUCCEEDED)
@@ -88,6 +89,10 @@ class ChildSubmission:
                 self._process.kill()  # the kernel kills the driver with it
                 await self._process.wait()
         await self._read_to_end()
+
+    async def let_go(self) -> None:
+        """It ends with this process, and nobody else has it."""
+        await self.cancel()
 
     async def _read_to_end(self) -> None:
         """Once the supervisor has ended."""
@@ -111,8 +116,9 @@ class ChildSubmission:
 
 
 def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a driver gets of our environment: no settings, of which one holds the way into Postgres. Tasks need none."""
-    return {name: value for name, value in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    """What a driver gets of our environment: no way into Postgres, neither by a setting of ours nor by what libpq reads
+    (PGHOST, PGPASSWORD, PGSERVICE ...). Tasks need none."""
+    return {name: value for name, value in environ.items() if not name.startswith((ENVIRONMENT_PREFIX, LIBPQ_PREFIX))}
 
 
 async def start_child(

@@ -186,6 +186,12 @@ class EmrSubmission:
         finally:
             await self._application.close()
 
+    async def let_go(self) -> None:
+        """The token is honoured: it may be another's by now."""
+        if not self._is_closed:
+            self._is_closed = True
+            await self._application.close()
+
 
 def _archive_arguments(url: str) -> list[str]:
     """Driver and executors both unpack it."""

@@ -22,5 +22,6 @@ class LocalSubmitter:
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> ChildSubmission:
         """Raises SubmitError."""
-        command = [sys.executable, "-P", "-m", "spark_jobs.heavy_merge", "--plan", plan_url, *self._options]
+        told = ["--plan", plan_url, "--limit-ms", str(limit_ms)]
+        command = [sys.executable, "-P", "-m", "spark_jobs.heavy_merge", *told, *self._options]
         return await start_child(command, self._environ)

@@ -55,7 +55,8 @@ class SparkSubmitSubmitter:
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> ChildSubmission:
         """Raises SubmitError."""
         named = ["--name", f"siltstone merge {job_id}"]
-        command = [self._program, *named, *self._arguments, str(ENTRY), "--plan", plan_url]
+        told = ["--plan", plan_url, "--limit-ms", str(limit_ms)]
+        command = [self._program, *named, *self._arguments, str(ENTRY), *told]
         return await start_child(command, self._environ)
 
 

@@ -1,8 +1,8 @@
 """Batches of records into batches of table rows. Pure.
 
 Every row begins with where its record lay; then come the columns of its value. A value that does not fit keeps its
-bytes in `_value` and the reason in `_error`, and what of it does fit is in its columns; or, where that is asked for, it
-ends the export. Nothing of a value is left out without being in one of these places.
+bytes in `kafka_value` and the reason in `kafka_error`, and what of it does fit is in its columns; or, where that is
+asked for, it ends the export. Nothing of a value is left out without being in one of these places.
 
 For JSON the converter also collects the kind of all that it saw, from which the columns are made that a table lacks.
 """
@@ -10,7 +10,7 @@ For JSON the converter also collects the kind of all that it saw, from which the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -19,7 +19,22 @@ from spark_jobs.scan.contract import SCHEMA
 from spark_jobs.tables.avro_schema import NotAvroError, decoder, read_schema, unframed
 from spark_jobs.tables.errors import BadTableError, BadValueError
 from spark_jobs.tables.json_schema import fields_of_json_schema
-from spark_jobs.tables.kinds import NULL, Field, Kind, as_text, fits, has_text, kind_of, kind_text, merge
+from spark_jobs.tables.kinds import (
+    COLUMNS_MAX,
+    NULL,
+    Columns,
+    Field,
+    Kind,
+    Seen,
+    as_text,
+    fits,
+    has_text,
+    kind_of,
+    kind_text,
+    shown,
+    size,
+    wrong_name,
+)
 
 RAW, JSON_VALUES, AVRO = "raw", "json", "avro"
 CONFLUENT = "confluent"
@@ -27,18 +42,27 @@ TO_COLUMN, FAIL = "column", "fail"
 KINDS_MAX = 10_000
 """Objects of so many shapes are remembered as judged."""
 _PLACE = (
-    pa.field("_partition", pa.int32(), nullable=False),
-    pa.field("_offset", pa.int64(), nullable=False),
-    pa.field("_timestamp", SCHEMA.field("timestamp").type, nullable=False),
-    pa.field("_key", pa.binary()),
-    pa.field("_value", pa.binary()),
-    pa.field("_headers", SCHEMA.field("headers").type),
+    pa.field("kafka_partition", pa.int32(), nullable=False),
+    pa.field("kafka_offset", pa.int64(), nullable=False),
+    pa.field("kafka_timestamp", SCHEMA.field("timestamp").type, nullable=False),
+    pa.field("kafka_key", pa.binary()),
+    pa.field("kafka_value", pa.binary()),
+    pa.field("kafka_headers", SCHEMA.field("headers").type),
 )
-_TOMBSTONE = pa.field("_tombstone", pa.bool_())
-_ERROR = pa.field("_error", pa.string())
-_SCHEMA_ID = pa.field("_schema_id", pa.int32())
+_TOMBSTONE = pa.field("kafka_tombstone", pa.bool_())
+_ERROR = pa.field("kafka_error", pa.string())
+_SCHEMA_ID = pa.field("kafka_schema_id", pa.int32())
 BASE_NAMES = tuple(field.name for field in (*_PLACE, _TOMBSTONE, _ERROR, _SCHEMA_ID))
-"""Names that no column of a value can have."""
+"""Names of our own columns."""
+_OF_ICEBERG = (
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
+    *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
+)
+"""Columns that its readers make themselves (`org.apache.iceberg.MetadataColumns`): they refuse tables that have one."""
+TAKEN_NAMES = (*BASE_NAMES, *_OF_ICEBERG)
+"""Names that no column of a value can have, in any case of letters."""
+REASONS_MAX = 10
+"""So many fields that do not fit are told by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +100,18 @@ class ValueFormat:
         fields = (
             fields_of_json_schema(self.schema_text) if self.kind == JSON_VALUES else read_schema(self.schema_text)[1]
         )
-        taken = {name.lower() for name in BASE_NAMES}
-        for field in fields:
-            if field.name.lower() in taken:
-                raise BadTableError(f"the schema names a column {field.name!r}, which is taken")
-            taken.add(field.name.lower())
+        wrong = wrong_name(fields, TAKEN_NAMES)
+        if wrong is not None:
+            raise BadTableError(
+                f"the schema names a column {wrong!r}, which cannot be or is taken",
+                remedy="leave it out of the schema: such values keep their bytes in kafka_value",
+            )
         return fields
+
+    @property
+    def text(self) -> str:
+        """Of which kind a table's values are, for ever."""
+        return f"{self.kind} with {self.framing}'s frame" if self.framing else self.kind
 
 
 def base_fields(values: ValueFormat) -> list[Field]:
@@ -111,7 +141,8 @@ class Row:
 
 
 class Reader(Protocol):
-    seen: Kind
+    @property
+    def seen(self) -> Kind: ...
 
     def read(self, value: bytes) -> Row: ...
 
@@ -155,7 +186,7 @@ class Converter:
             at = f"partition {place['partition'][wrong[0]]}, offset {place['offset'][wrong[0]]}"
             raise BadValueError(
                 f"a value does not fit ({at}): {rows[wrong[0]].error}",
-                remedy="--on-error column keeps such values in the columns _value and _error",
+                remedy="--on-error column keeps such values in the columns kafka_value and kafka_error",
             )
 
     def _arrays(self, rows: list[Row]) -> list[Any]:
@@ -174,7 +205,7 @@ class Converter:
                 except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
                     cells[number] = None
                     row = rows[number]
-                    reason = "; ".join(filter(None, [row.error, f"{name}: {_first_line(error)}"]))
+                    reason = "; ".join(filter(None, [row.error, f"{shown(name)}: {_first_line(error)}"]))
                     rows[number] = Row(row.fields, reason, row.schema_id)
             return pa.array(cells, field.type)
 
@@ -194,43 +225,65 @@ def _reader(values: ValueFormat, fields: Sequence[Field]) -> Reader | None:
 
 class JsonReader:
     def __init__(self, fields: Sequence[Field]) -> None:
-        self.seen: Kind = NULL
+        self._seen = Seen()
         self._fields = {field.name: field for field in fields}
-        self._texts = [field for field in fields if has_text(field)]
+        self._full = sum(map(size, fields)) >= COLUMNS_MAX
+        self._columns = Columns(TAKEN_NAMES)
+        for field in fields:
+            self._columns.add(field)
+        self._texts = {field.name: field for field in fields if has_text(field)}
         self._known: dict[Kind, str | None] = {}
         """What is wrong with objects of a kind; None: nothing."""
+
+    @property
+    def seen(self) -> Kind:
+        return self._seen.kind
 
     def read(self, value: bytes) -> Row:
         try:
             parsed: Any = json.loads(value, parse_constant=_refuse)
             kind = kind_of(parsed)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return Row(None, f"not JSON: {_first_line(error)}")
+        except RecursionError:
+            return Row(None, "lists or objects inside of each other, too many to be read")
         if not isinstance(parsed, dict):
             return Row(None, f"not a JSON object but {kind_text(kind)}")
         if kind not in self._known:
             if len(self._known) >= KINDS_MAX:
                 self._known.clear()
             self._known[kind] = self._wrong(kind)
-            self.seen = merge(self.seen, kind)
+            self._seen.add(kind)
         wrong = self._known[kind]
         row = cast("dict[str, Any]", parsed)
         if wrong is not None:
-            row = {name: each for name, each in row.items() if self._fits(name, kind_of(each))}
-        for field in self._texts:
-            if field.name in row:
-                row[field.name] = as_text(row[field.name], field)
+            row = {name: each for name, each in row.items() if self._fits(name, kind_of(each, 1))}
+        return self._with_texts(row, wrong)
+
+    def _with_texts(self, row: dict[str, Any], wrong: str | None) -> Row:
+        for name in self._texts and [name for name in row if name in self._texts]:
+            try:
+                row[name] = as_text(row[name], self._texts[name])
+            except (ValueError, RecursionError) as error:
+                del row[name]
+                why = "too deep" if isinstance(error, RecursionError) else "a number beyond all doubles"
+                wrong = "; ".join(filter(None, [wrong, f"{shown(name)}: {why}, which JSON text cannot be"]))
         return Row(row, wrong)
 
     def _wrong(self, kind: Kind) -> str | None:
-        reasons = [
-            f"{name}: {kind_text(each)} does not fit {self._fields[name].type}"
-            if name in self._fields
-            else f"{name}: no column has this name"
-            for name, each in cast("Iterable[tuple[str, Kind]]", kind[1])
-            if not self._fits(name, each)
-        ]
+        inner = cast("Sequence[tuple[str, Kind]]", kind[1])
+        misfits = [(name, each) for name, each in inner if not self._fits(name, each)]
+        reasons = [self._reason(name, each) for name, each in misfits[:REASONS_MAX]]
+        if len(misfits) > REASONS_MAX:
+            reasons.append(f"and {len(misfits) - REASONS_MAX:,} more fields")
         return "; ".join(reasons) or None
+
+    def _reason(self, name: str, kind: Kind) -> str:
+        if name in self._fields:
+            return f"{name}: {kind_text(kind)} does not fit {self._fields[name].type}"
+        if not self._columns.can_have(name, kind):
+            return f"{shown(name)}: no column can have this name"
+        return f"{name}: " + ("the table has no room for more columns" if self._full else "no column has this name")
 
     def _fits(self, name: str, kind: Kind) -> bool:
         return kind == NULL or (name in self._fields and fits(kind, self._fields[name]))

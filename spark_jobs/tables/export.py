@@ -31,12 +31,14 @@ from spark_jobs.tables.file_task import (
     WriteTask,
     WrittenFile,
     all_seen,
-    holds,
+    same,
     wanted_columns,
 )
+from spark_jobs.tables.kinds import COLUMNS_MAX, Kind, shown, size
 from spark_jobs.tables.progress import (
     LATEST_MODE,
     Progress,
+    check_begin,
     check_same,
     ends,
     fresh,
@@ -68,6 +70,7 @@ class Table(Protocol):
     def place(self) -> Place: ...
     def load(self) -> Progress | None: ...
     def ensure(self, columns: Any, topic: str) -> None: ...
+    def file_schema(self, columns: Any) -> Any: ...
     def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str: ...
 
 
@@ -111,7 +114,7 @@ class Report:
     files: int = 0
     rows: int = 0
     errors: int = 0
-    """Rows among them with something in `_error`."""
+    """Rows among them with something in `kafka_error`."""
     size_bytes: int = 0
     fenced: int = 0
     """How often another writer was quicker."""
@@ -173,14 +176,16 @@ class _Run:
         self._snapshot = pinned.snapshot
         self._given = ask.values.given_fields()
         self._report = Report()
+        self._warned = False
 
     def go(self) -> Report:
         ask, snapshot, table = self._ask, self._snapshot, self._table
-        progress = check_same(table.load(), snapshot, mode=ask.mode, recreated=ask.recreated)
+        values = ask.values.text
+        progress = check_same(table.load(), snapshot, mode=ask.mode, values=values, recreated=ask.recreated)
         latest = ask.mode == LATEST_MODE
         if latest and unchanged(progress, snapshot):
             return self._report
-        begins = start_offsets(snapshot, progress, self._wanted_start())
+        begins = start_offsets(snapshot, progress, self._wanted_start() if progress is None else Edge.EARLIEST)
         if latest:
             begins = {each.partition: each.log_start_offset for each in snapshot.partitions}
         options = ScanOptions(
@@ -191,7 +196,7 @@ class _Run:
             fail_on_data_loss=not ask.skip_lost,
         )
         slices = plan_slices(snapshot, options, slice_bytes=ask.slice_bytes)
-        base = fresh(snapshot, ask.mode, begins)
+        base = fresh(snapshot, ask.mode, values, begins)
         self._begin_table(slices, options)
         engine = self._choose(sum(part.bytes for part in slices))
         groups = [list(slices)] if latest else in_groups([(part.bytes, part) for part in slices], ask.commit_bytes)
@@ -201,7 +206,8 @@ class _Run:
             done += len(group)
             base = self._commit(results, base, replaces=latest)
         if not slices and (progress is None or latest):
-            self._commit([], fresh(snapshot, ask.mode, ends(snapshot)) if latest else base, replaces=latest)
+            whole = fresh(snapshot, ask.mode, values, ends(snapshot)) if latest else base
+            self._commit([], whole, replaces=latest)
         return self._report
 
     def _wanted_start(self) -> Mapping[int, int] | Edge:
@@ -209,6 +215,8 @@ class _Run:
         if isinstance(begin, AtTimestamp):
             return self._source.at_time(self._snapshot, begin.timestamp_ms)
         if isinstance(begin, int):
+            if not self._ask.skip_lost:
+                check_begin(self._snapshot, begin)
             return {each.partition: begin for each in self._snapshot.partitions}
         return begin
 
@@ -266,11 +274,13 @@ class _Run:
         results = list(engine.run(tasks, lambda count: self._show(done + count, total)))
         if not self._ask.values.infers:
             return results
-        wanted = wanted_columns(fixed, all_seen(results))
+        seen = all_seen(results)
+        wanted = wanted_columns(fixed, seen)
+        self._warn_of_width(wanted, seen)
         again = [
             number
             for number, (task, result) in enumerate(zip(tasks, results, strict=True))
-            if not result.complete or not holds(wanted, task.columns)
+            if not result.complete or not same(task.columns, wanted)
         ]
         if again:
             self._columns = wanted
@@ -284,6 +294,21 @@ class _Run:
         self._columns = wanted
         return results
 
+    def _warn_of_width(self, wanted: Any, seen: Kind) -> None:
+        """Once a run: a table as wide as it may be, of values with more fields."""
+        if self._warned or sum(map(size, wanted)) < COLUMNS_MAX or not isinstance(seen, tuple):
+            return
+        without = [name for name, _ in seen[1] if wanted.get_field_index(name) < 0]
+        if without:
+            self._warned = True
+            _log.warning(
+                "values have more fields than a table has columns: the rest stays in kafka_value, with kafka_error",
+                table=self._table.name,
+                columns_max=COLUMNS_MAX,
+                without_column=len(without),
+                first=shown(without[0]),
+            )
+
     def _task(self, part: Slice, options: ScanOptions, fixed: Any) -> WriteTask:
         return WriteTask(
             part=part,
@@ -293,6 +318,7 @@ class _Run:
             values=self._ask.values,
             fixed=fixed,
             columns=self._columns,
+            file_schema=self._table.file_schema(self._whole(self._columns)),
             stem=self._table.stem,
         )
 

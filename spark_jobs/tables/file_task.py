@@ -19,7 +19,7 @@ import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
 from siltstone.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
-from spark_jobs.tables.convert import BASE_NAMES, Converter, ValueFormat
+from spark_jobs.tables.convert import TAKEN_NAMES, Converter, ValueFormat
 from spark_jobs.tables.kinds import NULL, Field, Kind, extended, fits, merge
 
 FILE_BYTES = 256 << 20
@@ -58,6 +58,8 @@ class WriteTask:
     """`pyarrow.Schema` of the value's columns that the table has for ever."""
     columns: Any
     """`pyarrow.Schema` of those to write."""
+    file_schema: Any
+    """`pyarrow.Schema` that has, by name, the columns of the files with what the table adds to them: field ids."""
     stem: str
     """Part of the names of its files."""
     final: bool = False
@@ -168,7 +170,8 @@ class _Writing:
     def _file(self) -> _OpenFile:
         if self._open is None:
             sink = pa.BufferOutputStream()
-            writer = parquet.ParquetWriter(sink, self._converter.schema, compression=COMPRESSION)
+            schema = pa.schema([self._task.file_schema.field(each.name) for each in self._converter.schema])
+            writer = parquet.ParquetWriter(sink, schema, compression=COMPRESSION)
             self._open = _OpenFile(sink, writer)
         return self._open
 
@@ -199,7 +202,7 @@ def file_name(partition: int, start: int, end: int, stem: str) -> str:
 
 def wanted_columns(fixed: Any, seen: Kind) -> Any:
     """`pyarrow.Schema` of the columns for all that was seen, those that are fixed first."""
-    return pa.schema(extended(list(fixed), seen, BASE_NAMES))
+    return pa.schema(extended(list(fixed), seen, TAKEN_NAMES))
 
 
 def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
@@ -218,10 +221,12 @@ def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
     )
 
 
-def holds(columns: Any, wanted: Any) -> bool:
-    """Whether files with these columns hold what wants those."""
+def same(columns: Any, wanted: Any) -> bool:
+    """Whether files with these columns are files with those: field ids are given to all new columns of a commit."""
     have: dict[str, Field] = {each.name: each for each in columns}
-    return all(each.name in have and have[each.name].equals(each, check_metadata=True) for each in wanted)
+    return len(have) == len(wanted) and all(
+        each.name in have and have[each.name].equals(each, check_metadata=True) for each in wanted
+    )
 
 
 def all_seen(results: Sequence[WriteResult]) -> Kind:

@@ -9,6 +9,11 @@ failed append by itself: it loads the table again and puts the same files on top
 would be the same records twice. So the repair is refused here, and a stale writer learns that it is one. (A commit
 whose answer was lost and that did arrive is still found by its snapshot's id and counts as done.)
 
+**Columns are known by their ids**, which files carry: a name that another writer gave to another column, or took away,
+reads as what it was when the file was written. New columns get their ids in the commit; a file's are those that this
+commit gives, worked out before on the same schema, so all files of a commit have the same columns. Where somebody else
+changes the schema in between, a commit with new columns is refused like any stale one.
+
 Files without a commit are left where they lie when their writer dies; Iceberg's removal of orphan files takes them. One
 that is fenced removes its own.
 """
@@ -38,6 +43,8 @@ except ModuleNotFoundError as _error:
 
 PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
+FIELD_ID = b"PARQUET:field_id"
+"""What pyarrow's Parquet writer calls it."""
 _REPAIR = "_rebuild_snapshot_updates"
 """pyiceberg has no public name for it; `tests/integration/test_tables.py` sees a stale writer refused."""
 _OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
@@ -148,14 +155,23 @@ class IcebergTable:
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
+    def file_schema(self, columns: Any) -> Any:
+        """`columns`, all those of the table after the next commit, with the ids that they have then."""
+        transaction: Any = FencedTransaction(self._table)
+        self._extend(transaction, columns)
+        return arrow_schema(transaction.table_metadata.schema(), ids=True)
+
+    def _extend(self, transaction: Any, columns: Any) -> None:
+        if not self.columns.equals(columns):
+            with transaction.update_schema() as update:
+                update.union_by_name(columns)
+
     def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
         """The new snapshot's id. Raises StaleWriterError, CommitUnknownError."""
         place, properties = self.place, {PROGRESS: progress.as_json()}
         transaction: Any = FencedTransaction(self._table)
         try:
-            if not self.columns.equals(columns):
-                with transaction.update_schema() as update:
-                    update.union_by_name(columns)
+            self._extend(transaction, columns)
             if replaces and self._holds_files():
                 transaction.delete(AlwaysTrue(), snapshot_properties=properties)
             if files:
@@ -176,27 +192,28 @@ class IcebergTable:
         return snapshot is not None and bool(snapshot.manifests(self._table.io))
 
 
-def arrow_schema(schema: Any) -> Any:
-    """Of an Iceberg schema, in the types that files of ours have."""
-    return pa.schema([_plain(field) for field in _to_arrow(schema, include_field_ids=False)])
+def arrow_schema(schema: Any, *, ids: bool = False) -> Any:
+    """Of an Iceberg schema, in the types that files of ours have; with `ids`, as Parquet has them."""
+    kept = (DOC, FIELD_ID) if ids else (DOC,)
+    return pa.schema([_plain(field, kept) for field in _to_arrow(schema, include_field_ids=ids)])
 
 
-def _plain(field: Field) -> Field:
-    """pyiceberg reads strings, bytes and lists into their large forms; descriptions are kept, other metadata is not."""
-    told = field.metadata.get(DOC) if field.metadata else None
-    return pa.field(field.name, _plain_type(field.type), field.nullable, {DOC: told} if told else None)
+def _plain(field: Field, kept: Sequence[bytes]) -> Field:
+    """pyiceberg reads strings, bytes and lists into their large forms. Of the metadata that is kept which is named."""
+    told = {name: field.metadata[name] for name in kept if field.metadata and name in field.metadata}
+    return pa.field(field.name, _plain_type(field.type, kept), field.nullable, told or None)
 
 
-def _plain_type(of: Any) -> Any:
+def _plain_type(of: Any, kept: Sequence[bytes]) -> Any:
     types = pa.types
     if types.is_large_string(of):
         return pa.string()
     if types.is_large_binary(of):
         return pa.binary()
     if types.is_list(of) or types.is_large_list(of):
-        return pa.list_(_plain(of.value_field))
+        return pa.list_(_plain(of.value_field, kept))
     if types.is_struct(of):
-        return pa.struct([_plain(each) for each in of])
+        return pa.struct([_plain(each, kept) for each in of])
     if types.is_map(of):
-        return pa.map_(_plain_type(of.key_type), _plain(of.item_field))
+        return pa.map_(_plain(of.key_field, kept), _plain(of.item_field, kept))
     return of

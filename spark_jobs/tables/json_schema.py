@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.kinds import Field, text_field
+from spark_jobs.tables.kinds import Field, can_name, shown, text_field
 
 _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 
@@ -34,6 +34,8 @@ def fields_of_json_schema(text: str) -> list[Field]:
 
 
 def _field(name: str, schema: Any) -> Field:
+    if not can_name(name):
+        raise BadTableError(f"the schema names a column {shown(name)!r}, which cannot be")
     if not isinstance(schema, dict):
         return text_field(name)
     described = cast("Mapping[str, Any]", schema)

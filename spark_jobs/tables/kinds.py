@@ -1,15 +1,22 @@
 """What JSON values are, and which columns hold them. Pure.
 
 A value's *kind* is a name, or a list or object of kinds; kinds of many values are merged, and a merged kind becomes an
-Arrow type. What the values disagree about, and what no Arrow type holds exactly, becomes a column of JSON text, so that
-nothing is rounded, cut or dropped. A column of a table that has been committed keeps its type for ever; values that do
-not fit it are the caller's to report.
+Arrow type. What the values disagree about, what lies deeper than readers of tables follow, and whole numbers beyond 64
+bits become columns of JSON text. A fraction is the double next to it, as every JSON reader of doubles has it, in JSON
+text too: of digits that no double holds the rest is not kept, and that is no error. One that is beyond all doubles
+(1e400) fits nothing and is. A column of a table that has been committed keeps its type for ever; values that do not fit
+it are the caller's to report.
+
+**Every name that a table has must be one that all its readers can have.** Which names of a value get no column:
+`Columns`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 from spark_jobs.scan.arrow import pa
@@ -19,6 +26,15 @@ Kind: TypeAlias = "str | tuple[str, Any]"
 
 NULL, BOOL, SMALL, LONG, DOUBLE, STRING, JSON = "null", "bool", "small", "long", "double", "string", "json"
 """SMALL is a whole number that a double holds exactly, LONG any other of 64 bits, JSON whatever is beyond all types."""
+HUGE = "huge"
+"""A number beyond all doubles, which was read as infinity: it fits no column, and none is made for it."""
+DEPTH_MAX = 20
+"""Lists and objects inside of so many others are JSON text: readers refuse schemas of 40 to 50 levels."""
+COLUMNS_MAX = 1_000
+"""Of a table's values, columns inside of columns among them: objects with ever new names are maps, not rows."""
+SEEN_MAX = 10 * COLUMNS_MAX
+"""So many names are remembered; more would find no column."""
+NAME_CHARS_MAX = 255
 EXACT_MAX = 2**53
 LONG_MAX = 2**63
 JSON_DOC = "JSON text"
@@ -28,8 +44,8 @@ Field: TypeAlias = Any
 """A `pyarrow.Field`; pyarrow carries no types."""
 
 
-def kind_of(value: Any) -> Kind:
-    """Of what `json.loads` gives."""
+def kind_of(value: Any, depth: int = 0) -> Kind:
+    """Of what `json.loads` gives; `depth`: lists and objects around it."""
     if value is None:
         return NULL
     of = value.__class__
@@ -42,10 +58,12 @@ def kind_of(value: Any) -> Kind:
             return SMALL
         return LONG if -LONG_MAX <= value < LONG_MAX else JSON
     if of is float:
-        return DOUBLE
+        return DOUBLE if math.isfinite(value) else HUGE
+    if depth >= DEPTH_MAX:
+        return JSON
     if of is list:
-        return ("list", merged(kind_of(each) for each in value))
-    return ("struct", tuple(sorted((name, kind_of(each)) for name, each in value.items())))
+        return ("list", merged(kind_of(each, depth + 1) for each in value))
+    return ("struct", tuple(sorted((name, kind_of(each, depth + 1)) for name, each in value.items())))
 
 
 def merged(kinds: Iterable[Kind]) -> Kind:
@@ -69,19 +87,67 @@ def merge(one: Kind, other: Kind) -> Kind:
             fields[name] = merge(fields.get(name, NULL), kind)
         return ("struct", tuple(sorted(fields.items())))
     numbers = {one, other}
+    if HUGE in numbers:
+        return HUGE
     if numbers == {SMALL, LONG}:
         return LONG
     return DOUBLE if numbers == {SMALL, DOUBLE} else JSON
 
 
+class Seen:
+    """The kind of many values, collected in place: a value costs what it holds, not what all before it held."""
+
+    def __init__(self) -> None:
+        self._tree: Any = NULL
+        """A name of a kind, or a list of its elements' tree, or a dict."""
+        self._names = 0
+
+    def add(self, kind: Kind) -> None:
+        self._tree = self._added(self._tree, kind)
+
+    @property
+    def kind(self) -> Kind:
+        return _frozen(self._tree)
+
+    def _added(self, tree: Any, kind: Kind) -> Any:
+        if kind in (NULL, HUGE):
+            return tree
+        if isinstance(kind, str):
+            return merge(tree, kind) if isinstance(tree, str) else JSON
+        if kind[0] == "list":
+            if tree != NULL and not isinstance(tree, list):
+                return JSON
+            inner = cast("list[Any]", [NULL] if tree == NULL else tree)
+            return [self._added(inner[0], kind[1])]
+        if tree != NULL and not isinstance(tree, dict):
+            return JSON
+        fields = cast("dict[str, Any]", {} if tree == NULL else tree)
+        for name, each in kind[1]:
+            if name not in fields:
+                if self._names >= SEEN_MAX:
+                    continue
+                self._names += 1
+            fields[name] = self._added(fields.get(name, NULL), each)
+        return fields
+
+
+def _frozen(tree: Any) -> Kind:
+    if isinstance(tree, dict):
+        inner = cast("dict[str, Any]", tree)
+        return ("struct", tuple(sorted((name, _frozen(each)) for name, each in inner.items())))
+    return ("list", _frozen(cast("list[Any]", tree)[0])) if isinstance(tree, list) else tree
+
+
 def field_of(name: str, kind: Kind) -> Field | None:
     """None for what is null throughout: such a column would have no type yet, and loses nothing by not being there."""
-    if kind == NULL:
+    if kind in (NULL, HUGE):
         return None
     if isinstance(kind, tuple) and kind[0] == "list":
         element = field_of("element", kind[1])
         return text_field(name) if element is None else pa.field(name, pa.list_(element))
     if isinstance(kind, tuple):
+        if len(kind[1]) > COLUMNS_MAX:
+            return text_field(name)  # a map
         children = named_fields(kind[1])
         # neither Parquet nor a reader that ignores case can hold the rest as columns
         return pa.field(name, pa.struct(children)) if children else text_field(name)
@@ -90,19 +156,92 @@ def field_of(name: str, kind: Kind) -> Field | None:
 
 
 def named_fields(kinds: Iterable[tuple[str, Kind]], taken: Iterable[str] = ()) -> list[Field]:
-    """A column for each that can have one: names that differ from one before in case alone, or are `taken`, cannot."""
-    names = {name.lower() for name in taken}
+    """A column for each that can have one beside those before it, and those `taken`."""
+    return _fields(kinds, Columns(taken), COLUMNS_MAX)
+
+
+def _fields(kinds: Iterable[tuple[str, Kind]], names: Columns, room: int) -> list[Field]:
+    """At most `room`, counted with those inside of them; objects for which none is left are JSON text."""
     found: list[Field] = []
     for name, kind in kinds:
-        field = field_of(name, kind) if _can_name(name) and name.lower() not in names else None
-        if field is not None:
-            names.add(name.lower())
-            found.append(field)
+        made = field_of(name, kind) if len(found) < room and names.can_have(name, kind) else None
+        if made is not None:
+            names.add(made)
+            found.append(made)
+    spare = room - len(found)
+    for number, made in enumerate(found):
+        inside = size(made) - 1
+        if inside > spare:
+            found[number] = text_field(made.name)
+        else:
+            spare -= inside
     return found
 
 
-def _can_name(name: str) -> bool:
-    return bool(name) and name.isprintable()  # lone surrogates are not
+@dataclass(slots=True)
+class Columns:
+    """The names of columns side by side. These can be none:
+
+    - what cannot be printed or encoded (lone surrogates, control characters), what is very long, and nothing at all;
+    - what differs from another in case alone, as readers that ignore case would see one column twice;
+    - what the path of a column inside of another is: Iceberg knows columns by their paths joined by dots, so that
+      `a.b` is no column beside an `a` that has columns inside, nor the other way round.
+    """
+
+    taken: Iterable[str] = ()
+    _names: set[str] = field(default_factory=set[str])
+    _nested: set[str] = field(default_factory=set[str])
+    _beginnings: set[str] = field(default_factory=set[str])
+    """Of names, up to each dot."""
+
+    def __post_init__(self) -> None:
+        self._names.update(name.lower() for name in self.taken)
+
+    def can_have(self, name: str, kind: Kind) -> bool:
+        low = name.lower()
+        if low in self._names or not can_name(name) or not self._nested.isdisjoint(_beginnings(low)):
+            return False
+        return not (isinstance(kind, tuple) and low in self._beginnings)
+
+    def add(self, column: Field) -> None:
+        low = column.name.lower()
+        self._names.add(low)
+        self._beginnings.update(_beginnings(low))
+        if _children(column.type):
+            self._nested.add(low)
+
+
+def _beginnings(name: str) -> list[str]:
+    return [name[:at] for at, each in enumerate(name) if each == "."]
+
+
+def can_name(name: str) -> bool:
+    """Whether there can be a column of that name at all."""
+    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()  # lone surrogates are not
+
+
+def wrong_name(fields: Iterable[Field], taken: Iterable[str] = ()) -> str | None:
+    """The first, columns inside of others too, that cannot stand beside those before it; for people."""
+    names = Columns(taken)
+    for each in fields:
+        nested = _children(each.type)
+        if not names.can_have(each.name, ("struct", ()) if nested else NULL):
+            return shown(each.name)
+        names.add(each)
+        inside = wrong_name(nested)
+        if inside is not None:
+            return f"{each.name}.{inside}"
+    return None
+
+
+def shown(name: str) -> str:
+    """A name as text that can be encoded, not endless."""
+    return name[:NAME_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
+
+
+def size(column: Field) -> int:
+    """It and the columns inside of it."""
+    return 1 + sum(map(size, _children(column.type)))
 
 
 def text_field(name: str) -> Field:
@@ -114,19 +253,37 @@ def is_text(field: Field) -> bool:
 
 
 def extended(fields: Sequence[Field], kind: Kind, taken: Iterable[str] = ()) -> list[Field]:
-    """`fields` as they are, then columns for what an object of that kind has beside them; inside of objects too."""
+    """`fields` as they are, then columns for what an object of that kind has beside them; inside of objects too.
+
+    At most COLUMNS_MAX of them all together, columns inside of others counted.
+    """
+    room = max(0, COLUMNS_MAX - sum(map(size, fields)))
+    return _extended_all(fields, kind, taken, room)
+
+
+def _extended_all(fields: Sequence[Field], kind: Kind, taken: Iterable[str], room: int) -> list[Field]:
     seen = dict(kind[1]) if isinstance(kind, tuple) and kind[0] == "struct" else {}
-    kept = [_extended(field, seen.pop(field.name, NULL)) for field in fields]
-    return kept + named_fields(sorted(seen.items()), [*taken, *(field.name for field in fields)])
+    names = Columns(taken)
+    for each in fields:
+        names.add(each)
+    kinds = [seen.pop(each.name, NULL) for each in fields]
+    new = _fields(sorted(seen.items()), names, room)
+    room -= sum(map(size, new))
+    kept: list[Field] = []
+    for each, inner in zip(fields, kinds, strict=True):
+        longer = _extended(each, inner, room)
+        room -= size(longer) - size(each)
+        kept.append(longer)
+    return kept + new
 
 
-def _extended(field: Field, kind: Kind) -> Field:
+def _extended(field: Field, kind: Kind, room: int) -> Field:
     if not isinstance(kind, tuple):
         return field
     if kind[0] == "struct" and pa.types.is_struct(field.type):
-        return field.with_type(pa.struct(extended(list(field.type), kind)))
+        return field.with_type(pa.struct(_extended_all(list(field.type), kind, (), room)))
     if kind[0] == "list" and pa.types.is_list(field.type):
-        return field.with_type(pa.list_(_extended(field.type.value_field, kind[1])))
+        return field.with_type(pa.list_(_extended(field.type.value_field, kind[1], room)))
     return field
 
 
@@ -135,6 +292,8 @@ def fits(kind: Kind, field: Field) -> bool:
     of = field.type
     if kind == NULL:
         return bool(field.nullable)
+    if kind == HUGE:
+        return False
     if is_text(field):
         return True
     if isinstance(kind, tuple):
@@ -165,11 +324,12 @@ def _children(of: Any) -> list[Field]:
 
 
 def as_text(value: Any, field: Field) -> Any:
-    """The value, with JSON text where the column has it."""
+    """The value, with JSON text where the column has it. Raises ValueError (a number beyond all doubles), and
+    RecursionError."""
     if value is None:
         return None
     if is_text(field):
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if pa.types.is_struct(field.type) and isinstance(value, dict):
         inner = cast("dict[str, Any]", value)
         return {child.name: as_text(inner.get(child.name), child) for child in field.type}
@@ -188,6 +348,7 @@ def kind_text(kind: Kind) -> str:
         DOUBLE: "a fraction",
         BOOL: "true or false",
         STRING: "a string",
-        JSON: "of several types, or beyond 64 bits",
+        JSON: "of several types, beyond 64 bits, or too deep",
+        HUGE: "a number beyond all doubles",
         NULL: "null",
     }[kind]

@@ -13,10 +13,10 @@ from typing import Any
 
 from metadata.scan import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.contract import Edge
-from spark_jobs.tables.errors import RecreatedTopicError, TableError, WrongTableError
+from spark_jobs.tables.errors import BadTableError, RecreatedTopicError, TableError, WrongTableError
 
 LOG_MODE, LATEST_MODE = "log", "latest"
-FORMAT = 1
+FORMAT = 2
 
 
 class BadProgressError(TableError):
@@ -29,6 +29,8 @@ class Progress:
     topic_id: str
     mode: str
     """log: every record; latest: the latest of each key, written anew each time."""
+    values: str
+    """How values are read: what the columns of a row mean depends on it."""
     offsets: Mapping[int, int]
     """Partition -> the first offset that is not in the table."""
     starts: Mapping[int, int]
@@ -41,6 +43,7 @@ class Progress:
                 "topic": self.topic,
                 "topic_id": self.topic_id,
                 "mode": self.mode,
+                "values": self.values,
                 "offsets": {str(partition): offset for partition, offset in sorted(self.offsets.items())},
                 "starts": {str(partition): offset for partition, offset in sorted(self.starts.items())},
             },
@@ -55,12 +58,13 @@ class Progress:
             if row["format"] != FORMAT:
                 raise BadProgressError(
                     f"the table's offsets are of format {row['format']!r}, this release reads {FORMAT}",
-                    remedy="export with the release that wrote them, or a later one",
+                    remedy="export with the release that wrote them, or to another table",
                 )
             return cls(
                 topic=str(row["topic"]),
                 topic_id=str(row["topic_id"]),
                 mode=str(row["mode"]),
+                values=str(row["values"]),
                 offsets=_numbers(row["offsets"]),
                 starts=_numbers(row["starts"]),
             )
@@ -75,7 +79,9 @@ def _numbers(row: Mapping[str, Any]) -> dict[int, int]:
     return {int(partition): int(offset) for partition, offset in row.items()}
 
 
-def check_same(progress: Progress | None, snapshot: TopicSnapshot, *, mode: str, recreated: bool) -> Progress | None:
+def check_same(
+    progress: Progress | None, snapshot: TopicSnapshot, *, mode: str, values: str, recreated: bool
+) -> Progress | None:
     """The progress to go on from; None where there is none, or where a recreated topic is begun with.
 
     Raises WrongTableError, RecreatedTopicError.
@@ -90,6 +96,11 @@ def check_same(progress: Progress | None, snapshot: TopicSnapshot, *, mode: str,
     if progress.mode != mode:
         raise WrongTableError(
             f"the table was written with --mode {progress.mode}", remedy="give that mode, or another table"
+        )
+    if progress.values != values:
+        raise WrongTableError(
+            f"the table was written from {progress.values} values, and these are to be read as {values}",
+            remedy=f"give --value {progress.values.partition(' ')[0]}, with the same --framing, or another table",
         )
     if progress.topic_id == str(topic.topic_id):
         return progress
@@ -124,16 +135,30 @@ def start_offsets(
     return starts
 
 
+def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
+    """Whether each partition can be begun at that offset. Raises BadTableError."""
+    short = {each.partition: end_offset(each) for each in snapshot.partitions if end_offset(each) < offset}
+    gone = {each.partition: each.log_start_offset for each in snapshot.partitions if each.log_start_offset > offset}
+    for found, says in ((short, "ends at"), (gone, "starts at")):
+        for partition, where in found.items():
+            raise BadTableError(
+                f"--from {offset} is meant for every partition, and partition {partition} of topic "
+                f"{snapshot.topic.name!r} {says} offset {where}",
+                remedy="--from @TIME begins each partition at that time; start and end fit all of them",
+            )
+
+
 def unchanged(progress: Progress | None, snapshot: TopicSnapshot) -> bool:
     """Whether the latest view that the table holds is still that of the topic."""
-    return progress is not None and progress == fresh(snapshot, progress.mode, ends(snapshot))
+    return progress is not None and progress == fresh(snapshot, progress.mode, progress.values, ends(snapshot))
 
 
-def fresh(snapshot: TopicSnapshot, mode: str, offsets: Mapping[int, int]) -> Progress:
+def fresh(snapshot: TopicSnapshot, mode: str, values: str, offsets: Mapping[int, int]) -> Progress:
     return Progress(
         topic=snapshot.topic.name,
         topic_id=str(snapshot.topic.topic_id),
         mode=mode,
+        values=values,
         offsets=dict(offsets),
         starts={each.partition: each.log_start_offset for each in snapshot.partitions},
     )

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from metadata.compaction import (
-    JOB_ATTEMPTS_MAX,
-    ClaimedJob,
-    InputsBusyError,
-    JobLostError,
-    JobState,
-)
+from metadata.compaction import JOB_ATTEMPTS_MAX, ClaimedJob, InputsBusyError, JobLostError, JobState
 from metadata.job_rules import (
     EXHAUSTED_AGAIN_RETRY_MS,
     EXHAUSTED_RETRY_MS,
@@ -21,6 +15,7 @@ from metadata.job_rules import (
     UNREADABLE,
     UNREADABLE_RETRY_MS,
     UNWRITTEN_RETRY_MS,
+    past_limit,
 )
 from metadata.service import AgentAddress, WriterFencedError
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, spans
@@ -429,12 +424,12 @@ async def test_a_job_past_its_limit_is_lost_and_failed(world: World, step: str) 
         if step == "commit":
             await world.service.commit_merge(commit_of(claimed))
         else:
-            await world.service.beat_job(claimed.job.job_id, claimed.job.epoch)
+            await world.service.beat_job(claimed.job.job_id, claimed.job.epoch, progress={"step": "waits"})
 
     failed = await world.service.job(claimed.job.job_id)
     assert failed is not None
     assert failed.state is JobState.FAILED
-    assert "limit" in failed.error
+    assert failed.error == past_limit({"step": "waits"} if step == "beat" else None)
     view = await world.service.compaction_view()
     assert (view.busy_files, view.files[0].trouble_until_ms) == (frozenset(), 0)
     assert await extents_of(world.service, one) == []

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -29,7 +30,7 @@ from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.spec import MIB, MergeSpec
 from metadata.compaction import CommitMerge
-from siltstone.clock import SystemClock
+from siltstone.clock import ManualClock, SystemClock
 from siltstone.ids import SystemIds
 from spark_jobs import full_dedupe
 from storage.cluster import ClusterFile, encode_cluster_file
@@ -81,6 +82,9 @@ async def planned(
         keyed_unit_bytes=slice_bytes,
         keys_max=keys_max,
     )
+    plan = replace(
+        plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)
+    )  # drivers heed it
     assert plan.sliced == [PARTITION_ID]
     await store_plan(inputs.store, plan)
     return plan, object_url(parse_store_url(folder.as_uri()), plan_key(plan))
@@ -88,7 +92,7 @@ async def planned(
 
 async def rewritten(store: ObjectStore, plan: HeavyPlan) -> CommitMerge:
     for unit in plan.units_of(UnitKind.REWRITE):
-        await run_unit(store, plan, unit.number, clock=SystemClock(), ids=SystemIds())
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
     return await combined(store, plan)
 
 
@@ -214,14 +218,33 @@ async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_n
     await store.delete_many([key])
     await put(store, key, stored[:-40] + bytes(40))
     with pytest.raises(SurvivorsError, match="CRC-32C"):
-        await run_unit(store, plan, unit.number, clock=SystemClock(), ids=SystemIds())
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
     # and so is what a REWRITE unit has, and the keys say otherwise
     await store.delete_many([key])
     writer = full_dedupe._writer(plan, unit)
     writer.add(last[-1:], 1)
     await put(store, key, writer.finish())
     with pytest.raises(ManifestMismatchError, match="survivors"):
-        await run_unit(store, plan, unit.number, clock=SystemClock(), ids=SystemIds())
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+
+
+async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit_says(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    # given a unit whose keys were read, and bytes of its slice that are not as they were
+    inputs, _ = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    unit = plan.units_of(UnitKind.KEYS)[0]
+    rows = [len(block.offsets) async for _, block in full_dedupe._key_blocks(url, unit.number)]
+    assert sum(rows) > 0
+    extent = plan.extents[unit.first]
+    body = bytearray(await store.get(extent.key))
+    body[extent.position + 100] ^= 1
+    await store.delete_many([extent.key])
+    await put(store, extent.key, bytes(body))
+    # when its keys are read again, then it is not taken for the same slice
+    with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
+        _ = [block async for block in full_dedupe._key_blocks(url, unit.number)]
 
 
 # Soak

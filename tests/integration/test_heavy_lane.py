@@ -59,6 +59,9 @@ class WaitingDriver:
         if self._inner is not None:
             await self._inner.cancel()
 
+    async def let_go(self) -> None:
+        await self.cancel()
+
 
 async def engines_with(system: System) -> tuple[FullCluster, Callable[[WriterLease], Engine]]:
     identity = await system.metadata.cluster_identity()

@@ -231,7 +231,7 @@ async def test_what_is_not_counted_does_not_hide_what_is(left: Left) -> None:
     await left.files(12_345, epoch=1, count=5)
     await left.done(claimed)
     await left.l0_files(16)
-    with pytest.raises(TooManyOrphansError, match=r"^2[1-9] of 47 .* of merges that were done again are not counted"):
+    with pytest.raises(TooManyOrphansError, match=r"^2[1-9] of 47 .* of merges that lost nothing are not counted"):
         await left.janitor().sweep_orphans()
     assert (await left.janitor(orphan_refuse_files=21).sweep_orphans()).deleted == 46
 

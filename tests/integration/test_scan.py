@@ -356,6 +356,14 @@ async def check_role(owner_url: str, url: str, role: str) -> None:
 
 async def check_rights(owner: Connection, reader: Connection, role: str) -> None:
     assert await reader.fetchval("SELECT session_user") == role
+    # its sessions hold nothing for long by mistake (statements of our own have limits of their own)
+    limits = await owner.fetchval("SELECT setconfig FROM pg_db_role_setting WHERE setrole = $1::text::regrole", role)
+    assert sorted(limits) == [
+        "idle_in_transaction_session_timeout=10000",
+        "lock_timeout=5000",
+        "statement_timeout=60000",
+    ]
+    assert await reader.fetchval("SHOW lock_timeout") == "5s"
     others_pin = await owner.fetchval("SELECT pin_files_v1('agent', 60000)")
 
     async def refused(statement: str) -> None:

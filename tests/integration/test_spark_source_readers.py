@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from metadata.migrate import grant_reader
+from metadata.postgres_scan import PostgresScan
 from metadata.service import UnknownTopicError
 from pyspark_siltstone import DefaultSource
 from siltstone.errors import SiltstoneError
@@ -333,6 +334,28 @@ async def test_a_batch_is_pinned_from_its_plan_to_its_commit_and_replayed_under_
         assert other_id != pin_id
         await aside(lambda: second.commit(end))
         assert await spark_topics.metadata.pins() == []
+
+
+async def test_a_plan_that_failed_is_made_anew_and_leaves_no_pin(
+    spark_topics: SparkTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = await make_two_partitions(spark_topics)
+    options = spark_topics.options("flights", startingOffsets="earliest")
+    with stream(options) as reader:
+        start = await aside(reader.initialOffset)
+        end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
+        # given a metadata store that goes away once the pin is taken
+        with monkeypatch.context() as away:
+
+            async def unavailable(*_: object) -> object:
+                raise UnknownTopicError("not now")
+
+            away.setattr(PostgresScan, "topic_snapshot", unavailable)
+            with pytest.raises(SiltstoneError, match="was deleted before this batch"):
+                await aside(lambda: reader.partitions(start, end))
+        assert await spark_topics.metadata.pins() == []
+        # then the same batch, asked for again, is not empty
+        assert await aside(lambda: read_between(reader, options, start, end)) == written
 
 
 async def test_partitions_that_were_added_are_read_from_their_beginning(spark_topics: SparkTopics) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import fastavro
@@ -12,7 +13,13 @@ import pytest
 
 from spark_jobs.scan.contract import Edge
 from spark_jobs.tables.convert import ValueFormat
-from spark_jobs.tables.errors import BadValueError, RecreatedTopicError, StaleWriterError, WrongTableError
+from spark_jobs.tables.errors import (
+    BadTableError,
+    BadValueError,
+    RecreatedTopicError,
+    StaleWriterError,
+    WrongTableError,
+)
 from spark_jobs.tables.export import Table
 from spark_jobs.tables.file_task import WrittenFile
 from spark_jobs.tables.parquet_table import ParquetTable, live_files
@@ -38,7 +45,7 @@ def again(lake: Lake, table: Table) -> Table:
 
 def values_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The columns of the value alone."""
-    return [{name: each for name, each in row.items() if not name.startswith("_")} for row in rows]
+    return [{name: each for name, each in row.items() if not name.startswith("kafka_")} for row in rows]
 
 
 class Killed(BaseException):
@@ -59,7 +66,7 @@ async def test_rows_are_the_records_and_a_second_run_adds_what_came_since(lake: 
         {"id": 2, "city": None, "at": None},
         {"id": 3, "city": None, "at": {"x": 1.5, "tags": ["a", "b"]}},
     ]
-    assert [(row["_partition"], row["_offset"], row["_key"], row["_error"]) for row in rows] == [
+    assert [(row["kafka_partition"], row["kafka_offset"], row["kafka_key"], row["kafka_error"]) for row in rows] == [
         (0, 0, b"k", None),
         (0, 1, b"k", None),
         (1, 0, b"k", None),
@@ -84,7 +91,7 @@ async def test_raw_rows_are_what_a_consumer_reads(lake: Lake, table: Table) -> N
     await lake.exported("t", table, RAW)
     consumed = [(record.key, record.value) for _, record in await read_all(lake.client, "t")]
     rows = await lake.rows(table)
-    assert [(row["_key"], row["_value"]) for row in rows] == [
+    assert [(row["kafka_key"], row["kafka_value"]) for row in rows] == [
         (bytes(key or b""), None if value is None else bytes(value)) for key, value in consumed
     ]
 
@@ -102,10 +109,10 @@ async def test_values_that_do_not_fit_stay_with_a_reason(lake: Lake, table: Tabl
     # then each row is there: its bytes, why, and what of it did fit
     rows = (await lake.rows(table))[1:]
     assert report.errors == 8
-    assert [row["_value"] for row in rows] == [*broken, None, b'{"n": 9223372036854775808}', None]
-    assert [bool(row["_error"]) for row in rows] == [True] * 7 + [False, True, False]
-    assert "n: a string does not fit" in rows[2]["_error"] and rows[2]["s"] == "kept"
-    assert [row["_tombstone"] for row in rows] == [False] * 7 + [True, False, False]
+    assert [row["kafka_value"] for row in rows] == [*broken, None, b'{"n": 9223372036854775808}', None]
+    assert [bool(row["kafka_error"]) for row in rows] == [True] * 7 + [False, True, False]
+    assert "n: a string does not fit" in rows[2]["kafka_error"] and rows[2]["s"] == "kept"
+    assert [row["kafka_tombstone"] for row in rows] == [False] * 7 + [True, False, False]
     assert rows[-1]["n"] == 3
 
 
@@ -245,13 +252,13 @@ async def test_the_latest_view_is_written_anew_each_time(lake: Lake, table: Tabl
     for key, value in ((b"a", {"v": 1}), (b"b", {"v": 2}), (b"a", {"v": 3})):
         await lake.send("t", 0, json.dumps(value).encode(), key=key)
     await lake.exported("t", table, mode="latest")
-    assert [(row["_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 2), (b"a", 3)]
+    assert [(row["kafka_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 2), (b"a", 3)]
     # when a key is deleted and another changes
     await lake.send("t", 0, None, key=b"a")
     await lake.send("t", 0, b'{"v": 4}', key=b"b")
     table = again(lake, table)
     await lake.exported("t", table, mode="latest")
-    assert [(row["_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 4)]
+    assert [(row["kafka_key"], row["v"]) for row in await lake.rows(table)] == [(b"b", 4)]
     # then nothing is written where nothing changed, and the log is not mixed into such a table
     assert (await lake.exported("t", again(lake, table), mode="latest")).commits == ()
     with pytest.raises(WrongTableError, match="--mode latest"):
@@ -294,9 +301,9 @@ async def test_avro_values_with_confluents_frame(lake: Lake, table: Table) -> No
     first = values_of(rows)[0]
     first["lines"] = [dict(each) for each in first["lines"]]
     assert first == row
-    assert [row["_schema_id"] for row in rows] == [42, 42, 42, None]
+    assert [row["kafka_schema_id"] for row in rows] == [42, 42, 42, None]
     assert report.errors == 3
-    assert [row["_value"] for row in rows] == [None, framed[:-1], framed + b"x", b"\x01"]
+    assert [row["kafka_value"] for row in rows] == [None, framed[:-1], framed + b"x", b"\x01"]
 
 
 @mostly_parquet
@@ -332,3 +339,56 @@ async def test_tables_of_others_are_left_alone(lake: Lake, table: Table) -> None
     await lake.exported("t", table)
     with pytest.raises(WrongTableError, match="holds the topic 't'"):
         await lake.exported("u", again(lake, table))
+
+
+def _update(lake: Lake, name: str, change: Callable[[Any], object]) -> None:
+    with lake.catalog().load_table(f"lake.{name}").update_schema() as update:
+        change(update)
+
+
+async def test_a_column_that_another_writer_renames_or_drops_is_never_read_as_another(lake: Lake) -> None:
+    # given a table, of which somebody else then drops one column and renames another
+    table = lake.iceberg()
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"a": 1, "b": "old", "at": {"x": 1}, "tags": ["u"]})
+    await lake.exported("t", table)
+    await asyncio.to_thread(_update, lake, "t", lambda update: update.delete_column("b"))
+    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "renamed"))
+    # when values have both names still, and new ones inside of others
+    await lake.send_json("t", 0, {"a": 2, "b": "new", "at": {"x": 2, "w": 3}, "tags": ["v"]})
+    await lake.exported("t", lake.iceberg())
+    # then both are columns of their own, and nothing is seen under the name of something else
+    rows = values_of(await lake.rows(table))
+    assert rows == [
+        {"renamed": 1, "at": {"x": 1, "w": None}, "tags": ["u"], "a": None, "b": None},
+        {"renamed": None, "at": {"x": 2, "w": 3}, "tags": ["v"], "a": 2, "b": "new"},
+    ]
+    # and another rename leaves what was written before it where it was
+    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("a", "c"))
+    await asyncio.to_thread(_update, lake, "t", lambda update: update.rename_column("b", "a"))
+    assert [(row["c"], row["a"]) for row in await lake.rows(table)] == [(None, None), (2, "new")]
+
+
+@mostly_parquet
+async def test_values_of_a_table_are_read_one_way_for_ever(lake: Lake, table: Table) -> None:
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1})
+    await lake.exported("t", table, RAW)
+    with pytest.raises(WrongTableError, match="written from raw values") as refused:
+        await lake.exported("t", again(lake, table))
+    assert "--value raw" in str(refused.value.remedy)
+    await lake.exported("t", again(lake, table), RAW)
+
+
+async def test_a_first_offset_that_a_partition_does_not_have_is_refused_with_a_remedy(lake: Lake) -> None:
+    await lake.client.create_topic("t", partitions=2)
+    await lake.send_json("t", 0, {"id": 1}, {"id": 2}, {"id": 3})
+    with pytest.raises(BadTableError, match="partition 1 of topic 't' ends at offset 0") as refused:
+        await lake.exported("t", lake.parquet(), begin=2)
+    assert "--from @TIME" in str(refused.value.remedy)
+    # and where every partition has it, it is begun with, and does no harm afterwards
+    await lake.send_json("t", 1, {"id": 4}, {"id": 5})
+    await lake.exported("t", lake.parquet(), begin=2)
+    await lake.send_json("t", 1, {"id": 6})
+    await lake.exported("t", lake.parquet(), begin=99)
+    assert await lake.offsets(lake.parquet()) == [(0, 2), (1, 2)]

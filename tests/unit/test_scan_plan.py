@@ -92,6 +92,30 @@ def test_a_slice_names_its_extents_and_the_aborted_transactions_that_reach_into_
     assert dirty.aborted == ()
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "expected"),
+    [
+        (15, 300, {(5, 10, 20), (5, 150, 160)}),
+        (20, 155, {(5, 150, 160)}),
+        (155, 157, {(5, 150, 160)}),
+        (10, 11, {(5, 10, 20)}),
+        (9, 10, set()),
+        (160, 161, set()),
+    ],
+)
+def test_an_aborted_transaction_that_only_reaches_into_a_slice_is_named(
+    start: int, end: int, expected: set[tuple[int, int, int]]
+) -> None:
+    (part,) = plan_slices(topic(partition()), options(starting={0: start}, ending={0: end}), slice_bytes=100 * MIB)
+
+    assert set(part.aborted) == expected
+    # and slices that are cut within one name it, too
+    for cut in plan_slices(topic(partition()), options(), slice_bytes=MIB // 2):
+        assert {one for one in [(5, 10, 20), (5, 150, 160)] if one[1] < cut.end and one[2] > cut.start} <= set(
+            cut.aborted
+        )
+
+
 def test_slices_travel_as_json_and_as_pickles() -> None:
     (part,) = plan_slices(topic(partition()), options())
 

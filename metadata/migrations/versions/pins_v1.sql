@@ -1,7 +1,9 @@
 -- Pins, for roles that may read and no more: the functions run with the rights of the schema's owner, and nobody may
 -- call them but who was granted it (`siltstone migrate --reader ROLE`). A role ends and renews its own pins only.
 --
--- What a pin may cost is bounded: a day at most, unless it is renewed.
+-- What a pin may cost is bounded: a day at most, unless it is renewed. So is how long taking one holds up deletions:
+-- the killers' lock is held for the reading of a clock, and not until the end of the caller's transaction, which may be
+-- long in coming.
 
 CREATE FUNCTION pin_files_v1(p_holder text, p_ttl_ms bigint) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $$
@@ -9,10 +11,17 @@ DECLARE
     v_now_ms bigint;
     v_pin_id bigint;
 BEGIN
-    -- The killers' lock (metadata/postgres_rows.py): deaths in flight end first, and are seen by no later statement of
-    -- ours as to come; whatever dies later, dies after our creation.
-    PERFORM pg_advisory_xact_lock(7310575219);
-    v_now_ms := clock_ms();
+    -- The killers' lock (metadata/postgres_rows.py): deaths in flight end first, and are seen by every later snapshot;
+    -- whatever dies later reads its time after ours. Of the session, so that it can be let go at once.
+    BEGIN
+        PERFORM pg_advisory_lock(7310575219);
+        v_now_ms := clock_ms();
+        PERFORM pg_advisory_unlock(7310575219);
+    EXCEPTION WHEN query_canceled OR OTHERS THEN
+        -- A lock of the session outlives what is rolled back. (One that was not held yet is a warning, no error.)
+        PERFORM pg_advisory_unlock(7310575219);
+        RAISE;
+    END;
     INSERT INTO pins (holder, role, created_ms, expires_ms)
     VALUES (left(p_holder, 200), session_user, v_now_ms, v_now_ms + least(p_ttl_ms, 86400000))
     RETURNING pin_id INTO v_pin_id;

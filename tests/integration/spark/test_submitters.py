@@ -20,8 +20,9 @@ import pytest
 
 from compactor.heavy.submitter import Phase, SubmitError, SubmitUnavailableError
 from siltstone.settings import Settings
+from spark_jobs import heavy_merge
 from spark_jobs.submitters import emr_serverless, open_submitter, spark_submit
-from spark_jobs.submitters.child import ChildSubmission, start_child
+from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 from spark_jobs.submitters.emr_serverless import PHASES, EmrServerlessSubmitter
 from tests.fixtures.s3 import ROOT, S3Server
 
@@ -77,6 +78,26 @@ async def test_a_driver_that_does_not_stop_talking_ends_well() -> None:
     driver = await start_child([sys.executable, "-c", script], os.environ)
     await until(lambda: driver.has_ended)
     assert (await driver.state()).phase is Phase.SUCCEEDED
+
+
+async def test_a_driver_that_runs_says_what_it_said_last() -> None:
+    script = "import time; print('WARN: no master answers', flush=True); time.sleep(600)"
+    driver = await start_child([sys.executable, "-c", script], os.environ)
+    await until(lambda: bool(driver.last_lines))
+    assert await driver.state() == (Phase.RUNNING, "WARN: no master answers")
+    await driver.let_go()  # nobody else has it
+    assert driver.has_ended
+
+
+def test_a_driver_is_given_no_way_into_postgres() -> None:
+    given = {"PATH": "/bin", "SILTSTONE_METADATA_URL": "x", "PGHOST": "x", "PGPASSWORD": "x", "PGSERVICE": "x"}
+    assert driver_environ(given) == {"PATH": "/bin"}
+
+
+def test_a_driver_whose_time_is_over_is_told_to_end() -> None:
+    stop = threading.Event()
+    heavy_merge.end_after(20, stop)
+    assert stop.wait(10)
 
 
 async def test_a_cancelled_driver_ends_with_all_its_processes() -> None:
@@ -171,7 +192,7 @@ async def test_spark_submit_is_given_the_plan_and_what_the_settings_say_and_no_w
     # then
     said = (await driver.state()).detail.splitlines()
     at = said.index(str(spark_submit.ENTRY))
-    assert said[at : at + 3] == [str(spark_submit.ENTRY), "--plan", PLAN]
+    assert said[at : at + 5] == [str(spark_submit.ENTRY), "--plan", PLAN, "--limit-ms", "60000"]
     assert said[said.index("--master") + 1] == "spark://127.0.0.1:7077"
     assert {"spark.app.name=a b", "spark.archives=s3://records/env.tar.gz#environment"} <= set(said[:at])
     assert not [line for line in said if "secret" in line]
@@ -296,6 +317,13 @@ async def test_every_state_of_a_job_run_is_known(
     with pytest.raises(SubmitError, match="MELTED"):
         await run.state()
     await run.cancel()
+
+
+async def test_a_job_run_that_is_let_go_runs_on(submitter: EmrServerlessSubmitter, emr: EmrStub) -> None:
+    run = await submit(submitter)
+    await run.let_go()
+    await run.cancel()
+    assert [method for method, *_ in emr.requests] == ["POST"]
 
 
 async def test_a_job_run_is_not_asked_about_more_often_than_every_few_seconds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import numpy as np
@@ -153,8 +154,6 @@ def log() -> list[Extent]:
 
 
 async def three_slices() -> tuple[MemoryStore, HeavyPlan]:
-    import random
-
     store = MemoryStore(ManualClock(0))
     extents = await write_extents(store, log(), random.Random(1))
     bounds: CleanBounds = bounds_of([batch for extent in log() for batch in extent.batches])
@@ -206,3 +205,29 @@ async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
     assert join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 24)]).keys == 5
     with pytest.raises(ManifestMismatchError, match="24 records with keys, its survivors were chosen from 23"):
         join_slices(plan, PARTITION_ID, found, [(0, 0), (0, 0), (5, 23)])
+
+
+async def test_producers_stay_open_until_their_marker_however_many_slices_lie_between() -> None:
+    """One that is forgotten has its marker dropped too early: its aborted records would be read as committed."""
+    _, plan = await three_slices()
+    opened = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(1, 2, 3))
+    closed = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(4,), closed=(1,))
+    last = KeysFound(batches=2, rows=8, records=8, dead_at_once=0)
+    keys = join_slices(plan, PARTITION_ID, [opened, closed, last], [(0, 0), (0, 0), (5, 24)])
+    assert [each.open_before for each in keys.slices] == [(), (1, 2, 3), (2, 3, 4)]
+
+
+async def test_survivors_that_are_no_records_of_the_slice_end_the_unit() -> None:
+    store = MemoryStore(ManualClock(0))
+    batches = [stamped(build_batch([keyed(f"k{at}", b"v") for at in range(4)]), number * 4) for number in range(2)]
+    extents = await write_extents(store, [Extent(0, 3, batches[:1]), Extent(4, 9, batches[1:])], random.Random(1))
+    plan = plan_of(extents, bounds_of(batches), [1], log_start_offset=0)
+    await group_keys(store, plan)
+    unit = plan.units_of(UnitKind.REWRITE)[1]
+    writer = SurvivorsWriter(plan.fingerprint, PARTITION_ID, 4, 9)
+    writer.add(array(4, 5, 6, 9), 8)  # 7 is forgotten; behind it there is none
+    forged = writer.finish()
+    await store.delete_many([survivors_key(plan, unit)])
+    await store.put_if_absent(survivors_key(plan, unit), forged, crc32c=crc32c(forged))
+    with pytest.raises(ManifestMismatchError, match="holds 3 of the 4 records that should survive"):
+        await rewrite(store, plan)
