@@ -26,7 +26,7 @@ def demo(rows: int | None, data: Path | None) -> None:
     Starts `siltstone dev` on a free port, writes every flight out of New York in 2013 with confluent-kafka (idempotent,
     zstd), reads them back with aiokafka, compares record by record, and shows what lies in the store. Then the same
     flights as a compacted topic, keyed by tail number: merged through L1 to L2, read back as the latest flight of each
-    aircraft, compared with a plain dict. Then again, keyed by route and merged on a local Spark, which also reads all the
+    aircraft, compared with a plain dict. Then again, keyed by route and merged on a local Spark, which also reads all
     flights and adds them up. Stops everything; the last line begins with OK.
     Needs the extras: pip install 'siltstone[demo,spark]'; without `spark` that part is left out.
 
