@@ -37,7 +37,13 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 @click.group()
 def tables() -> None:
-    """Topics as tables for other engines."""
+    """Topics as tables for other engines.
+
+    \b
+    Examples:
+      siltstone tables export flights --to parquet:./flights --data ./data
+      siltstone tables export flights --to iceberg:demo.flights --follow
+    """
 
 
 @tables.command()
@@ -95,11 +101,14 @@ def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, 
 
     \b
     Examples:
-      siltstone tables export flights --to parquet:./flights --value json --data ./siltstone-data
-      siltstone tables export flights --to iceberg:demo.flights --value json --follow --every 30s
+      siltstone tables export flights --to parquet:./flights --value json \\
+          --data ./siltstone-data
+      siltstone tables export flights --to iceberg:demo.flights --value json \\
+          --follow --every 30s
       siltstone tables export users --to iceberg:demo.users --mode latest \\
           --catalog https://catalog.example/api --warehouse s3://lake/tables
-      siltstone tables export orders --to parquet:s3://lake/orders --value avro --schema order.avsc
+      siltstone tables export orders --to parquet:s3://lake/orders --value avro \\
+          --schema order.avsc
     """
     seconds = _seconds(every)
     wanted = _Wanted(topic=topic, places=places, **options)
