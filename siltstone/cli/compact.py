@@ -71,7 +71,8 @@ def compact(
     Examples:
       siltstone compact users --data ./siltstone-data
       siltstone compact users --now --data ./siltstone-data
-      siltstone compact users --now --engine spark --set spark.submitter=local --data ./siltstone-data
+      siltstone compact users --now --data ./siltstone-data \\
+          --engine spark --set spark.submitter=local
       siltstone compact users --now --timeout 60 --json \\
           --metadata postgresql://siltstone@db/siltstone \\
           --object-store s3://records/prod

@@ -134,7 +134,8 @@ def run_one(job_id: str, engine: EngineChoice | None, places: Places, as_json: b
     \b
     Examples:
       siltstone jobs run 17 --data ./siltstone-data
-      siltstone jobs run 17 --engine spark --set spark.submitter=local --data ./siltstone-data
+      siltstone jobs run 17 --data ./siltstone-data \\
+          --engine spark --set spark.submitter=local
     """
     number = _job_id(job_id, places.words)
     with resolved(places) as urls:

@@ -45,7 +45,8 @@ def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, as_j
     Examples:
       siltstone spark doctor
       siltstone spark doctor --config compactor.toml --json
-      siltstone spark doctor --set spark.submitter=spark-submit --set spark.master=spark://10.0.0.5:7077
+      siltstone spark doctor --set spark.submitter=spark-submit \\
+          --set spark.master=spark://10.0.0.5:7077
     """
     from spark_jobs.doctor import examine
 
