@@ -40,6 +40,13 @@ def places(postgres_url: str, tmp_path: Path) -> dict[str, str]:
     return serve_topic(postgres_url, tmp_path / "objects")
 
 
+@pytest.fixture
+def left_threads() -> Callable[[], list[str]]:
+    """Of scans that this test began."""
+    before = scan_threads()
+    return lambda: sorted(each.name for each in scan_threads() - before)
+
+
 def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
@@ -51,7 +58,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_a_reader_that_failed_says_so_whenever_it_is_asked_and_never_that_it_ended(
-    places: dict[str, str], tmp_path: Path
+    places: dict[str, str], tmp_path: Path, left_threads: Callable[[], list[str]]
 ) -> None:
     # given a topic whose merged file is gone, which partition 1 is in
     (lost,) = (tmp_path / "objects" / "l1").rglob("*.silt")
@@ -63,7 +70,7 @@ def test_a_reader_that_failed_says_so_whenever_it_is_asked_and_never_that_it_end
     for _ in range(2):
         with pytest.raises(pa.ArrowInvalid, match=r"failed before: DataLossError.*offsets 0 to 19"):
             reader.read_next_batch()
-    assert (pins(places["metadata"]), scan_threads()) == (0, [])
+    assert (pins(places["metadata"]), left_threads()) == (0, [])
 
 
 @pytest.fixture
@@ -99,7 +106,9 @@ def test_threads_may_share_a_reader_and_each_batch_goes_to_one_of_them(places: d
         assert (sum(found), failed) == (ROWS, [])
 
 
-def test_a_forked_child_closes_nothing_of_its_parents_and_reads_anew(places: dict[str, str]) -> None:
+def test_a_forked_child_closes_nothing_of_its_parents_and_reads_anew(
+    places: dict[str, str], left_threads: Callable[[], list[str]]
+) -> None:
     reader = siltstone.read_topic("flights", batch_rows=1, **places)
     rows = reader.read_next_batch().num_rows
 
@@ -133,16 +142,19 @@ def test_a_forked_child_closes_nothing_of_its_parents_and_reads_anew(places: dic
     # then the parent's reader is whole
     assert pins(places["metadata"]) == 1
     assert rows + sum(batch.num_rows for batch in reader) == ROWS
-    assert (pins(places["metadata"]), scan_threads()) == (0, [])
+    assert (pins(places["metadata"]), left_threads()) == (0, [])
 
 
-def test_a_reader_that_is_collected_in_its_own_thread_is_closed_by_another(places: dict[str, str]) -> None:
+def test_a_reader_that_is_collected_in_its_own_thread_is_closed_by_another(
+    places: dict[str, str], left_threads: Callable[[], list[str]]
+) -> None:
     # given a reader that only the garbage collector can find
+    before = set(threading.enumerate())
     reader = siltstone.read_topic("flights", batch_rows=1, **places)
     reader.read_next_batch()
     circle: list[Any] = [reader]
     circle.append(circle)
-    (own,) = [each for each in threading.enumerate() if each.name == "siltstone-pin"]
+    (own,) = [each for each in set(threading.enumerate()) - before if each.name == "siltstone-pin"]
     loop = own._target.__self__._loop  # type: ignore[attr-defined]
     gc.disable()
     try:
@@ -151,7 +163,7 @@ def test_a_reader_that_is_collected_in_its_own_thread_is_closed_by_another(place
         loop.call_soon_threadsafe(gc.collect)
         del loop, own
         # then
-        until(lambda: not scan_threads())
+        until(lambda: not left_threads())
     finally:
         gc.enable()
     assert pins(places["metadata"]) == 0
