@@ -21,12 +21,12 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint types bench soak lock clean
+.PHONY: help install demo test lint types infra-check bench soak lock clean
 
 help:  ## print this list
 	@echo "Siltstone: a Kafka-compatible log on an object store and Postgres"
 	@echo
-	@awk -F ':.*##[[:space:]]*' '/^[a-z%-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*##[[:space:]]*' '/^[a-z%-]+:.*## / { sub("%", "NAME", $$1); printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "  PYTHON=$(PYTHON) (>= 3.11), WORKERS=$(WORKERS) (test processes), installer: $(if $(UV),uv,pip)"
 
@@ -45,6 +45,9 @@ lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
 
 types: $(STAMP_ALL)  ## pyright, strict
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+infra-check: $(STAMP_ALL)  ## plan infra/terraform against a stand-in for AWS, and scan what it would make
+	@$(BIN)/python -m infra.check
 
 bench: $(STAMP_ALL)  ## all benchmarks in the small size, in under 10 minutes
 	@$(BIN)/python -m bench
@@ -83,7 +86,7 @@ endef
 $(STAMP_ALL): $(PINS) | $(BIN)/python
 	$(ensure_installer)
 	@echo "installing siltstone with all extras (the first time takes some minutes)"
-	@$(PIP_INSTALL) -e '.[demo,spark,tables,dev]'
+	@$(PIP_INSTALL) -e '.[demo,spark,tables,otel,dev]'
 	@touch $@ $(STAMP_DEMO)
 
 $(STAMP_DEMO): $(PINS) | $(BIN)/python

@@ -40,6 +40,7 @@ from siltstone.ids import IdSource
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
+from siltstone.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -60,6 +61,7 @@ class Agent:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
         bind: Callable[[str], socket.socket] = bind,
     ) -> None:
         self._settings = settings
@@ -69,6 +71,7 @@ class Agent:
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
+        self._tracing = tracing
         self._catalog = Catalog(broker_defaults=broker_defaults(settings))
         self._index = LogIndex()
         self._arrivals = Arrivals()
@@ -198,6 +201,7 @@ class Agent:
             clock=self._clock,
             ids=self._ids,
             metrics=self._metrics,
+            tracing=self._tracing,
         )
 
     def _new_groups(self, membership: Membership) -> GroupCoordinator:
@@ -253,6 +257,7 @@ class Agent:
             clock=self._clock,
             ids=self._ids,
             metrics=self._metrics,
+            tracing=self._tracing,
         )
 
     # ---- called by the parts

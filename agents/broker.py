@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from agents.arrivals import Arrivals
@@ -25,6 +26,7 @@ from siltstone.clock import Clock
 from siltstone.ids import IdSource
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
+from siltstone.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,9 @@ class Broker:
     clock: Clock
     ids: IdSource
     metrics: Metrics
+    tracing: Tracing = NO_TRACING
+    timers: Context = field(default_factory=Context)
+    """Where timers run: one that is cancelled keeps its context for long, and with it the request that began it."""
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while many entries are made, so that clients which ask together wait for one another's."""

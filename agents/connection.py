@@ -21,14 +21,15 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from agents.answers import HeldAnswer
-from agents.client_host import CLIENT_HOST
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.read.budget import Release
+from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
 from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
-from wire.api import APIS, RequestHeader, decode_request, encode_response, read_request_header
+from siltstone.logging import LOG_CONTEXT, get_logger, log_context
+from siltstone.tracing import CURRENT_SPAN
+from wire.api import decode_request, encode_response, read_request_header
 from wire.errors import (
     FrameTooLargeError,
     MalformedFrameError,
@@ -97,8 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
         """Of a plain socket; -1 where bytes must go through the transport."""
-        self._peer = "?"
-        self._host = ""
+        self.client = ClientConnection(0, "?")
+        self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = False
         self._write_paused = False
         self._write_paused_ms = 0.0
@@ -113,8 +114,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
-        self._host = self._peer.rpartition(":")[0]
+        name = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+        self.client = ClientConnection(self._server.next_connection(), name)
         sock = cast(socket.socket | None, transport.get_extra_info("socket"))
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -164,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         for waiting in list(self._waiting):
-            waiting.cancel()
+            waiting.cancel()  # the traces of their requests end with them
         self._frames.clear()
         self._drop_answers()
         self._server.lost(self)
@@ -259,34 +260,68 @@ class Connection(asyncio.BufferedProtocol):
         except SiltstoneError as error:
             return self._protocol_error(error)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
-        handler = HANDLERS[header.api_key]
-        CLIENT_HOST.set(self._host)
+        context = RequestContext(header, self.client)
+        # Taken back below: we may be in the midst of another's work, which is not on behalf of this request.
+        before = LOG_CONTEXT.set(context)
         try:
-            answer = handler.handle(self._broker, header, request)
+            if self._broker.tracing.on:
+                return self._handle_traced(slot, context, request)
+            return self._handle(slot, context, request)
+        finally:
+            LOG_CONTEXT.reset(before)
+
+    def _handle(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+        handler = HANDLERS[context.header.api_key]
+        try:
+            answer = handler.handle(self._broker, context.header, request)
             if isinstance(answer, Message | HeldAnswer) or answer is None:
-                return self._answer(slot, header, answer)
-        except Exception:
-            _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
-            return self._end("internal error")
+                return self._answer(slot, context, answer)
+        except Exception as error:
+            return self._failed(context, error)
         self._exclusive = not handler.pipelined
         waiting = asyncio.ensure_future(answer)
         self._waiting.add(waiting)
-        waiting.add_done_callback(partial(self._settled, slot, header))
+        waiting.add_done_callback(partial(self._settled, slot, context))
         return None
 
-    def _settled(self, slot: _Slot, header: RequestHeader, answer: asyncio.Future[Answer]) -> None:
+    def _handle_traced(self, slot: _Slot, context: RequestContext, request: Message) -> None:
+        """Also what is not sampled: what it begins must not count as another's."""
+        before = CURRENT_SPAN.set(None)
+        try:
+            if self._broker.tracing.samples():
+                ago_ms = self._broker.clock.monotonic_ms() - slot.started_ms
+                node_id = self._broker.membership.node_id
+                trace = context.trace = RequestTrace(self._broker.tracing, context, node_id=node_id, ago_ms=ago_ms)
+                trace.span.set(about_group(request))
+                CURRENT_SPAN.set(trace.span)
+            self._handle(slot, context, request)
+        finally:
+            CURRENT_SPAN.reset(before)
+
+    def _failed(self, context: RequestContext, error: Exception) -> None:
+        """By our own mistake; called where the error is caught."""
+        with log_context(context):
+            _log.exception("request failed")
+        if context.trace is not None:
+            context.trace.end(error=type(error).__qualname__)
+        self._end("internal error")
+
+    def _settled(self, slot: _Slot, context: RequestContext, answer: asyncio.Future[Answer]) -> None:
         """A request that had to wait has its answer."""
         self._waiting.discard(answer)
         if answer.cancelled():
+            if context.trace is not None:
+                context.trace.end(error="connection lost")
             return None
         try:
-            self._answer(slot, header, answer.result())
+            self._answer(slot, context, answer.result())
         except DropConnectionError:
             slot.drops, slot.parts = True, ()
-        except Exception:
-            _log.exception("request failed", api=APIS[header.api_key].name, peer=self._peer)
-            return self._end("internal error")
-        if not HANDLERS[header.api_key].pipelined:
+            if context.trace is not None:
+                context.trace.end(error="refused without acks")
+        except Exception as error:
+            return self._failed(context, error)
+        if not HANDLERS[context.header.api_key].pipelined:
             self._exclusive = False
         # Not at once: one commit answers many requests, and their answers leave together.
         self._pump_soon()
@@ -301,15 +336,32 @@ class Connection(asyncio.BufferedProtocol):
         self._pump_due = False
         self.pump()
 
-    def _answer(self, slot: _Slot, header: RequestHeader, answer: Answer) -> None:
+    def _answer(self, slot: _Slot, context: RequestContext, answer: Answer) -> None:
+        header = context.header
         if isinstance(answer, HeldAnswer):
             slot.release = answer.release
             answer = answer.message
         slot.parts = () if answer is None else encode_response(header, answer)
+        if context.trace is not None:
+            context.trace.begin("answer")
+            slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
         if self._ended and slot.release is not None:
             slot.release()
-        seconds = (self._broker.clock.monotonic_ms() - slot.started_ms) / 1000
-        self._server.count(header.api_key, seconds)
+        elapsed_ms = self._broker.clock.monotonic_ms() - slot.started_ms
+        self._server.count(header.api_key, elapsed_ms / 1000)
+        if elapsed_ms - context.waited_ms > self._slow_ms:
+            self._tell_slow(context, answer, elapsed_ms)
+
+    def _tell_slow(self, context: RequestContext, answer: Message | None, elapsed_ms: float) -> None:
+        with log_context(context):
+            _log.info(
+                "slow request",
+                elapsed_ms=round(elapsed_ms),
+                waited_ms=round(context.waited_ms),
+                api_version=context.header.api_version,
+                **({"key": context.file_key} if context.file_key else {}),
+                **({"error": error} if (error := error_of(answer)) else {}),
+            )
 
     # ---- answers
 
@@ -381,7 +433,8 @@ class Connection(asyncio.BufferedProtocol):
     def _protocol_error(self, error: SiltstoneError) -> None:
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
         self._broker.metrics.protocol_errors_total.labels(reason=reason).inc()
-        _log.warning("connection closed, protocol error", peer=self._peer, error=str(error))
+        with log_context(self.client):
+            _log.warning("connection closed, protocol error", error=str(error))
         # Answers that are complete were earned by good requests; they go out before the line is cut.
         self._flush()
         self._end("protocol error")
@@ -390,9 +443,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended:
             return
         self._ended = True
-        _log.debug("connection closed", peer=self._peer, reason=reason)
+        with log_context(self.client):
+            _log.debug("connection closed", reason=reason)
         if self._transport is not None:
             self._transport.close()
+
+
+def _end_trace(trace: RequestTrace, error: str, release: Release | None) -> None:
+    """The answer is with the kernel, or nobody takes it any more."""
+    trace.end(error=error)
+    if release is not None:
+        release()
 
 
 def _after(parts: Sequence[Octets], taken: int) -> list[Octets]:

@@ -16,7 +16,7 @@ import socket
 from agents.broker import Broker
 from agents.connection import Connection
 from siltstone.errors import BadInputError
-from siltstone.logging import get_logger
+from siltstone.logging import get_logger, log_context
 from wire.api import APIS
 from wire.framing import LANDING_BYTES
 
@@ -77,6 +77,7 @@ class Server:
         self._held: dict[Connection, int] = {}
         self._held_bytes = 0
         self._large: dict[Connection, None] = {}
+        self._last_connection = 0
         self._server: asyncio.Server | None = None
         self._sweeps: asyncio.Task[None] | None = None
         metrics = broker.metrics
@@ -124,6 +125,11 @@ class Server:
         return any(connection.produces_waiting for connection in self._connections)
 
     # ---- called by connections
+
+    def next_connection(self) -> int:
+        """A number for a connection, by which log lines name it."""
+        self._last_connection += 1
+        return self._last_connection
 
     def admit(self, connection: Connection) -> bool:
         self._connections[connection] = None
@@ -222,7 +228,8 @@ class Server:
         elif not self.produce_is_full:
             self._first_silent_ms += SWEEP_MS
             if self._first_silent_ms >= SILENT_MS_MAX:
-                _log.warning("connection closed, it holds up others and sends nothing")
+                with log_context(connection.client):
+                    _log.warning("connection closed, it holds up others and sends nothing")
                 connection.close("silent in the middle of a large request")
 
     def _cut_stalled(self) -> None:
@@ -230,5 +237,6 @@ class Server:
         stalled_ms = STALLED_MS_WHEN_WAITED_FOR if self.broker.reader.is_waited_for else STALLED_MS_MAX
         since_ms = self.broker.clock.monotonic_ms() - stalled_ms
         for connection in [each for each in self._connections if each.has_stalled(since_ms)]:
-            _log.warning("connection cut, its client does not read its answers")
+            with log_context(connection.client):
+                _log.warning("connection cut, its client does not read its answers")
             connection.abort()

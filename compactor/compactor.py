@@ -9,6 +9,8 @@
 | heavy | of these, the large ones that run elsewhere, one at a time | every compactor that has where |
 | retain | retention by time and size | the one with the duty "retain" |
 | sweep, orphans | the janitor | the one with the duty "sweep" |
+| catalog | writes the catalogue for `siltstone rebuild` | the one with the duty "catalog" |
+| observe | asks Postgres what metrics tell of the whole | the one with the duty "observe" |
 
 Lanes, because leveling decides whether writers are held back, and a long merge must not stand in its way; nor may one
 that runs elsewhere for hours stand in the way of small ones here. What is large is decided by the bytes as planned, by
@@ -28,10 +30,12 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
+from compactor.catalog import catalog_of
 from compactor.execute import MergeEngine
 from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
-from compactor.measures import show_jobs, show_nothing, show_view
+from compactor.measures import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
 from compactor.memory_gate import MemoryGate
+from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.options import CURSOR_BYTES, plan_options
 from compactor.plan import new_job, plan_merges
 from compactor.retention import Retention
@@ -45,13 +49,14 @@ from siltstone.ids import IdSource
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
+from siltstone.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
 
 LEVEL_KINDS = (MergeKind.LEVEL.value,)
 MERGE_KINDS = tuple(kind.value for kind in MergeKind if kind is not MergeKind.LEVEL)
-DUTIES = ("plan", "retain", "sweep")
+DUTIES = ("plan", "retain", "sweep", "observe", "catalog")
 DUTY_SLACK_MS = 10_000
 """A duty outlasts the interval of its loop by this, so that it stays where it is while its holder lives."""
 JOBS_SHOWN_MS = 5_000
@@ -91,6 +96,7 @@ class Compactor:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
         host: str = "",
         in_thread: bool = True,
         engine: Callable[[WriterLease], Engine] | None = None,
@@ -102,12 +108,14 @@ class Compactor:
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
+        self._tracing = tracing
         self._host = host
         self._in_thread = in_thread
         self._engine = engine or self._embedded_engine
         self._heavy_bytes_min = heavy_bytes_min
         self._options = plan_options(settings)
         self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
+        self._catalog = catalog_of(settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
         self.janitor = Janitor(
             store=store,
             metadata=metadata,
@@ -117,8 +125,10 @@ class Compactor:
             grace_ms=settings.gc_grace_ms,
             orphan_age_ms=settings.orphan_age_ms,
             orphan_refuse_files=settings.orphan_refuse_files,
+            before_deleting=None if self._catalog is None else self._catalog.flush,
         )
         self.retention = Retention(metadata=metadata, metrics=metrics)
+        self._observer = Observer(metadata, clock, metrics, lags_max=settings.metrics_groups_max)
         self._lease: WriterLease | None = None
         self._workers: Sequence[Worker] = ()
         self._lanes: Sequence[Rounds] = ()
@@ -139,6 +149,7 @@ class Compactor:
         lease = self._lease = await self._metadata.register_compactor(self._host)
         plan = self._rounds("plan", self._plan, settings.compactor_plan_interval_ms, patient=True)
         heavy_min = self._heavy_bytes_min
+        begin_counts(self._metrics, (*LEVEL_KINDS, *MERGE_KINDS), heavy=heavy_min is not None)
         level, merge = self._worker(lease, plan), self._worker(lease, plan)
         lanes: dict[str, tuple[Worker, Callable[[], Awaitable[bool]]]] = {
             "level": (level, lambda: level.work(LEVEL_KINDS)),
@@ -158,6 +169,8 @@ class Compactor:
             self._rounds("retain", self._retain, settings.retention_check_interval_ms),
             self._rounds("sweep", self._sweep, settings.janitor_interval_ms),
             self._rounds("orphans", self._sweep_orphans, settings.orphan_check_interval_ms),
+            self._rounds("observe", self._observe, OBSERVE_INTERVAL_MS),
+            self._rounds("catalog", self._write_catalog, settings.catalog_increment_interval_ms),
         )
         for each in (*self._chores, *self._lanes):
             each.start()
@@ -216,7 +229,7 @@ class Compactor:
         return created > 0
 
     def _planned(self, view: CompactionView) -> Sequence[MergeSpec]:
-        show_view(self._metrics, view)
+        show_view(self._metrics, view, topics_max=self._settings.metrics_topics_max)
         return plan_merges(view, self._options)
 
     async def _show_jobs(self) -> None:
@@ -236,7 +249,7 @@ class Compactor:
 
     async def _sweep(self) -> bool:
         if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
-            self._metrics.janitor_halted.set(0)  # whoever sweeps says it
+            show_no_sweep(self._metrics)  # whoever sweeps says it
             return False
         try:
             return (await self.janitor.sweep()).deleted_files > 0
@@ -245,12 +258,26 @@ class Compactor:
 
     async def _sweep_orphans(self) -> bool:
         if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
-            self._metrics.orphans_refused.set(0)  # whoever sweeps says it
+            show_no_sweep(self._metrics)  # whoever sweeps says it
             return False
         try:
             return (await self.janitor.sweep_orphans()).deleted > 0
         except (JanitorHaltedError, TooManyOrphansError, ClocksApartError):
             return False  # a person has to act: to list everything over and over until then helps nobody
+
+    async def _write_catalog(self) -> bool:
+        interval_ms = self._settings.catalog_increment_interval_ms
+        if self._catalog is None or not await self._has_duty("catalog", interval_ms):
+            self._metrics.catalog_age_seconds.set(0)  # whoever writes it says it
+            return False
+        return await self._catalog.round()
+
+    async def _observe(self) -> bool:
+        if await self._has_duty("observe", OBSERVE_INTERVAL_MS):
+            await self._observer.observe()
+        else:
+            self._observer.show_nothing()
+        return False
 
     async def _has_duty(self, name: str, interval_ms: int) -> bool:
         if self._lease is None:
@@ -290,6 +317,7 @@ class Compactor:
             clock=self._clock,
             ids=self._ids,
             metrics=self._metrics,
+            tracing=self._tracing,
             keys_max=self._settings.dedupe_keys_max,
             on_done=plan.wake,
             elsewhere=elsewhere,

@@ -150,7 +150,7 @@ class MergeEngine:
             except LateCorruptionError as error:
                 if error.extent.place in known:
                     raise BugError(f"a flagged extent was read: {error.message}") from error
-                _log.warning("a merge begins anew", job=claimed.job.job_id, reason=error.message)
+                _log.warning("a merge begins anew", reason=error.message)
                 flags[error.extent.place] = error.reason
 
 

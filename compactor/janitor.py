@@ -5,13 +5,16 @@ Whenever it is about to delete it asks first whether the metadata live under the
 (`JanitorHaltedError`) until a person adopts them. It asks after reading what it goes by, so that it does not act upon
 the answer of a server that took over in between.
 
+Before a dead file goes, the catalogue in the bucket says that it is dead (`compactor/catalog.py`): whoever rebuilds the
+metadata from it must not look for what is not there.
+
 `sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
 
 1. dead files that are past their grace, that no pin protects and no live job reads: the object first, then its row, and
    only for keys whose deletion the store confirmed. A crash between leaves a dead row without its object; the next
    sweep deletes the absent object again, which counts as done. A key that fails stays dead and is tried again.
 2. uploads that were begun and never ended;
-3. plans, manifests and the like of heavy merges that are over;
+3. plans, manifests and the like of heavy merges that are over, and of the catalogue what is replaced;
 4. rows of deleted and aborted files that are older than any commit that may still come.
 
 `sweep_orphans` lists the store and deletes what `compactor/orphans.py` calls forgotten: the key is aborted first (from
@@ -25,9 +28,10 @@ not be counted are not; that ends as soon as there are too many in any case.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from compactor.catalog import keys_over
 from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
 from compactor.orphans import (
     HARD_BOUND_MS,
@@ -115,7 +119,9 @@ class Janitor:
         orphan_age_ms: int,
         orphan_refuse_files: int = 0,
         orphan_bound_ms: int = HARD_BOUND_MS,
+        before_deleting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
+        """`before_deleting`: what must have happened since files died, before they go."""
         self._store = store
         self._metadata = metadata
         self._clock = clock
@@ -125,6 +131,7 @@ class Janitor:
         self._orphan_age_ms = orphan_age_ms
         self._orphan_refuse_files = orphan_refuse_files
         self._orphan_bound_ms = orphan_bound_ms
+        self._before_deleting = before_deleting
         self._halted = ""
         self._refused: type[SiltstoneError] | None = None
 
@@ -155,7 +162,8 @@ class Janitor:
         now_ms = await self._metadata.now_ms()
         uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
         self._metrics.multiparts_aborted_total.inc(uploads)
-        failed += await self._delete_jobs()
+        failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
+        failed += await self._delete_all(await keys_over(self._store))
         rows = await self._metadata.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
         await self._measure()
         if files or failed or uploads:
@@ -174,6 +182,8 @@ class Janitor:
             batch = [each for each in dead if each.file_id not in failed][:BATCH]
             if not batch:
                 return files, size_bytes, len(failed)
+            if self._before_deleting is not None:
+                await self._before_deleting()
             await self._check_history()
             gone = await self._delete(batch)
             await self._metadata.files_deleted([each.file_id for each in gone])
@@ -183,9 +193,8 @@ class Janitor:
             self._metrics.deleted_bytes_total.inc(sum(each.size_bytes for each in gone))
             failed |= {each.file_id for each in batch} - {each.file_id for each in gone}
 
-    async def _delete_jobs(self) -> int:
+    async def _delete_all(self, over: Sequence[str]) -> int:
         """Returns how many objects the store did not delete."""
-        over = await keys_of_jobs_over(self._store, self._metadata)
         gone = 0
         for start in range(0, len(over), BATCH):
             await self._check_history()

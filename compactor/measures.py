@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from prometheus_client import Gauge
+
 from compactor.dirtiness import Dirtiness, measure
 from metadata.compaction import (
     ClaimedJob,
@@ -23,6 +25,8 @@ from metadata.topic_configs import InvalidConfigError
 from siltstone.metrics import Metrics
 
 LEVELS = (0, 1, 2)
+OUTCOMES = ("done", "failed", "lost", "given_back")
+"""How a merge may end."""
 
 
 def waiting_ms(partition: PartitionView, created_ms: Mapping[int, int], now_ms: int) -> int:
@@ -47,8 +51,37 @@ def _dirtiness(view: CompactionView) -> Iterator[tuple[PartitionView, Dirtiness]
             yield partition, measure(partition, now_ms=view.now_ms)
 
 
-def show_view(metrics: Metrics, view: CompactionView) -> None:
-    """Set the gauges of the compactor that plans."""
+def begin_counts(metrics: Metrics, kinds: Iterable[str], *, heavy: bool) -> None:
+    """Show that nothing ended yet: a counter that appears with its first failure looks as if it never rose."""
+    for outcome in OUTCOMES:
+        for kind in kinds:
+            metrics.merges_total.labels(kind=kind, outcome=outcome)
+        if heavy:
+            metrics.heavy_merges_total.labels(outcome=outcome)
+
+
+def show_series(gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
+    """Make these the only series of `gauge`: label values in the order of its labels -> value. None that stays is ever
+    missing meanwhile."""
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
+    for gone in shown - values.keys():
+        gauge.remove(*gone)
+
+
+def largest_topics(partitions: Iterable[PartitionView], topics_max: int) -> tuple[Mapping[str, int], int]:
+    """Live bytes of the largest topics by name, equal ones by name, and of all others together."""
+    sizes: dict[str, int] = {}
+    for partition in partitions:
+        size_bytes = sum(extent.length for extent in partition.extents)
+        sizes[partition.topic_name] = sizes.get(partition.topic_name, 0) + size_bytes
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return {name: sizes[name] for name in names[:topics_max]}, sum(sizes[name] for name in names[topics_max:])
+
+
+def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50) -> None:
+    """Set the gauges of the compactor that plans. Of so many topics the size is shown by itself."""
     for level in LEVELS:
         files: Sequence[FileView] = [file for file in view.files if file.level == level]
         metrics.level_files.labels(level=str(level)).set(len(files))
@@ -66,6 +99,9 @@ def show_view(metrics: Metrics, view: CompactionView) -> None:
     partitions, flagged_bytes = uncleanable(view.partitions)
     metrics.uncleanable_partitions.set(partitions)
     metrics.uncleanable_bytes.set(flagged_bytes)
+    topics, rest_bytes = largest_topics(view.partitions, topics_max)
+    show_series(metrics.compacted_topic_bytes, {(name,): size for name, size in topics.items()})
+    metrics.compacted_topics_rest_bytes.set(rest_bytes)
 
 
 def show_jobs(metrics: Metrics, jobs: Sequence[MergeJob]) -> None:
@@ -115,7 +151,9 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.level_files.labels(level=str(level)).set(0)
         metrics.level_bytes.labels(level=str(level)).set(0)
     show_jobs(metrics, ())
+    show_series(metrics.compacted_topic_bytes, {})
     for gauge in (
+        metrics.compacted_topics_rest_bytes,
         metrics.l0_oldest_seconds,
         metrics.dead_bytes,
         metrics.dirty_ratio_max,
@@ -123,5 +161,19 @@ def show_nothing(metrics: Metrics) -> None:
         metrics.seconds_since_clean_max,
         metrics.uncleanable_partitions,
         metrics.uncleanable_bytes,
+    ):
+        gauge.set(0)
+
+
+def show_no_sweep(metrics: Metrics) -> None:
+    """Somebody else is the janitor: what we found last is old."""
+    for gauge in (
+        metrics.janitor_halted,
+        metrics.dead_files_waiting,
+        metrics.dead_bytes_waiting,
+        metrics.orphans,
+        metrics.orphans_spared,
+        metrics.orphans_refused,
+        metrics.foreign_objects,
     ):
         gauge.set(0)

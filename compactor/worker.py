@@ -23,6 +23,7 @@ from compactor.execute import Progress
 from compactor.kway_merge import InputUnavailableError, MergeInputError
 from compactor.measures import count_merge
 from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
+from compactor.merge_spans import merge_span, note_outputs
 from compactor.options import job_memory_bytes
 from metadata.compaction import (
     JOB_BEAT_MS,
@@ -37,8 +38,9 @@ from metadata.service import MetadataUnavailableError, WentBackError, WriterLeas
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from siltstone.logging import About, get_logger, log_context
 from siltstone.metrics import Metrics
+from siltstone.tracing import CURRENT_SPAN, NO_TRACING, SpanKind, Tracing, child_span, current
 
 _log = get_logger(__name__)
 
@@ -89,6 +91,7 @@ class Worker:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
         keys_max: int = DEDUPE_KEYS_MAX,
         on_done: Callable[[], None] = lambda: None,
         elsewhere: bool = False,
@@ -101,6 +104,7 @@ class Worker:
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
+        self._tracing = tracing
         self._keys_max = keys_max
         self._on_done = on_done
         self._elsewhere = elsewhere
@@ -128,14 +132,23 @@ class Worker:
         """`which`: as `claim_job` takes it."""
         if self._stopping:
             return False
+        asked_ms = self._clock.monotonic_ms()
         claimed = await self._metadata.claim_job(self._lease, **which)
         if claimed is None:
             return False
+        with log_context(About(job=claimed.job.job_id, kind=claimed.job.kind)):
+            if not self._tracing.on:
+                return await self._see_to_its_end(claimed)
+            claim_ms = self._clock.monotonic_ms() - asked_ms
+            with current(merge_span(self._tracing, claimed, claim_ms)):
+                return await self._see_to_its_end(claimed)
+
+    async def _see_to_its_end(self, claimed: ClaimedJob) -> bool:
         began_ms = self._clock.monotonic_ms()
         limit_ms = (claimed.job.deadline_ms or claimed.now_ms) - claimed.now_ms
         run = self._run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
         job = claimed.job
-        facts = {"job": job.job_id, "kind": job.kind, "bytes": job.input_bytes, "epoch": job.epoch}
+        facts = {"bytes": job.input_bytes, "epoch": job.epoch}
         try:
             committed, commit = await self._merge(run)
         except Exception as error:
@@ -143,6 +156,8 @@ class Worker:
             return True
         seconds = (self._clock.monotonic_ms() - began_ms) / 1000
         count_merge(self._metrics, claimed, commit, committed, seconds=seconds, keys_max=self._keys_max)
+        if self._elsewhere:
+            self._metrics.heavy_merges_total.labels(outcome="done").inc()
         _log.info("merge done", **facts, files=len(committed.file_ids), seconds=round(seconds, 3))
         self._on_done()
         await self._metadata.notify()
@@ -164,10 +179,13 @@ class Worker:
             def progress(step: Progress) -> None:
                 run.progress = step
 
-            commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
+            with child_span("merge"):
+                commit = await self._engine.run(run.claimed, progress=progress, keep_going=keep_going)
             keep_going()
             run.committing = True
-            return await self._commit(commit), commit
+            note_outputs(commit)
+            with child_span("commit", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
+                return await self._commit(commit), commit
 
     @asynccontextmanager
     async def _memory(self, run: _Run, size_bytes: int) -> AsyncGenerator[None]:
@@ -177,7 +195,11 @@ class Worker:
             yield  # and stand in no line
             return
         try:
+            waits = CURRENT_SPAN.get()
+            waiting = waits.child("wait for memory") if waits is not None else None
             async with self._gate.held(size_bytes, halted=run.halted):
+                if waiting is not None:
+                    waiting.end()
                 self._keep_going(run)
                 yield
         except TurnGivenUpError:
@@ -200,7 +222,9 @@ class Worker:
             try:
                 return await self._metadata.commit_merge(commit)
             except MetadataUnavailableError as error:
-                _log.warning("merge commit in doubt, asking again", job=commit.job_id, error=str(error))
+                _log.warning("merge commit in doubt, asking again", error=str(error))
+                if (span := CURRENT_SPAN.get()) is not None:
+                    span.event("in doubt")
             await self._clock.sleep_ms(pause_ms * (0.5 + 0.5 * self._ids.jitter()))
             pause_ms = min(pause_ms * 2, COMMIT_PAUSE_MS_MAX)
 
@@ -228,11 +252,13 @@ class Worker:
                 return
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
                 self._metrics.compactor_errors_total.labels(loop="beat").inc()
-                _log.warning("beat failed", job=job.job_id, error=str(error))
+                _log.warning("beat failed", error=str(error))
 
     # ---- bad ends
     async def _ended_badly(self, run: _Run, error: Exception, facts: dict[str, Any]) -> None:
         """Say and do what follows. Raises the error where the caller should pause or halt."""
+        if (span := CURRENT_SPAN.get()) is not None:
+            span.end(error=type(error).__qualname__)
         job = run.claimed.job
         files = sorted({*(file.file_id for file in run.claimed.l0_files), *(e.file_id for e in run.claimed.extents)})
         if isinstance(error, WentBackError):
@@ -281,3 +307,5 @@ class Worker:
 
     def _count(self, run: _Run, outcome: str) -> None:
         self._metrics.merges_total.labels(kind=run.claimed.job.kind, outcome=outcome).inc()
+        if self._elsewhere:
+            self._metrics.heavy_merges_total.labels(outcome=outcome).inc()

@@ -1,4 +1,5 @@
-"""What the admin APIs ask of the metadata store beyond topics: cluster-wide broker configs, sizes.
+"""What the admin APIs ask of the metadata store beyond topics: cluster-wide broker configs, sizes, and for metrics the
+state of the whole.
 
 Kept by both implementations under one contract suite (`tests/contract/test_admin.py`).
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from metadata.config_changes import Changes, ClusterDecision
+from metadata.observation import Observation
 
 
 class AdminMetadata(Protocol):
@@ -28,4 +30,8 @@ class AdminMetadata(Protocol):
 
     async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
         """Bytes of live extents in L1 and above, by partition; a partition without any is left out."""
+        ...
+
+    async def observe(self, *, lags_max: int) -> Observation:
+        """What metrics tell of the whole: who lives, the `lags_max` largest lags, how Postgres fares."""
         ...

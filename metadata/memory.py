@@ -20,6 +20,7 @@ from metadata.job_rules import holds
 from metadata.memory_admin import MemoryAdmin
 from metadata.memory_groups import MemoryGroups
 from metadata.memory_jobs import MemoryJobs
+from metadata.memory_observation import MemoryObservation
 from metadata.memory_retention import MemoryRetention
 from metadata.memory_tables import File, MemoryDatabase, Partition, Writer
 from metadata.memory_views import MemoryViews, l0_file, watermarks_of
@@ -32,7 +33,7 @@ from siltstone.ids import IdSource, SystemIds
 from wire.error_codes import ErrorCode
 
 
-class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, MemoryAdmin):
+class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, MemoryAdmin, MemoryObservation):
     """All contracts over a `MemoryDatabase`. The first three parents are `CompactionMetadata`."""
 
     def __init__(

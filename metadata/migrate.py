@@ -1,52 +1,111 @@
 """Bringing a database to the schema of this release. Its own command (`siltstone migrate`), never done by an agent.
 
-Order: take an advisory lock (two cannot run at once), run the missing revisions and write the cluster row, all in one
-transaction. A crash leaves the database as it was. Locks are waited for 5 s at most, so that a migration never queues
-the agents' commits behind itself for longer.
+Order: take an advisory lock (two cannot run at once), see that no program is at work that the new schema does not take,
+run the missing revisions, say which programs it takes (metadata/schema_versions.py) and write the cluster row, all in
+one transaction. A crash leaves the database as it was. Locks are waited for 5 s at most, so that a migration never
+queues the agents' commits behind itself for longer; one that loses a deadlock to them begins anew.
+
+Every revision but the first states `oldest_program`: the schema of the oldest programs that may go on after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from metadata.asyncpg_driver import Connection
 from metadata.postgres_connection import CONNECTION_ERRORS, connect, sqlstate_of, unavailable
 from metadata.postgres_history import PRESENT, server_history
-from metadata.service import MetadataUnavailableError, SchemaMismatchError
-from metadata.tables import CLUSTER, SCHEMA_REVISION
-from siltstone.errors import BadInputError
+from metadata.schema_versions import (
+    Running,
+    SchemaState,
+    check_takes,
+    read_running,
+    read_state,
+    revision_of,
+    too_old,
+    version_of,
+)
+from metadata.service import MetadataUnavailableError
+from metadata.tables import CLUSTER, SCHEMA_VERSIONS
+from siltstone.clock import SystemClock
+from siltstone.errors import BadInputError, BugError
 from siltstone.ids import IdSource, SystemIds
 
 MIGRATION_LOCK = 7_310_575_218
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 3_600_000
 LOCK_NOT_AVAILABLE = "55P03"
+DEADLOCK_DETECTED = "40P01"
+ATTEMPTS = 6
+"""Of a migration that lost a deadlock to the commits it runs beside."""
+PAUSE_MS = 100
 INSUFFICIENT_PRIVILEGE = "42501"
 
 
+class OldProgramsAtWorkError(BadInputError):
+    """The new schema does not take programs that are at work. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One revision that a database lacks."""
+
+    revision: str
+    oldest_program: int
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """What `migrate` would do to a database, and to whom."""
+
+    present: SchemaState
+    target: str
+    steps: Sequence[Step]
+    """In the order in which they run."""
+    running: Sequence[Running]
+    """Programs at work; those that hold no lease (the command line, Spark) are not among them."""
+
+    @property
+    def oldest_program(self) -> int:
+        """The oldest program that may work afterwards."""
+        present = self.present.oldest_program or version_of(self.present.revision or "") or 1
+        return max([present, *(step.oldest_program for step in self.steps)])
+
+    @property
+    def must_stop(self) -> Sequence[Running]:
+        """Programs at work that may not go on."""
+        return too_old(self.running, self.oldest_program) if self.steps else []
+
+
 def migrate(url: str, *, ids: IdSource | None = None) -> str:
-    """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the schema revision.
+    """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the revision it has then.
 
     Creates the cluster row, with a fresh cluster id and this server's history as the adopted one, if there is none.
-    Doing it again changes nothing. Must not be called where an event loop runs: see `migrate_async`. Raises
-    MetadataUnavailableError, SchemaMismatchError.
+    Doing it again changes nothing, and so does doing it where a newer release has been that takes this one's programs.
+    Must not be called where an event loop runs: see `migrate_async`. Raises MetadataUnavailableError,
+    SchemaMismatchError, OldProgramsAtWorkError.
     """
     return asyncio.run(migrate_async(url, ids=ids))
 
 
-async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
-    """As `migrate`, in a running event loop."""
+async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path | None = None) -> str:
+    """As `migrate`, in a running event loop. `versions` is a folder of more revisions than this release has."""
     cluster_id = new_cluster_id(ids or SystemIds())
     engine = create_async_engine(
         "postgresql+asyncpg://",
@@ -54,10 +113,18 @@ async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
         poolclass=NullPool,
     )
     try:
-        async with engine.begin() as connection:
-            await connection.run_sync(_migrate, cluster_id)
+        for attempt in range(ATTEMPTS):
+            try:
+                async with engine.begin() as connection:
+                    return await connection.run_sync(_migrate, cluster_id, versions)
+            except DBAPIError as error:
+                # it takes one table after another, as commits do in another order; all was rolled back
+                if sqlstate_of(error) != DEADLOCK_DETECTED or attempt + 1 == ATTEMPTS:
+                    raise
+                await SystemClock().sleep_ms(PAUSE_MS * 2**attempt)
+        raise BugError("the last attempt neither ended nor failed")
     except (DBAPIError, OSError, TimeoutError) as error:
-        if LOCK_NOT_AVAILABLE in str(getattr(getattr(error, "orig", None), "sqlstate", "")):
+        if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
             raise MetadataUnavailableError(
                 f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",
                 remedy="another migration runs, or a long transaction holds a table; try again when it has ended",
@@ -65,7 +132,17 @@ async def migrate_async(url: str, *, ids: IdSource | None = None) -> str:
         raise unavailable(error) from error
     finally:
         await engine.dispose()
-    return SCHEMA_REVISION
+
+
+async def plan_migration(url: str, *, versions: Path | None = None) -> MigrationPlan:
+    """What `migrate_async` would do; changes nothing. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        return await _plan(connection, ScriptDirectory.from_config(alembic_config(versions)))
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
 
 
 async def grant_reader(url: str, role: str) -> Sequence[str]:
@@ -109,6 +186,7 @@ WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
 
 READER_COLUMNS = {
     "alembic_version": "version_num",
+    "schema_versions": "version, oldest_program",
     "cluster": "cluster_id, store_bound, forgotten_file_id",
     "topics": "topic_id, name, configs, config_version, created_ms",
     "partitions": "partition_id, topic_id, partition",
@@ -139,15 +217,20 @@ def reader_limits(role: str, database: str) -> Iterator[str]:
         yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
 
 
-async def schema_revision(url: str) -> str | None:
-    """The revision the database has; None when it has no schema. Raises MetadataUnavailableError."""
+async def schema_state(url: str) -> SchemaState:
+    """What the database says of its schema. Raises MetadataUnavailableError."""
     connection = await connect(url, application="siltstone-migrate")
     try:
-        if await connection.fetchval("SELECT to_regclass('alembic_version')") is None:
-            return None
-        return await connection.fetchval("SELECT version_num FROM alembic_version")
+        return await read_state(connection)
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
     finally:
         await connection.close()
+
+
+async def schema_revision(url: str) -> str | None:
+    """The revision the database has; None when it has no schema. Raises MetadataUnavailableError."""
+    return (await schema_state(url)).revision
 
 
 def new_cluster_id(ids: IdSource) -> str:
@@ -155,29 +238,75 @@ def new_cluster_id(ids: IdSource) -> str:
     return base64.urlsafe_b64encode(ids.uuid4().bytes).decode().rstrip("=")
 
 
-def alembic_config() -> Config:
-    """Alembic pointed at the packaged revisions; needs no file in the working directory."""
+def alembic_config(versions: Path | None = None) -> Config:
+    """Alembic pointed at the packaged revisions, and at those in `versions`; needs no file in the working directory."""
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    folder = Path(__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
     config.set_main_option("path_separator", "os")
+    if versions is not None:
+        config.set_main_option("version_locations", os.pathsep.join([str(folder / "versions"), str(versions)]))
     return config
 
 
-def _migrate(connection: sa.Connection, cluster_id: str) -> None:
+def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) -> str:
     connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
-    config = alembic_config()
+    config = alembic_config(versions)
     config.attributes["connection"] = connection
-    present = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if present is not None and present not in known:
-        raise SchemaMismatchError(
-            f"the database has schema revision {present}, which is newer than this release ({SCHEMA_REVISION})",
-            remedy="run the migration of the newer release, and upgrade this one",
-        )
-    command.upgrade(config, SCHEMA_REVISION)
+    scripts = ScriptDirectory.from_config(config)
+    dbapi: Any = connection.connection.dbapi_connection
+
+    async def planned(driver: Connection) -> MigrationPlan:
+        return await _plan(driver, scripts)
+
+    plan: MigrationPlan = dbapi.run_async(planned)
+    if plan.present.is_newer_than(plan.target):
+        check_takes(plan.present, plan.target)
+        return plan.present.revision or plan.target
+    _check_nobody_must_stop(plan)
+    command.upgrade(config, plan.target)
+    for step in plan.steps:
+        row = {"version": version_of(step.revision), "oldest_program": step.oldest_program}
+        connection.execute(insert(SCHEMA_VERSIONS).values(row).on_conflict_do_nothing())
     if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
         row = connection.execute(PRESENT).one()
         present = server_history(row.system_identifier, row.timeline)
         adopted = {"adopted_system_identifier": present.system_identifier, "adopted_timeline": present.timeline}
         connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id, **adopted))
+    return plan.target
+
+
+async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPlan:
+    state = await read_state(connection)
+    target = scripts.get_current_head()
+    if target is None:
+        raise BugError("this release has no migrations")
+    if state.is_newer_than(target):
+        return MigrationPlan(state, target, [], await read_running(connection))
+    missing = reversed(list(scripts.iterate_revisions(target, state.revision or "base")))
+    running: Sequence[Running] = [] if state.revision is None else await read_running(connection)
+    return MigrationPlan(state, target, [_step(script) for script in missing], running)
+
+
+def _step(script: Script) -> Step:
+    """Raises BugError for a revision that does not say which programs may go on after it."""
+    version = version_of(script.revision)
+    stated: Any = getattr(script.module, "oldest_program", "0001" if version == 1 else "")
+    oldest = version_of(str(stated))
+    if version is None or oldest is None or not 1 <= oldest <= version:
+        raise BugError(f"revision {script.revision} does not state its oldest_program: {stated!r}")
+    return Step(script.revision, oldest, (script.doc or "").partition(".")[0])
+
+
+def _check_nobody_must_stop(plan: MigrationPlan) -> None:
+    """Raises OldProgramsAtWorkError."""
+    if not plan.must_stop:
+        return
+    named = ", ".join(f"{each.kind} {each.place} (schema {revision_of(each.program)})" for each in plan.must_stop[:5])
+    more = f" and {len(plan.must_stop) - 5} more" if len(plan.must_stop) > 5 else ""
+    raise OldProgramsAtWorkError(
+        f"schema {plan.target} takes programs of schema {revision_of(plan.oldest_program)} and newer, and older ones"
+        f" are at work: {named}{more}; nothing was changed",
+        remedy="upgrade them to a release in between first, or stop them; one that was killed counts for 10 s",
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from metadata.postgres_admin import PostgresAdmin
 from metadata.postgres_agents import PostgresAgents
+from metadata.postgres_catalog import PostgresCatalog
 from metadata.postgres_commit import Committer
 from metadata.postgres_compaction import PostgresCompaction
 from metadata.postgres_connection import Database
@@ -16,12 +17,14 @@ from metadata.postgres_jobs import PostgresJobs
 from metadata.postgres_log import PostgresLog
 from metadata.postgres_merge import PostgresMerge
 from metadata.postgres_news import PostgresNews
+from metadata.postgres_observation import PostgresObservation
 from metadata.postgres_retention import PostgresRetention
 from metadata.postgres_scan import PostgresScan
 from metadata.postgres_topics import PostgresTopics
 from metadata.service import CommitL0, Committed
 from siltstone.clock import Clock, SystemClock
 from siltstone.ids import IdSource, SystemIds
+from siltstone.metrics import Metrics
 
 
 class PostgresMetadata(
@@ -34,7 +37,9 @@ class PostgresMetadata(
     PostgresRetention,
     PostgresGroups,
     PostgresAdmin,
+    PostgresObservation,
     PostgresScan,
+    PostgresCatalog,
 ):
     """All contracts: those that `metadata.compaction.Metadata` names. The parents are its parts; each works on the one
     `Database`."""
@@ -46,8 +51,9 @@ class PostgresMetadata(
         clock: Clock | None = None,
         ids: IdSource | None = None,
         producer_id_expiration_ms: int = 86_400_000,
+        metrics: Metrics | None = None,
     ) -> None:
-        database = Database(url, clock=clock or SystemClock(), ids=ids or SystemIds())
+        database = Database(url, clock=clock or SystemClock(), ids=ids or SystemIds(), metrics=metrics)
         PostgresAgents.__init__(self, database)
         PostgresTopics.__init__(self, database)
         PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)

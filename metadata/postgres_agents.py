@@ -15,8 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from metadata.job_rules import LEASE_SLACK
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import between_now_and
+from metadata.schema_versions import version_of
 from metadata.service import LEASE_MS, AgentAddress, AgentInfo, ClusterIdentity, WriterFencedError, WriterLease
-from metadata.tables import AGENTS, CLUSTER, PRODUCER_ID_BLOCKS, WRITERS
+from metadata.tables import AGENTS, CLUSTER, PRODUCER_ID_BLOCKS, SCHEMA_REVISION, WRITERS
 
 NOW_MS = sa.text("clock_ms()")
 
@@ -53,6 +54,7 @@ class PostgresAgents:
                 )
                 row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
             lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
+            lease["program_schema"] = version_of(SCHEMA_REVISION)
             leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)
             await connection.execute(leased.on_conflict_do_update(index_elements=["writer_id"], set_=lease))
             return WriterLease(writer_id=row.writer_id, epoch=row.epoch)

@@ -10,7 +10,8 @@ Timeouts: the server gives up a statement (10 s) before the client does (15 s), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
@@ -18,14 +19,17 @@ from urllib.parse import urlsplit
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import QueuePool
 
 from metadata.asyncpg_driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres_history import SYSTEM_IDENTIFIER, TIMELINE
-from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.schema_versions import check_takes, read_state
+from metadata.service import MetadataUnavailableError, WentBackError
 from metadata.tables import SCHEMA_REVISION
 from siltstone.clock import Clock
 from siltstone.errors import BadInputError, BugError, Outcome
 from siltstone.ids import IdSource
+from siltstone.metrics import Metrics
 
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_MS = 10_000
@@ -145,7 +149,7 @@ class Seen:
 class Database:
     """The pool for cold queries, and the rules every connection is made by."""
 
-    def __init__(self, url: str, *, clock: Clock, ids: IdSource) -> None:
+    def __init__(self, url: str, *, clock: Clock, ids: IdSource, metrics: Metrics | None = None) -> None:
         self.clock = clock
         self.ids = ids
         self.seen = Seen()
@@ -158,6 +162,11 @@ class Database:
             pool_timeout=POOL_TIMEOUT_S,
             pool_pre_ping=True,
         )
+        self._metrics = metrics
+        pool = self._engine.pool
+        if metrics is not None and isinstance(pool, QueuePool):
+            metrics.postgres_pool_connections.labels(state="in_use").set_function(pool.checkedout)
+            metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
 
     async def open(self) -> None:
         """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
@@ -195,7 +204,7 @@ class Database:
         if repeatable:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         try:
-            async with self._engine.connect() as connection:
+            async with self._pooled() as connection:
                 return await work(await connection.execution_options(**options))
         except CONNECTION_ERRORS as error:
             raise _meaning(error) from error
@@ -209,7 +218,7 @@ class Database:
         for attempt in range(ATTEMPTS):
             committing = False
             try:
-                async with self._engine.connect() as connection:
+                async with self._pooled() as connection:
                     await connection.begin()
                     result = await work(connection)
                     committing = True
@@ -223,6 +232,18 @@ class Database:
                     raise MetadataInDoubtError(f"Postgres was lost while committing: {_reason(error)}") from error
                 raise _meaning(error) from error
         raise MetadataUnavailableError("a transaction lost every deadlock")
+
+    @asynccontextmanager
+    async def _pooled(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection of the pool; how long it was waited for is measured, in vain too."""
+        began_ms = self.clock.monotonic_ms()
+        async with AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._engine.connect())
+            finally:
+                if self._metrics is not None:
+                    self._metrics.postgres_pool_wait_seconds.observe((self.clock.monotonic_ms() - began_ms) / 1000)
+            yield connection
 
     async def back_off(self, attempt: int) -> None:
         await self.clock.sleep_ms(RETRY_BASE_MS * 2**attempt * (0.5 + self.ids.jitter()))
@@ -295,14 +316,7 @@ async def _check_schema(connection: Connection) -> None:
     version = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
     if version < POSTGRES_VERSION_MIN:
         raise UnsafeDatabaseError(f"Postgres {version // 10_000} is too old", remedy="use Postgres 15 or newer")
-    present = None
-    if await connection.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL"):
-        present = await connection.fetchval("SELECT version_num FROM alembic_version")
-    if present != SCHEMA_REVISION:
-        raise SchemaMismatchError(
-            f"the database has schema revision {present or 'none'}, this release needs {SCHEMA_REVISION}",
-            remedy="run `siltstone migrate`",
-        )
+    check_takes(await read_state(connection), SCHEMA_REVISION)
 
 
 async def _close(connection: Connection) -> None:

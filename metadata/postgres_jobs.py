@@ -21,8 +21,9 @@ from metadata import job_rules
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
 from metadata.postgres_rows import INTS, LEVELED, LONGS, any_of, between_now_and, leveled, lock_partitions, statement
+from metadata.schema_versions import version_of
 from metadata.service import WriterFencedError, WriterLease
-from metadata.tables import COMPACTORS, DUTIES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS, PARTITIONS
+from metadata.tables import COMPACTORS, DUTIES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS, PARTITIONS, SCHEMA_REVISION
 
 NOW_MS = sa.text("clock_ms()")
 _LEASE_END = sa.literal_column(f"clock_ms() + {c.JOB_LEASE_MS}", sa.BigInteger)
@@ -105,6 +106,7 @@ class PostgresJobs:
         async def work(connection: AsyncConnection) -> WriterLease:
             node_id = sa.text("nextval('node_ids')")
             made = sa.insert(COMPACTORS).values(node_id=node_id, host=host, lease_until_ms=_LEASE_END)
+            made = made.values(program_schema=version_of(SCHEMA_REVISION))
             drawn = await connection.execute(made.returning(COMPACTORS.c.node_id))
             return WriterLease(writer_id=drawn.scalar_one(), epoch=0)
 

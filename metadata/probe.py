@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.migrate import schema_revision
+from metadata.migrate import schema_state
 from metadata.postgres_connection import CONNECTION_ERRORS, connect, unavailable
+from metadata.schema_versions import SchemaState
 from metadata.tables import SCHEMA_REVISION
 
 STATEMENT_TIMEOUT_MS = 5_000
@@ -30,6 +31,7 @@ _LACKING = """
 SELECT coalesce(array_agg(relname::text ORDER BY relname), '{}')
 FROM pg_class
 WHERE relnamespace = to_regnamespace(current_schema()) AND relkind IN ('r', 'p')
+  AND relname <> 'schema_versions'  -- everybody may read it, and only a migration writes it
   AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
            AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
 """
@@ -63,9 +65,9 @@ class PostgresFacts:
     """Tables of the schema that the role may not read and write."""
     oldest_snapshot_ms: int
     """Age of the oldest transaction that holds a snapshot: what it holds back, vacuum cannot remove."""
-    revision: str | None
-    """Of the schema; None when there is none."""
+    schema: SchemaState
     revision_needed: str
+    """What this program was made for."""
     clock_ms: int
     """The server's clock when it was read, ms since the epoch."""
 
@@ -75,7 +77,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
 
     Raises MetadataUnavailableError.
     """
-    revision = await schema_revision(url)
+    schema = await schema_state(url)
     connection: Any = await connect(url, application="siltstone-doctor", statement_timeout_ms=STATEMENT_TIMEOUT_MS)
     try:
         server: Any = await connection.fetchrow(_SERVER)
@@ -96,7 +98,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
             may_create=bool(server["may_create"]),
             tables_lacking_rights=tuple(lacking),
             oldest_snapshot_ms=oldest_snapshot_ms,
-            revision=revision,
+            schema=schema,
             revision_needed=SCHEMA_REVISION,
             clock_ms=clock_ms,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The Alembic revision this code works with."""
 
 METADATA = sa.MetaData()
@@ -45,6 +45,14 @@ CLUSTER = sa.Table(
     sa.Column("forgotten_file_id", sa.BigInteger, nullable=False, server_default="0"),
 )
 
+SCHEMA_VERSIONS = sa.Table(
+    "schema_versions",
+    METADATA,
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("oldest_program", sa.Integer, nullable=False),
+    sa.Column("migrated_ms", sa.BigInteger, nullable=False, server_default=sa.text("clock_ms()")),
+)
+
 WRITERS = sa.Table(
     "writers",
     METADATA,
@@ -66,6 +74,7 @@ AGENTS = sa.Table(
     sa.Column("zone", sa.Text, nullable=False, server_default=""),
     sa.Column("lease_until_ms", sa.BigInteger, nullable=False),
     sa.Column("draining", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("program_schema", sa.Integer),
 )
 
 TOPICS = sa.Table(
@@ -179,6 +188,7 @@ COMPACTORS = sa.Table(
     sa.Column("node_id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("host", sa.Text, nullable=False),
     sa.Column("lease_until_ms", sa.BigInteger, nullable=False),
+    sa.Column("program_schema", sa.Integer),
 )
 
 DUTIES = sa.Table(

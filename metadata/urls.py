@@ -7,6 +7,7 @@ from metadata.memory import MemoryMetadata
 from siltstone.clock import Clock, SystemClock
 from siltstone.errors import BadInputError
 from siltstone.ids import IdSource
+from siltstone.metrics import Metrics
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
 """Kafka's default of producer.id.expiration.ms."""
@@ -22,6 +23,7 @@ def open_metadata(
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     clock: Clock | None = None,
     ids: IdSource | None = None,
+    metrics: Metrics | None = None,
 ) -> Metadata:
     """Both contracts at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
 
@@ -34,7 +36,9 @@ def open_metadata(
     if scheme in {"postgresql", "postgres"}:
         from metadata.postgres import PostgresMetadata  # not loaded for memory://
 
-        return PostgresMetadata(url, clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms)
+        return PostgresMetadata(
+            url, clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms, metrics=metrics
+        )
     raise MetadataUrlError(
         f"metadata URL with scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
     )

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from agents.agent import Agent
 from metadata.compaction import Metadata
 from siltstone.clock import Clock, SystemClock
+from siltstone.ecs_metadata import settings_on_ecs
 from siltstone.embedded.running import RunningAgent
 from siltstone.http_endpoint import HttpEndpoint
 from siltstone.ids import IdSource, SystemIds
+from siltstone.log_and_traces import log_and_traces
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.opening import lifeline_watched, opened_stores
+from siltstone.process_watch import process_watched
 from siltstone.settings import Settings
 from siltstone.stopping import stop_signals, unless
+from siltstone.tracing import Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -41,8 +46,8 @@ async def run_agent(
 ) -> None:
     """Run until a signal, or until the other end of the pipe `lifeline` is closed, and drain.
 
-    Raises MissingUrlError, what opening the stores raises, ClusterMismatchError, AddressError, AddressInUseError, and
-    the agent's own reason when it must halt.
+    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, what opening the stores raises,
+    ClusterMismatchError, AddressError, AddressInUseError, and the agent's own reason when it must halt.
     """
     stopping = asyncio.Event()
 
@@ -66,9 +71,14 @@ async def serve_agent(
     """`run_agent` without signals: until `stopping` is set. `beside` is for stores that live in one process."""
     metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
     async with AsyncExitStack() as stack:
-        agent = await unless(stopping, _started(settings, metrics, clock, ids, stack, beside))
+        tracing = await stack.enter_async_context(
+            log_and_traces(settings, role="agent", stopping=stopping, clock=clock, ids=ids)
+        )
+        agent = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack, beside))
         if agent is None:
             return
+        watched = process_watched(metrics, clock, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
+        await stack.enter_async_context(watched)
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(
@@ -95,12 +105,21 @@ def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
 
 
 async def _started(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, stack: AsyncExitStack, beside: Beside | None
+    settings: Settings,
+    metrics: Metrics,
+    clock: Clock,
+    ids: IdSource,
+    tracing: Tracing,
+    stack: AsyncExitStack,
+    beside: Beside | None,
 ) -> Agent:
-    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids))
+    settings = await settings_on_ecs(settings, os.environ, clock)
+    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
     if beside is not None:
         await stack.enter_async_context(beside(settings, store, metadata, clock, ids, metrics))
-    agent = Agent(settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
+    agent = Agent(
+        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, tracing=tracing
+    )
     stack.push_async_callback(agent.stop)
     await agent.start()
     return agent

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from compactor.allocator import keep_freed_memory
@@ -23,11 +23,14 @@ from siltstone.engines import engines
 from siltstone.errors import BadInputError
 from siltstone.http_endpoint import HttpEndpoint
 from siltstone.ids import IdSource, SystemIds
+from siltstone.log_and_traces import log_and_traces
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.opening import lifeline_watched, opened_stores
+from siltstone.process_watch import process_watched
 from siltstone.settings import Settings, is_memory
 from siltstone.stopping import stop_signals, unless
+from siltstone.tracing import Tracing
 from storage.objects import ObjectStore
 from wire import kernels
 
@@ -39,9 +42,9 @@ async def run_compactor(
 ) -> None:
     """Run until a signal, or until the other end of the pipe `lifeline` is closed.
 
-    Raises BadInputError for memory://, MissingUrlError, what opening the stores raises, ClusterMismatchError,
-    AddressInUseError, SparkMissingError and JavaMissingError where `spark.submitter` needs what is not there, and the
-    compactor's own reason when it must halt.
+    Raises BadInputError for memory://, TracingMissingError, MissingUrlError, what opening the stores raises,
+    ClusterMismatchError, AddressInUseError, SparkMissingError and JavaMissingError where `spark.submitter` needs what
+    is not there, and the compactor's own reason when it must halt.
     """
     if is_memory(settings.metadata_url) or is_memory(settings.object_store_url):
         raise BadInputError(
@@ -78,15 +81,23 @@ async def compactor_beside(
 async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], None], stopping: asyncio.Event) -> None:
     metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
     async with AsyncExitStack() as stack:
-        compactor = await unless(stopping, _started(settings, metrics, clock, ids, stack))
+        tracing = await stack.enter_async_context(
+            log_and_traces(settings, role="compactor", stopping=stopping, clock=clock, ids=ids)
+        )
+        compactor = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack))
         if compactor is None:
             return
+
+        def not_ready() -> Sequence[str]:
+            return ["stopping"] if stopping.is_set() or not compactor.ready else []
+
+        await stack.enter_async_context(process_watched(metrics, clock, role="compactor", not_ready=not_ready))
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(
                 listen=settings.metrics_listen,
                 metrics=metrics,
-                not_ready=lambda: ["stopping"] if stopping.is_set() or not compactor.ready else [],
+                not_ready=not_ready,
                 insecure=settings.insecure,
             )
             await endpoint.start()
@@ -101,9 +112,9 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
 
 
 async def _started(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, stack: AsyncExitStack
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, tracing: Tracing, stack: AsyncExitStack
 ) -> Compactor:
-    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids))
+    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
     await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
     chosen = await engines(settings, store, metadata, clock, ids)
     compactor = Compactor(
@@ -113,6 +124,7 @@ async def _started(
         clock=clock,
         ids=ids,
         metrics=metrics,
+        tracing=tracing,
         host=socket.gethostname(),
         engine=chosen.make,
         heavy_bytes_min=chosen.heavy_bytes_min,

@@ -162,15 +162,21 @@ def _pooler(facts: PostgresFacts) -> Check:
 
 def _schema(facts: PostgresFacts) -> Check:
     name = "schema"
-    if facts.revision is None:
+    present, wanted = facts.schema, facts.revision_needed
+    if present.revision is None:
         return failure(name, "the database has none", "run `siltstone migrate`")
-    if facts.revision != facts.revision_needed:
-        return failure(
+    if present.revision == wanted:
+        return passed(name, f"revision {wanted}")
+    if present.takes(wanted):
+        return warning(
             name,
-            f"revision {facts.revision}, this release needs {facts.revision_needed}",
-            "run `siltstone migrate` of the newer release",
+            f"revision {present.revision} is newer than this release's {wanted}, and takes it",
+            "an upgrade is under way: end it by starting the newer release everywhere",
         )
-    return passed(name, f"revision {facts.revision}")
+    if present.is_newer_than(wanted):
+        remedy = "start the release that migrated the database, or a newer one"
+        return failure(name, f"revision {present.revision} does not take this release, which is for {wanted}", remedy)
+    return failure(name, f"revision {present.revision}, this release needs {wanted}", "run `siltstone migrate`")
 
 
 def _rights(facts: PostgresFacts) -> Check:
@@ -184,7 +190,7 @@ def _rights(facts: PostgresFacts) -> Check:
         )
     if not facts.may_create:
         remedy = "agents do not need it; `siltstone migrate` does: GRANT CREATE ON SCHEMA public TO the role"
-        verdict = failure if facts.revision is None else warning
+        verdict = failure if facts.schema.revision is None else warning
         return verdict(name, "the role may not create tables", remedy)
     return passed(name, "tables and schema")
 

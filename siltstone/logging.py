@@ -3,6 +3,11 @@
 An event is a short constant lower-case message; what varies goes into fields (`log.info("file sealed", bytes=n)`), so
 that lines can be counted and searched. Passwords inside URLs are masked. Warnings of libraries come out the same way.
 A stderr that is gone (its reader was killed) is not an error: an agent must still be able to drain.
+
+On whose behalf a line is written (a client's request, a file, a merge) is `LOG_CONTEXT`; its facts are added to every
+line that does not say them itself. They are only asked for when a line is shown, so what a request pays is setting a
+variable. Of lines of one kind no more than `log.burst.lines` are shown in ten seconds (`siltstone/log_bursts.py`),
+those of level debug excepted: who asks for them wants them all. `docs/operations/logs-and-traces.md` lists the fields.
 """
 
 from __future__ import annotations
@@ -10,11 +15,19 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from typing import Any, Protocol, cast
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Protocol, cast
 
 import structlog
 
+from siltstone.clock import Clock, SystemClock
+from siltstone.log_bursts import Bursts
+
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+BURST_LINES = 100
+LEFT_OUT = "lines left out"
 _PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 
@@ -34,6 +47,37 @@ class Logger(Protocol):
         ...
 
 
+class LogContext(Protocol):
+    def log_facts(self) -> Mapping[str, Any]:
+        """For every line written meanwhile."""
+        ...
+
+
+class About:
+    """A context of facts that are known beforehand."""
+
+    __slots__ = ("_facts",)
+
+    def __init__(self, **facts: Any) -> None:
+        self._facts = facts
+
+    def log_facts(self) -> Mapping[str, Any]:
+        return self._facts
+
+
+LOG_CONTEXT: Final[ContextVar[LogContext | None]] = ContextVar("log_context", default=None)
+
+
+@contextmanager
+def log_context(context: LogContext | None) -> Generator[None]:
+    """Lines that are written while the block runs, by it and by tasks it begins, are on behalf of `context`."""
+    token = LOG_CONTEXT.set(context)
+    try:
+        yield
+    finally:
+        LOG_CONTEXT.reset(token)
+
+
 def get_logger(name: str) -> Logger:
     """The logger of a module (`get_logger(__name__)`). Before `configure` it shows warnings, as text."""
     if not structlog.is_configured():
@@ -41,9 +85,19 @@ def get_logger(name: str) -> Logger:
     return cast(Logger, structlog.get_logger(module=name))
 
 
-def configure(level: str, format: str) -> None:
-    """Set what is shown from now on, by loggers made before too: `log.level` and `log.format` of the settings."""
+def shows_debug() -> bool:
+    """Whether lines of level debug are shown: ask before gathering many facts for one."""
+    return _shown.level <= logging.DEBUG
+
+
+def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock: Clock | None = None) -> None:
+    """Set what is shown from now on, by loggers made before too: `log.level`, `log.format` and `log.burst.lines` of
+    the settings."""
+    global _shown  # one process, one stderr
+    _shown = _Shown(LEVELS[level], Bursts(burst_lines), clock or SystemClock())
     chain: list[structlog.typing.Processor] = [
+        _leave_out_bursts,
+        _add_context,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
@@ -64,6 +118,44 @@ def configure(level: str, format: str) -> None:
     for handler in [handler for handler in root.handlers if isinstance(handler, _Libraries)]:
         root.removeHandler(handler)
     root.addHandler(_Libraries(level=max(LEVELS[level], logging.WARNING)))
+
+
+def tell_left_out(*, all_of_them: bool = False) -> None:
+    """Say how many lines were left out of storms that are over; or of all, when the process ends. To be called now
+    and then: a storm's last count has no other line to go with."""
+    for (module, event), lines in _shown.bursts.ended(_shown.clock.monotonic_ms(), all_of_them=all_of_them):
+        with log_context(None):
+            get_logger(module).warning(LEFT_OUT, of=event, left_out=lines)
+
+
+class _Shown:
+    __slots__ = ("bursts", "clock", "level")
+
+    def __init__(self, level: int, bursts: Bursts, clock: Clock) -> None:
+        self.level, self.bursts, self.clock = level, bursts, clock
+
+
+_shown = _Shown(logging.WARNING, Bursts(BURST_LINES), SystemClock())
+
+
+def _leave_out_bursts(_: Any, method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """First of all: what is left out costs little."""
+    if method == "debug" or line["event"] == LEFT_OUT:
+        return line
+    left_out = _shown.bursts.admit((line.get("module", ""), line["event"]), _shown.clock.monotonic_ms())
+    if left_out is None:
+        raise structlog.DropEvent
+    if left_out:
+        line["left_out"] = left_out
+    return line
+
+
+def _add_context(_: Any, __: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    context = LOG_CONTEXT.get()
+    if context is not None:
+        for name, fact in context.log_facts().items():
+            line.setdefault(name, fact)
+    return line
 
 
 class _Libraries(logging.Handler):

@@ -1,7 +1,9 @@
 """Every metric of every process, in one table, over a Prometheus registry of our own.
 
 Rooms use the attributes of `Metrics`; nobody declares a metric elsewhere. `docs/metrics.md` is generated from here.
-Labels have few values, all known beforehand (an API's name, an outcome), never a topic, a client or a key.
+Labels have few values, all known beforehand (an API's name, an outcome), never a client, a key or a partition. Topics
+and groups are labels of the gauges named in docs/operations/monitoring.md alone, at most `metrics.groups.max` pairs and
+`metrics.topics.max` topics; what is left out is summed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 PREFIX = "siltstone_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -22,6 +24,17 @@ LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 
 Kind = Literal["counter", "gauge", "histogram"]
 
 
+_OF_THE_PROCESS: tuple[tuple[str, Kind, str], ...] = (
+    ("cpu_seconds_total", "counter", "Processor time of the process, of the user and of the system."),
+    ("resident_memory_bytes", "gauge", "Memory of the process in RAM."),
+    ("virtual_memory_bytes", "gauge", "Address space of the process."),
+    ("open_fds", "gauge", "Open files and sockets."),
+    ("max_fds", "gauge", "How many there may be."),
+    ("start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
+)
+"""What prometheus_client's ProcessCollector exports, under the names that every Prometheus client uses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeclaredMetric:
     name: str
@@ -30,6 +43,11 @@ class DeclaredMetric:
     labels: tuple[str, ...]
     doc: str
     buckets: tuple[float, ...] = ()
+    prefix: str = PREFIX
+
+    @property
+    def full_name(self) -> str:
+        return self.prefix + self.name
 
 
 class Metrics:
@@ -45,6 +63,9 @@ class Metrics:
         self._declare_merges()
         self._declare_dedupe()
         self._declare_deletion()
+        self._declare_observed_cluster()
+        self._declare_observed_postgres()
+        self._declare_process()
 
     def render(self) -> bytes:
         """All metrics in the Prometheus text format (`CONTENT_TYPE`)."""
@@ -83,6 +104,11 @@ class Metrics:
         )
         self.write_stall_refusing = self._gauge(
             "write_stall_refusing", "1 while produce is refused because of too many live L0 files."
+        )
+        self.l0_limit_files = self._gauge(
+            "l0_limit_files",
+            "Live L0 files above which answers are delayed (`stall`) or produce is refused (`refuse`); 0: never.",
+            "limit",
         )
         self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for produce requests that wait.")
 
@@ -183,6 +209,9 @@ class Metrics:
         self.merge_trimmed_extents_total = self._counter(
             "merge_trimmed_extents_total", "Output extents stored dead because their records were deleted meanwhile."
         )
+        self.heavy_merges_total = self._counter(
+            "heavy_merges_total", "Of `merges_total`, those that ran elsewhere (Spark): the same outcomes.", "outcome"
+        )
         self.merge_jobs = self._gauge("merge_jobs", "Merges planned and not ended: `ready` or `running`.", "state")
         self.merge_memory_bytes = self._gauge("merge_memory_bytes", "Memory set aside for merges that run here.")
         self.level_files = self._gauge(
@@ -192,11 +221,11 @@ class Metrics:
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",
-            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans` or `watch`.",
+            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans` or `observe`.",
             "loop",
         )
         self.compactor_duty = self._gauge(
-            "compactor_duty", "1 while this compactor has the duty: `plan`, `retain` or `sweep`.", "duty"
+            "compactor_duty", "1 while this compactor has the duty: `plan`, `retain`, `sweep` or `observe`.", "duty"
         )
 
     def _declare_dedupe(self) -> None:
@@ -223,6 +252,14 @@ class Metrics:
             "uncleanable_partitions", "Compacted partitions with bytes that cannot be read; these are copied as is."
         )
         self.uncleanable_bytes = self._gauge("uncleanable_bytes", "Those bytes.")
+        self.compacted_topic_bytes = self._gauge(
+            "compacted_topic_bytes",
+            "Live bytes of a compacted topic, L1 and up; of the largest topics, as many as `metrics.topics.max`.",
+            "topic",
+        )
+        self.compacted_topics_rest_bytes = self._gauge(
+            "compacted_topics_rest_bytes", "Those of all other compacted topics together."
+        )
 
     def _declare_deletion(self) -> None:
         self.expired_extents_total = self._counter("expired_extents_total", "Extents that retention took.")
@@ -251,6 +288,91 @@ class Metrics:
             "1 while nothing is deleted because Postgres was restored or failed over; see to it, then run"
             " `siltstone fsck --adopt`.",
         )
+        self.catalog_age_seconds = self._gauge(
+            "catalog_age_seconds", "Since the last catalogue snapshot that this compactor knows of."
+        )
+        self.catalog_bytes = self._gauge("catalog_bytes", "Size of the last catalogue snapshot that it wrote.")
+        self.catalog_seconds = self._gauge("catalog_seconds", "How long that took.")
+        self.catalog_failures_total = self._counter(
+            "catalog_failures_total", "Catalogue snapshots and increments that could not be written."
+        )
+        self.catalog_increments_total = self._counter(
+            "catalog_increments_total", "Increments of the catalogue written."
+        )
+        self.catalog_increment_bytes_total = self._counter("catalog_increment_bytes_total", "Their bytes.")
+
+    def _declare_observed_cluster(self) -> None:
+        self.group_lag_offsets = self._gauge(
+            "group_lag_offsets",
+            "Offsets between what a group committed and the end of the log, over the partitions it committed; of a"
+            " compacted topic not all of them have a record. The pairs that lag most, as many as `metrics.groups.max`.",
+            "group",
+            "topic",
+        )
+        self.group_commit_age_seconds = self._gauge(
+            "group_commit_age_seconds", "Since the newest commit of these pairs.", "group", "topic"
+        )
+        self.group_lag_pairs = self._gauge("group_lag_pairs", "Pairs of a group and a topic that it committed, in all.")
+        self.group_lag_rest_offsets = self._gauge(
+            "group_lag_rest_offsets", "Lag of the pairs that are not exported by themselves, together."
+        )
+        self.live_agents = self._gauge("live_agents", "Agents with a running lease: `serving` or `draining`.", "state")
+        self.live_compactors = self._gauge("live_compactors", "Compactors with a running lease.")
+        self.observation_seconds = self._gauge(
+            "observation_seconds", "How long it took to ask Postgres for all this, the last time."
+        )
+
+    def _declare_observed_postgres(self) -> None:
+        self.postgres_oldest_xmin_transactions = self._gauge(
+            "postgres_oldest_xmin_transactions",
+            "How many transactions ago the oldest snapshot was taken that keeps vacuum from removing dead rows, by who"
+            " holds it: a `session`, a replication `slot` or a `prepared` transaction.",
+            "holder",
+        )
+        self.postgres_longest_transaction_seconds = self._gauge(
+            "postgres_longest_transaction_seconds", "Age of the longest transaction that runs in this database."
+        )
+        self.postgres_connections = self._gauge(
+            "postgres_connections",
+            "Sessions of clients, of all databases: `active`, `idle`, `idle_in_transaction`, `other`, or `hidden` from"
+            " our role, which then sees no ages either (`GRANT pg_read_all_stats`).",
+            "state",
+        )
+        self.postgres_connections_max = self._gauge("postgres_connections_max", "Postgres's `max_connections`.")
+        self.postgres_xid_age_transactions = self._gauge(
+            "postgres_xid_age_transactions", "Age of the oldest transaction id not frozen; at 2^31 Postgres stops."
+        )
+        self.postgres_wal_bytes_total = self._counter(
+            "postgres_wal_bytes_total", "Write-ahead log that Postgres wrote while this compactor had the duty."
+        )
+        self.postgres_slot_retained_bytes = self._gauge(
+            "postgres_slot_retained_bytes", "Write-ahead log that the slowest replication slot keeps on the disk."
+        )
+        self.postgres_live_rows = self._gauge("postgres_live_rows", "Rows of our tables, as Postgres counts.", "table")
+        self.postgres_dead_rows = self._gauge("postgres_dead_rows", "Dead rows that vacuum has not removed.", "table")
+        self.postgres_table_bytes = self._gauge("postgres_table_bytes", "A table with its indexes.", "table")
+
+    def _declare_process(self) -> None:
+        self.build_info = self._gauge(
+            "build_info", "Always 1; `role` is `agent` or `compactor`.", "role", "version", "python"
+        )
+        self.ready = self._gauge("ready", "1 while `/readyz` says so.", "role")
+        self.event_loop_lag_seconds = self._histogram(
+            "event_loop_lag_seconds",
+            "How much later than asked a sleeping task was woken: four times a second.",
+            SECONDS,
+        )
+        self.postgres_pool_wait_seconds = self._histogram(
+            "postgres_pool_wait_seconds",
+            "Waiting for a connection of the pool, with the look whether it lives, or making it.",
+            SECONDS,
+        )
+        self.postgres_pool_connections = self._gauge(
+            "postgres_pool_connections", "Connections of the pool: `in_use` or `idle`.", "state"
+        )
+        ProcessCollector(registry=self.registry)
+        for name, kind, doc in _OF_THE_PROCESS:
+            self._declared.append(DeclaredMetric(name=name, kind=kind, labels=(), doc=doc, prefix="process_"))
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         self._declared.append(DeclaredMetric(name=name, kind="counter", labels=labels, doc=doc))
@@ -278,5 +400,5 @@ def render_metrics_markdown() -> str:
     ]
     for metric in Metrics().declared():
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "-"
-        lines.append(f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.doc} |")
+        lines.append(f"| `{metric.full_name}` | {metric.kind} | {labels} | {metric.doc} |")
     return "\n".join(lines) + "\n"

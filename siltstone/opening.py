@@ -15,11 +15,13 @@ from siltstone.ids import IdSource
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
 from siltstone.settings import Settings
+from siltstone.tracing import NO_TRACING, Tracing
 from storage.cluster import check_cluster
 from storage.metered import Metered
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
 from storage.retrying import Retrying
+from storage.traced import Traced
 from storage.urls import open_store
 
 _log = get_logger(__name__)
@@ -31,7 +33,7 @@ class MissingUrlError(BadInputError):
 
 @asynccontextmanager
 async def opened_stores(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, tracing: Tracing = NO_TRACING
 ) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
     """Both stores, open and checked against each other."""
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
@@ -41,12 +43,14 @@ async def opened_stores(
             )
     async with AsyncExitStack() as stack:
         # both URLs are read before either place is touched
-        store = Retrying(Metered(open_store(settings.object_store_url), metrics, clock), clock, ids)
+        metered = Metered(open_store(settings.object_store_url), metrics, clock)
+        store = Retrying(Traced(metered) if tracing.on else metered, clock, ids)
         metadata = open_metadata(
             settings.metadata_url,
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
             clock=clock,
             ids=ids,
+            metrics=metrics,
         )
         stack.push_async_callback(store.close)
         await store.open()

@@ -42,6 +42,7 @@ from siltstone.settings_values import (
     size_bytes,
     typed_value,
 )
+from siltstone.settings_watching import WatchingSettings, check_watching
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -74,14 +75,14 @@ GRACE_SHARE_OF_CACHES = 4
 _ZONE = re.compile(r"[^,;&]*")  # what `zone=...` in a client.id can spell
 
 _PLACES, _WRITE, _READ, _NETWORK = "Places", "Write path", "Read path", "Network"
-_TOPICS, _WATCHING = "Topics and producers", "Watching"
+_TOPICS = "Topics and producers"
 _GROUPS = "Consumer groups"
 _COMPACTOR, _PLAN, _DELETION = "Compactor", "When merges are made", "Retention and deletion"
 _SPARK = "Spark"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(WatchingSettings):
     """All settings of a process. Raises SettingsError when a value, or two together, cannot be."""
 
     # ---- places
@@ -89,7 +90,9 @@ class Settings:
         "127.0.0.1:9092", _PLACES, "HOST:PORT on which the agent takes Kafka clients. Port 0 takes any free one."
     )
     advertised_host: str = setting(
-        "", _PLACES, "The host under which clients reach this agent. Empty: the host of `listen`."
+        "",
+        _PLACES,
+        "The host under which clients reach this agent. Empty: the host of `listen`. `ecs`: that of its ECS task.",
     )
     insecure: bool = setting(
         False, _PLACES, "Allow listening on addresses other than loopback although nobody is authenticated."
@@ -104,7 +107,9 @@ class Settings:
         secret=True,
     )
     agent_zone: str = setting(
-        "", _PLACES, "Availability zone of this agent; clients of `zone=` in their client.id prefer it."
+        "",
+        _PLACES,
+        "Availability zone of this agent; clients of `zone=` in their client.id prefer it. `ecs`: that of its task.",
     )
     drain_timeout_ms: int = duration_ms(
         30_000, _PLACES, "How long a stopping agent flushes and answers before it gives up."
@@ -345,15 +350,15 @@ class Settings:
         " 1,000.",
         minimum=0,
     )
-
-    # ---- watching
-    metrics_listen: str = setting(
-        "127.0.0.1:0", _WATCHING, "HOST:PORT for `/metrics`, `/healthz` and `/readyz`. Port 0 takes any; empty: none."
+    catalog_interval_ms: int = duration_ms(
+        900_000,
+        _DELETION,
+        "How often a snapshot of the metadata is written to `catalog/`, for `siltstone rebuild`. 0: none is.",
+        minimum=0,
     )
-    log_level: str = setting(
-        "info", _WATCHING, "The least severe message shown.", choices=("debug", "info", "warning", "error")
+    catalog_increment_interval_ms: int = duration_ms(
+        5_000, _DELETION, "How often what happened since is written beside it, where anything did."
     )
-    log_format: str = setting("text", _WATCHING, "How messages are written.", choices=("text", "json"))
 
     def __post_init__(self) -> None:
         for name, declared, _ in declarations():
@@ -366,7 +371,8 @@ class Settings:
 
 def declarations() -> Iterator[tuple[str, Declared, Value]]:
     """(dotted name, what is declared, default) of every setting, in the table's order."""
-    for each in fields(Settings):
+    inherited = {each.name for each in fields(WatchingSettings)}
+    for each in sorted(fields(Settings), key=lambda each: each.name in inherited):
         yield each.name.replace("_", "."), each.metadata["declared"], cast(Value, each.default)
 
 
@@ -448,6 +454,7 @@ def _check_together(settings: Settings) -> None:
         advertised_host=settings.advertised_host,
         insecure=settings.insecure,
     )
+    check_watching(settings)
     check_spark(
         submitter=settings.spark_submitter,
         master=settings.spark_master,

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
+from siltstone.logging import get_logger
 from storage.objects import (
     Body,
     Deleted,
@@ -32,6 +33,8 @@ from storage.objects import (
 )
 from storage.wrapper import WrappedStore
 from wire.crc import crc32c as compute_crc32c
+
+_log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -115,6 +118,7 @@ class Retrying(WrappedStore):
             except (ObjectExistsError, PutInDoubtError) as error:
                 if isinstance(error, PutInDoubtError):
                     doubt = error
+                    _log.debug("put in doubt, settling it", key=key, error=str(error))
                 elif is_first:
                     raise
                 if await self._settle(key, size_bytes, crc32c, doubt or error, tries):

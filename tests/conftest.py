@@ -5,6 +5,7 @@ from __future__ import annotations
 pytest_plugins = [
     "tests.fixtures.agents",
     "tests.fixtures.dev",
+    "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
     "tests.fixtures.skips",

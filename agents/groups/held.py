@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from typing import Protocol, TypeAlias
 
 from agents.groups.events import (
@@ -37,12 +38,14 @@ from agents.groups.events import (
 )
 from agents.groups.group import Group
 from agents.groups.offset_commits import OffsetCommits
+from agents.request_context import current_request
 from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord
 from metadata.service import MetadataUnavailableError
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
+from siltstone.tracing import child_span
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
@@ -134,10 +137,23 @@ class HeldGroup:
         """The answer, when it comes. Whoever asked may be cancelled: nothing of him is kept then but what the machine
         itself knows of the member. Raises GroupRefusedError."""
         waiting = self._begin(event)
+        if isinstance(event, JoinRequested | SyncRequested):
+            return await self._rebalanced(event, waiting)
         try:
             return await waiting
         finally:
             self._waiting.pop(event.request, None)
+
+    async def _rebalanced(self, event: Request, waiting: asyncio.Future[AnyAnswer]) -> AnyAnswer:
+        """What others have to come for: such a request is not slow, however long it takes."""
+        request, started_ms = current_request(), self._clock.monotonic_ms()
+        with child_span("rebalance", attributes={"siltstone.group.epoch": self.lease.epoch}):
+            try:
+                return await waiting
+            finally:
+                self._waiting.pop(event.request, None)
+                if request is not None:
+                    request.waited_ms += self._clock.monotonic_ms() - started_ms
 
     def unload(self, error: ErrorCode) -> None:
         """Answer all that wait, and end."""
@@ -212,7 +228,8 @@ class HeldGroup:
             self._timer.cancel()
         delay_s = max(wake_at_ms - now_ms, TIMER_MS_MIN) / 1000
         self._timer_at_ms = wake_at_ms
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+        # In a context of its own: what the timer begins is not on behalf of the request that happened to set it.
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake, context=Context())
 
     def _wake(self) -> None:
         self._timer = None

@@ -30,6 +30,7 @@ from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
 from siltstone.metrics import Metrics
+from siltstone.tracing import CURRENT_SPAN, SpanKind, child_span
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
@@ -100,7 +101,12 @@ class OffsetCommits:
         outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append(WaitingCommit(lease, offsets, self._clock.monotonic_ms(), size, outcome))
         self._some.set()
-        return await asyncio.shield(outcome)
+        if CURRENT_SPAN.get() is None:
+            return await asyncio.shield(outcome)
+        # One call to the store is made for the commits of many requests; each sees how long its own took.
+        attributes = {"db.system.name": "postgresql", "siltstone.offsets": len(offsets)}
+        with child_span("commit offsets", kind=SpanKind.CLIENT, attributes=attributes):
+            return await asyncio.shield(outcome)
 
     async def settled(self, group_id: str) -> None:
         """Return when every commit of the group that was added before has its outcome."""

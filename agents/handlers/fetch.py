@@ -22,6 +22,7 @@ from agents.broker import Broker
 from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
+from agents.request_context import RequestContext, RequestTrace, current_request
 from agents.turns import in_turns
 from metadata.service import MetadataUnavailableError, Topic
 from wire.api import RequestHeader
@@ -36,6 +37,8 @@ _NO_TOPIC, _NO_PARTITION = -1, -2
 
 
 async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -> FetchResponse | HeldAnswer:
+    asking = current_request()
+    trace = asking.trace if asking is not None else None
     sessions = broker.fetch_sessions
     by_id = header.api_version >= TOPIC_IDS_SINCE
     context = sessions.begin(request, by_id=by_id, now_ms=broker.clock.monotonic_ms())
@@ -45,10 +48,16 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if by_id:
         await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
     parts = context.parts
+    if trace is not None:
+        trace.begin("index")
     await _resolve(broker, parts)
     await _check_ranges(broker, parts)
     bytes_max = min(max(request.max_bytes, 0), broker.settings.fetch_max_bytes)
-    await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms)
+    if trace is not None:
+        _describe(broker, parts, trace)
+    await _wait_for_bytes(broker, parts, min(request.min_bytes, bytes_max), deadline_ms, asking)
+    if trace is not None:
+        trace.end_part()
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
     response = sessions.answer(context, now_ms=broker.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
@@ -131,13 +140,35 @@ async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
             _fail(part, ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
-async def _wait_for_bytes(broker: Broker, parts: Sequence[FetchPart], bytes_min: int, deadline_ms: float) -> None:
+def _describe(broker: Broker, parts: Sequence[FetchPart], trace: RequestTrace) -> None:
+    places: list[tuple[str | None, int]] = []
+    for part in parts:
+        topic = broker.catalog.topic_by_id(part.topic) if not isinstance(part.topic, str) else None
+        name = part.topic if isinstance(part.topic, str) else topic.name if topic is not None else None
+        places.append((name, part.asked.partition))
+    trace.about(places)
+
+
+async def _wait_for_bytes(
+    broker: Broker,
+    parts: Sequence[FetchPart],
+    bytes_min: int,
+    deadline_ms: float,
+    asking: RequestContext | None,
+) -> None:
     waiting = [part.partition_id for part in parts if part.log is not None]
     while waiting and not any(part.answer is not None for part in parts):
         if _bytes_at_hand(parts, bytes_min) >= bytes_min:
             return
-        left_ms = deadline_ms - broker.clock.monotonic_ms()
-        if left_ms <= 0 or not await broker.arrivals.wait(waiting, left_ms):
+        now_ms = broker.clock.monotonic_ms()
+        if now_ms >= deadline_ms:
+            return
+        if asking is not None and asking.trace is not None:
+            asking.trace.begin("wait")
+        has_arrived = await broker.arrivals.wait(waiting, deadline_ms - now_ms)
+        if asking is not None:
+            asking.waited_ms += broker.clock.monotonic_ms() - now_ms
+        if not has_arrived:
             return
         # Looked up again: what woke us may be the topic's deletion, or an index that was loaded anew.
         for part in parts:

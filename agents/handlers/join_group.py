@@ -7,10 +7,10 @@ sent to the leader.
 from __future__ import annotations
 
 from agents.broker import Broker
-from agents.client_host import CLIENT_HOST
 from agents.groups.checks import check_id
 from agents.groups.events import JoinAnswer, JoinRequested
 from agents.groups.held import GroupRefusedError
+from agents.request_context import client_host
 from siltstone.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -55,7 +55,7 @@ def _event(broker: Broker, header: RequestHeader, request: JoinGroupRequest) -> 
         new_member_id=f"{request.group_instance_id or client_id}-{broker.ids.uuid4()}",
         instance_id=request.group_instance_id,
         client_id=client_id,
-        client_host=f"/{CLIENT_HOST.get()}",
+        client_host=f"/{client_host()}",
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms if header.api_version >= 1 else request.session_timeout_ms,
         protocol_type=request.protocol_type,

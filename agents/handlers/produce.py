@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agents.broker import Broker
+from agents.request_context import RequestContext, RequestTrace, current_request
 from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
 from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
@@ -93,11 +94,14 @@ def _take(
             for topic in request.topic_data
         ]
     )
+    asking = current_request()
+    if asking is not None and asking.trace is not None:
+        _describe(broker, header, request, accepted, asking.trace)
     if request.acks == 0:
         promises: list[_ResultsFuture] = [
             asyncio.get_running_loop().create_future() for _ in _portions(accepted.batches)
         ]
-        _submit(broker, accepted.batches, promises)
+        _submit(broker, accepted.batches, promises, asking)
         return _unanswered(broker, request.timeout_ms, response, promises)
     if not accepted.batches and broker.stall.refusal is None:
         return response
@@ -108,12 +112,27 @@ def _take(
         stall=broker.stall,
         clock=broker.clock,
         metrics=broker.metrics,
+        timers=broker.timers,
         gone=_gone(header),
     )
-    _submit(broker, accepted.batches, [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)])
+    shares = [reply.share(accepted.answers[each]) for each in _portions(accepted.batches)]
+    _submit(broker, accepted.batches, shares, asking)
     if not accepted.batches:
         reply.settle(0)
     return reply.future
+
+
+def _describe(
+    broker: Broker, header: RequestHeader, request: ProduceRequest, accepted: _Accepted, trace: RequestTrace
+) -> None:
+    by_id = header.api_version >= TOPIC_IDS_SINCE
+    places: list[tuple[str | None, int]] = []
+    for asked in request.topic_data:
+        topic = broker.catalog.topic_by_id(asked.topic_id) if by_id else None
+        name = (topic.name if topic is not None else None) if by_id else asked.name
+        places += [(name, part.index) for part in asked.partition_data]
+    trace.about(places, records=sum(batch.header.records_count for batch in accepted.batches))
+    trace.span.set({"siltstone.acks": request.acks})
 
 
 def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
@@ -121,10 +140,14 @@ def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
     return [slice(start, start + BATCHES_MAX) for start in range(0, len(batches), BATCHES_MAX)]
 
 
-def _submit(broker: Broker, batches: Sequence[PendingBatch], promises: Sequence[Promise]) -> None:
+def _submit(
+    broker: Broker, batches: Sequence[PendingBatch], promises: Sequence[Promise], asking: RequestContext | None
+) -> None:
     """Hand over the batches in order, a portion with each promise."""
+    if asking is not None and asking.trace is not None and batches:
+        asking.trace.begin("buffered")
     for portion, promise in zip(_portions(batches), promises, strict=True):
-        broker.write_path.submit(Submission(batches[portion], promise))
+        broker.write_path.submit(Submission(batches[portion], promise, asking))
 
 
 def _refusal_of_all(broker: Broker, request: ProduceRequest) -> Refusal | None:

@@ -22,6 +22,7 @@ from agents.read.blocks import BlockReader
 from metadata.compaction import LeveledExtent
 from metadata.service import MetadataUnavailableError
 from siltstone.clock import Clock
+from siltstone.tracing import SpanKind, child_span
 from storage.block_index import BlockEntry, decode_block_index
 from storage.file_format import CorruptFileError
 
@@ -123,7 +124,8 @@ class LeveledExtents:
         try:
             async with asyncio.timeout(WAIT_MS_MAX / 1000), self._slots:
                 read_ms = self._clock.monotonic_ms()
-                found = await self._metadata.leveled_extents(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
+                with child_span("look up extents", kind=SpanKind.CLIENT, attributes={"db.system.name": "postgresql"}):
+                    found = await self._metadata.leveled_extents(partition_id, offset, limit=EXTENTS_PER_LOOK_UP)
         except TimeoutError:
             raise MetadataUnavailableError("merged files were not looked up in time") from None
         # Many extents lie in the same file: its key is kept once.

@@ -36,6 +36,7 @@ from agents.read.pools import Pools
 from metadata.service import MetadataUnavailableError
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
+from siltstone.tracing import CURRENT_SPAN
 from storage.objects import ObjectNotFoundError, ObjectStoreError
 from wire.batch import CorruptBatchError, stamp_offset
 from wire.error_codes import ErrorCode
@@ -134,7 +135,11 @@ class Reader:
         await asyncio.gather(*self._looking, return_exceptions=True)
 
     async def _read(self, found: Found, wants: Sequence[Want], bytes_max: int, patience: Patience) -> Reading:
+        request = CURRENT_SPAN.get()
+        locating = request.child("locate") if request is not None else None
         plans, errors = await self._located(found, wants, bytes_max, patience)
+        if locating is not None:
+            locating.end()
         for plan in plans:
             if plan.missing is not None:
                 plan.ranges.clear()  # what it lacks did not come
@@ -144,7 +149,11 @@ class Reader:
         try:
             if source is Source.HISTORY:
                 self._begin_ahead(found, wants, plans)
+            getting = request.child("cache") if request is not None else None
             data = await self._fetch(plans, patience)
+            if getting is not None:
+                getting.set({"siltstone.ranges": len(ranges), "siltstone.ranges.from": source.name.lower()})
+                getting.end()
             answers: list[Taken] = []
             total = place = 0
             for number, (want, plan) in enumerate(zip(wants, plans, strict=True)):

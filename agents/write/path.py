@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
+from agents.write.file_notes import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
 from metadata.service import (
@@ -35,8 +36,9 @@ from metadata.service import (
 )
 from siltstone.clock import Clock
 from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from siltstone.logging import LOG_CONTEXT, get_logger, log_context
 from siltstone.metrics import Metrics
+from siltstone.tracing import CURRENT_SPAN, NO_TRACING, Span, Tracing
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError
 from wire.error_codes import ErrorCode
@@ -56,6 +58,8 @@ class FileOnItsWay:
     key: str
     sealed: SealedL0
     uploaded: asyncio.Task[None]
+    span: Span | None
+    """Where a request is traced that it carries."""
 
 
 class Lease(Protocol):
@@ -85,6 +89,7 @@ class WritePath:
         clock: Clock,
         ids: IdSource,
         metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._buffer = WriteBuffer(options)
         self._uploads_max = uploads_max
@@ -96,6 +101,7 @@ class WritePath:
         self._clock = clock
         self._ids = ids
         self._metrics = metrics
+        self._tracing = tracing
         self._uploads: set[asyncio.Task[None]] = set()
         self._seq = 0
         self._seq_epoch = -1
@@ -185,10 +191,12 @@ class WritePath:
             file_uuid=self._ids.uuid7(store_ms),
             created_ms=store_ms,
         )
-        uploaded = asyncio.create_task(self._upload(key, sealed), name=f"put {key}")
+        note_sealed(key, self._seq, reason, sealed)
+        span = begin_span(self._tracing, key, reason, sealed) if self._tracing.on else None
+        uploaded = asyncio.create_task(self._upload(key, sealed, span), name=f"put {key}")
         self._uploads.add(uploaded)
         uploaded.add_done_callback(self._uploaded)
-        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded))
+        self._commits.put_nowait(FileOnItsWay(lease, self._seq, key, sealed, uploaded, span))
         self._metrics.l0_files_total.labels(reason=reason.value).inc()
         self._metrics.l0_file_bytes.observe(len(sealed.file.body))
         self._metrics.l0_bytes_total.inc(len(sealed.file.body))
@@ -197,10 +205,15 @@ class WritePath:
 
     # ---- PUT
 
-    async def _upload(self, key: str, sealed: SealedL0) -> None:
+    async def _upload(self, key: str, sealed: SealedL0, span: Span | None) -> None:
+        # A task's own context: this is the work of the file, not of the request that happened to fill it.
+        LOG_CONTEXT.set(about_file(key))
+        CURRENT_SPAN.set(span)
         started_ms = self._clock.monotonic_ms()
         await self._store.put_if_absent(key, sealed.file.body, crc32c=sealed.file.crc32c)
-        self._metrics.l0_put_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+        put_ms = self._clock.monotonic_ms() - started_ms
+        self._metrics.l0_put_seconds.observe(put_ms / 1000)
+        _log.debug("file put", elapsed_ms=round(put_ms, 1))
 
     def _uploaded(self, task: asyncio.Task[None]) -> None:
         """A slot is free: what could not be sealed for want of one may be due."""
@@ -216,14 +229,21 @@ class WritePath:
             file = await self._commits.get()
             if file is None:
                 return
-            try:
-                await self._finish(file)
-            except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
-                _log.exception("file not committed", key=file.key)
-                # Nobody knows whether it was stored; this is the error that tells a client just that.
-                self._give_up(file, ErrorCode.REQUEST_TIMED_OUT, str(error))
+            with log_context(about_file(file.key)):
+                await self._finish_or_give_up(file)
             # Its bytes and replies are not kept until the next file comes.
             del file
+
+    async def _finish_or_give_up(self, file: FileOnItsWay) -> None:
+        try:
+            await self._finish(file)
+        except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
+            _log.exception("file not committed")
+            # Nobody knows whether it was stored; this is the error that tells a client just that.
+            self._give_up(file, ErrorCode.REQUEST_TIMED_OUT, str(error))
+        finally:
+            if file.span is not None:
+                file.span.end()
 
     async def _finish(self, file: FileOnItsWay) -> None:
         try:
@@ -253,17 +273,29 @@ class WritePath:
             batches=file.sealed.batches,
         )
         started_ms = self._clock.monotonic_ms()
+        span = begin_commit(file.span)
         backoff_ms = COMMIT_BACKOFF_MS
         while True:
             try:
                 committed = await self._metadata.commit_l0(request)
             except (CommitInDoubtError, MetadataUnavailableError) as error:
                 self._metrics.commits_total.labels(outcome="in_doubt").inc()
-                _log.warning("commit in doubt, repeating it", key=file.key, error=str(error))
+                _log.warning("commit in doubt, repeating it", error=str(error))
+                if span is not None:
+                    span.event("in doubt")
                 await self._clock.sleep_ms(backoff_ms * (0.5 + self._ids.jitter() / 2))
                 backoff_ms = min(backoff_ms * 2, COMMIT_BACKOFF_MS_MAX)
                 continue
-            self._metrics.l0_commit_seconds.observe((self._clock.monotonic_ms() - started_ms) / 1000)
+            except BaseException as error:
+                if span is not None:
+                    span.end(error=type(error).__qualname__)
+                raise
+            commit_ms = self._clock.monotonic_ms() - started_ms
+            self._metrics.l0_commit_seconds.observe(commit_ms / 1000)
+            _log.debug("file committed", file_id=committed.file_id, elapsed_ms=round(commit_ms, 1))
+            if span is not None:
+                span.set({"siltstone.file.id": committed.file_id})
+                span.end()
             return committed
 
     # ---- out
@@ -275,7 +307,10 @@ class WritePath:
         self._on_bytes_changed()
 
     def _give_up(self, file: FileOnItsWay, error: ErrorCode, reason: str) -> None:
-        _log.error("file given up", key=file.key, error=error.name, reason=reason)
+        facts = requests_named(file.sealed.submissions)
+        _log.error("file given up", error=error.name, reason=reason, **facts)
+        if file.span is not None:
+            file.span.end(error=error.name)
         self._metrics.commits_total.labels(outcome="given_up").inc()
         refused = BatchResult(error=int(error), duplicate=False, base_offset=-1, log_append_time_ms=-1)
         self._answer(file, [refused] * len(file.sealed.batches))

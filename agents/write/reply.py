@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import Context
 
 from agents.write.stall import WriteStall, patience_ms
 from metadata.service import BatchResult
@@ -31,9 +32,11 @@ class ProduceReply:
         stall: WriteStall,
         clock: Clock,
         metrics: Metrics,
+        timers: Context | None = None,
         gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ) -> None:
-        """`gone` is what the client is told of a topic that is not there any more."""
+        """`timers`: the context that the time-out runs in. `gone` is what the client is told of a topic that is not
+        there any more."""
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[ProduceResponse | None] = loop.create_future()
         self._response = response
@@ -45,7 +48,7 @@ class ProduceReply:
         self._shares: list[Share] = []
         self._missing = 0
         self._started_ms = clock.monotonic_ms()
-        self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out)
+        self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out, context=timers)
         self._delay: asyncio.Task[None] | None = None
         self.future.add_done_callback(self._end)
 

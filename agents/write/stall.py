@@ -88,6 +88,8 @@ class WriteStall:
     def __init__(self, limits: StallLimits, metrics: Metrics) -> None:
         self._limits = limits
         self._metrics = metrics
+        metrics.l0_limit_files.labels(limit="stall").set(limits.stall_files)
+        metrics.l0_limit_files.labels(limit="refuse").set(limits.refuse_files)
         self._verdict = decide(0, limits)
         self._alarm = StallLevel.NONE
         self._ended = False

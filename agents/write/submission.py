@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from agents.request_context import RequestContext
 from metadata.service import BatchResult
 from wire.batch import BatchHeader
 
@@ -46,6 +47,7 @@ counted records alone would let requests of one small record each take fifteen t
 class Submission:
     batches: Sequence[PendingBatch]
     promise: Promise
+    request: RequestContext | None = None
     bytes: int = field(init=False)
     """Of records: what a file is sealed by."""
     held_bytes: int = field(init=False)

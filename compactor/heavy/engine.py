@@ -39,6 +39,7 @@ from metadata.service import WriterLease
 from siltstone.clock import Clock
 from siltstone.errors import UnavailableError
 from siltstone.logging import get_logger
+from siltstone.tracing import CURRENT_SPAN, child_span
 from storage.keys import BadKeyError, job_key, parse_job_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import ObjectStoreUrl, object_url
@@ -220,6 +221,8 @@ class _HeavyRun:
         """Of the driver before this one, which failed."""
         self._words = ""
         """Of this one, until a unit is done: what it waits for."""
+        self._phase: Phase | None = None
+        """As it was told last."""
         self._done_before = 0
         """Units, when it was asked for."""
 
@@ -234,7 +237,9 @@ class _HeavyRun:
         for number in range(1, TRIES_KNOWN_MAX + 1):
             if self._is_complete:
                 break
-            state, was_over = await self._drive(number)
+            attributes = {"siltstone.spark.submitter": self._submitter.name, "siltstone.spark.driver": number}
+            with child_span("spark job", attributes={**attributes, "siltstone.spark.units": len(self._plan.units)}):
+                state, was_over = await self._drive(number)
             if self._is_complete:
                 break
             _log.warning("a driver ended before its units", job=self._plan.job_id, driver=number, said=state.detail)
@@ -319,6 +324,9 @@ class _HeavyRun:
         bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
         # what a driver that gets on writes to its log is no news
         is_news = state.phase.is_over or len(self._results) == self._done_before
+        if state.phase is not self._phase and (span := CURRENT_SPAN.get()) is not None:
+            span.event(state.phase.value)
+        self._phase = state.phase
         name, self._words = self._submitter.name, _last_words(state) if is_news else ""
         step = f"{name}: {state.phase}, {len(self._results)} of {len(self._plan.units)} units done"
         step += f"; {self._words}" if self._words else ""

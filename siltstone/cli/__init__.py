@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "file": ("siltstone.cli.file_inspect:file", "Look inside one file."),
     "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants on a live system."),
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
+    "rebuild": ("siltstone.cli.rebuild:rebuild", "Bring the metadata back from the bucket into an empty Postgres."),
     "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
     "jobs": ("siltstone.cli.jobs:jobs", "List merges and show one: state, progress, result."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),

@@ -34,7 +34,9 @@ def warm() -> None:
     took = f"after {(clock.monotonic_ms() - began_ms) / 1000:.1f} s"
     fresh = len(_compiled(place) - before)
     if place is None:
-        click.echo(f"kernels are ready, {took}, for this process alone: no directory for them can be written")
+        click.echo(
+            f"kernels are ready, {took}: no directory can be written, what was compiled is for this process alone"
+        )
     elif fresh:
         click.echo(f"kernels are ready, {took}: {plural(fresh, 'kernel')} compiled")
     else:

@@ -154,8 +154,8 @@ def _unknown_lines(unknown: Unknown, settings: Settings) -> Iterator[str]:
         f" named by no row: once this is adopted, the janitor deletes them at the age of {age} (orphan.age.ms)."
     )
     yield (
-        "They may be what was committed after the state that was restored. To keep them the metadata would have to be"
-        " rebuilt from the objects, which this release cannot do."
+        "They may be what was committed after the state that was restored: `siltstone rebuild` brings back into an"
+        " empty Postgres what the bucket tells of them (docs/operations/rebuild.md)."
     )
     allowed = orphans_allowed(unknown.listed, setting=settings.orphan_refuse_files)
     if count > allowed:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import click
 
+from siltstone.cli.output import plural
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.errors import BadInputError
 from siltstone.settings import is_memory
@@ -18,11 +20,18 @@ from siltstone.settings import is_memory
 @click.option(
     "--reader", metavar="ROLE", help="A role of Postgres that may read where records lie, and pin them; nothing else."
 )
-def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | None, reader: str | None) -> None:
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and which running programs may stay.")
+def migrate(
+    config: Path | None, assignments: tuple[str, ...], metadata: str | None, reader: str | None, dry_run: bool
+) -> None:
     """Bring the metadata schema of a Postgres up to date.
 
-    Agents never do this by themselves; they refuse to start on another schema than theirs. Doing it twice changes
-    nothing. Prints the revision of the schema, and whether it was created, brought up or there already.
+    Agents never do this by themselves. Doing it twice changes nothing. Prints the revision of the schema, and whether
+    it was created, brought up or there already.
+
+    Migrations only add, and each says which programs may go on after it: so migrate first, then replace agents and
+    compactors one by one. Refused, with nothing changed, while programs are at work that the new schema does not take.
+    --dry-run says so beforehand, and ends with exit code 1 where it would be refused.
 
     --reader grants a role that exists what `siltstone.read_topic` and Spark need of the metadata; the objects are read
     with rights of the object store. Give it again after every upgrade.
@@ -30,12 +39,15 @@ def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | N
     \b
     Examples:
       siltstone migrate --metadata postgresql://me@db:5432/silt
-      siltstone migrate --config agent.toml
-      siltstone migrate --metadata postgresql://me@db:5432/silt --reader analysts
+      siltstone migrate --dry-run --config agent.toml
+      siltstone migrate --metadata postgresql://me@db/silt --reader analysts
     """
     settings = read_settings(config, assignments, {"metadata.url": metadata})
     if not settings.metadata_url or is_memory(settings.metadata_url):
         raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
+    if dry_run:
+        _say_plan(settings.metadata_url)
+        return
     click.echo(f"schema: {asyncio.run(_migrate(settings.metadata_url))}")
     if reader:
         from metadata.migrate import grant_reader
@@ -47,16 +59,39 @@ def migrate(config: Path | None, assignments: tuple[str, ...], metadata: str | N
             click.echo(";\n".join(left) + ";", err=True)
 
 
+def _say_plan(url: str) -> None:
+    """What a migration would do, and to whom."""
+    from metadata.migrate import plan_migration
+    from metadata.schema_versions import revision_of
+
+    plan = asyncio.run(plan_migration(url))
+    present, target = plan.present, plan.target
+    click.echo(f"schema: {present.revision or 'none'}")
+    click.echo(f"target: {target}")
+    for step in plan.steps:
+        click.echo(f"  {step.revision}  {step.about} (takes programs from {revision_of(step.oldest_program)} on)")
+    if present.is_newer_than(target):
+        takes = "takes this release, too" if present.takes(target) else "does not take this release"
+        click.echo(f"nothing to do: a newer release has migrated it, which {takes}")
+        sys.exit(0 if present.takes(target) else 1)
+    if not plan.steps:
+        click.echo("nothing to do")
+    for each in plan.must_stop:
+        click.echo(f"must stop first: {each.kind} {each.place} (schema {revision_of(each.program)})")
+    if plan.must_stop:
+        sys.exit(1)
+    click.echo(f"may stay: {plural(len(plan.running), 'running program')}" if plan.running else "no program runs")
+
+
 async def _migrate(url: str) -> str:
     """The revision there is now, and what was done."""
     from metadata.migrate import migrate_async, schema_revision  # loads SQLAlchemy, which `--help` need not
-    from metadata.postgres_connection import CONNECTION_ERRORS, unavailable
+    from metadata.tables import SCHEMA_REVISION
 
-    try:
-        before = await schema_revision(url)
-    except CONNECTION_ERRORS as error:
-        raise unavailable(error) from error
+    before = await schema_revision(url)
     now = await migrate_async(url)
+    if now != SCHEMA_REVISION:
+        return f"{now} (nothing to do: newer than this release's {SCHEMA_REVISION}, and takes it)"
     if before == now:
         return f"{now} (nothing to do)"
     return f"{now} ({'created' if before is None else f'brought up from {before}'})"

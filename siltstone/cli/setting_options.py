@@ -49,5 +49,5 @@ def read_settings(
         overrides[name.strip()] = value.strip()
     overrides |= {name: value for name, value in (options or {}).items() if value is not None}
     settings = load_settings(config, os.environ, overrides)
-    configure(settings.log_level, settings.log_format)
+    configure(settings.log_level, settings.log_format, burst_lines=settings.log_burst_lines)
     return settings

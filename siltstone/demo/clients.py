@@ -17,6 +17,7 @@ from siltstone.errors import BadInputError, SiltstoneError
 
 POLL_EVERY_RECORDS = 500
 FLUSH_TIMEOUT_S = 60
+GROUP = "siltstone-demo"
 READ_STALL_MS = 30_000
 """Reading gives up after this long without a record."""
 
@@ -74,6 +75,7 @@ class _Consumer(Protocol):
     def assign(self, partitions: Sequence[_TopicPartition]) -> None: ...
     def seek(self, partition: _TopicPartition, offset: int) -> None: ...
     async def getmany(self, *, timeout_ms: int, max_records: int) -> Mapping[_TopicPartition, Sequence[_Record]]: ...
+    async def commit(self) -> None: ...
     async def end_offsets(self, partitions: Sequence[_TopicPartition]) -> Mapping[_TopicPartition, int]: ...
 
 
@@ -161,11 +163,12 @@ def produce(
 async def read_back(
     bootstrap: str, topic: str, partitions: int, comparison: Comparison, progress: Progress, clock: Clock
 ) -> float:
-    """Read every partition from offset 0 until all that was sent has come; the time it took in ms.
+    """Read every partition from offset 0 until all that was sent has come, and commit the group `GROUP` at the end;
+    the time it took in ms, the commit not counted.
 
     Raises MismatchError at the first difference, when nothing comes any more, or when a partition holds more.
     """
-    consumer, assigned = _consumer(bootstrap, topic, partitions)
+    consumer, assigned = _consumer(bootstrap, topic, partitions, group=GROUP)
     started_ms = clock.monotonic_ms()
     await consumer.start()
     try:
@@ -190,6 +193,7 @@ async def read_back(
                 raise MismatchError(
                     f"partition {each.partition} ends at {end}, not at {comparison.read.count(each.partition)}"
                 )
+        await consumer.commit()
     finally:
         await consumer.stop()
     return took_ms
@@ -232,14 +236,16 @@ async def read_to_end(
         await consumer.stop()
 
 
-def _consumer(bootstrap: str, topic: str, partitions: int) -> tuple[_Consumer, Sequence[_TopicPartition]]:
+def _consumer(
+    bootstrap: str, topic: str, partitions: int, *, group: str | None = None
+) -> tuple[_Consumer, Sequence[_TopicPartition]]:
     """aiokafka has no types: this is the one place that says so."""
     import aiokafka  # pyright: ignore[reportMissingTypeStubs]
 
     untyped: Any = aiokafka
     consumer: _Consumer = untyped.AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
-        group_id=None,
+        group_id=group,
         client_id="siltstone-demo",
         enable_auto_commit=False,
         auto_offset_reset="none",

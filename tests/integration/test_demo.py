@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from infra.grafana.source import ROWS
 from siltstone.demo.flights import flights
+from tests.fixtures.scrapes import Scrapes, two_free_ports
 
-ROWS = 8_000
+FLIGHTS = 8_000
 COMMAND = [sys.executable, "-m", "siltstone", "demo"]
 DEADLINE_S = 250
 
@@ -41,19 +43,18 @@ def temporary(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(DEADLINE_S + 20)
-def test_flights_come_back_as_they_were_sent_and_nothing_is_left(temporary: Path) -> None:
-    # when the demo runs
-    ran = subprocess.run(
-        [*COMMAND, "--rows", str(ROWS)],
-        env={**os.environ, "TMPDIR": str(temporary)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+def test_flights_come_back_as_they_were_sent_every_panel_has_data_and_nothing_is_left(temporary: Path) -> None:
+    # when the demo runs, and its agent and its compactor are scraped meanwhile
+    port = two_free_ports()
+    environ = {**os.environ, "TMPDIR": str(temporary), "SILTSTONE_METRICS_LISTEN": f"127.0.0.1:{port}"}
+    with Scrapes([f"http://127.0.0.1:{each}/metrics" for each in (port, port + 1)]) as scrapes:
+        ran = subprocess.run(
+            [*COMMAND, "--rows", str(FLIGHTS)], env=environ, capture_output=True, text=True, timeout=DEADLINE_S
+        )
     # then it says OK last, and shows what was written before
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.strip().splitlines()
-    assert lines[-1].startswith(f"OK {ROWS:,} records came back as sent") and len(lines[-1]) <= 80
+    assert lines[-1].startswith(f"OK {FLIGHTS:,} records came back as sent") and len(lines[-1]) <= 80
     for shown in ("L0 files", "PUTs", "commits", "produce latency", "p99", "SHA-256", "invariants hold", "█"):
         assert shown in ran.stdout
     # the compacted half: levels before and after, and one record for each aircraft of these flights
@@ -61,18 +62,24 @@ def test_flights_come_back_as_they_were_sent_and_nothing_is_left(temporary: Path
     assert "The levels before" in before and "L2 compacted" in after and "L2 compacted" not in before
     # the part on Spark: one merge, and one table
     merged, table = after.split("What the merge on Spark left")[1].split("spark.read")
-    assert f"{ROWS:,} flights -> " in merged and "carriers, by Spark" in table
+    assert f"{FLIGHTS:,} flights -> " in merged and "carriers, by Spark" in table
     assert "of 1 units done" in ran.stderr
-    keyed = [flight.key for flight in flights(6, limit=ROWS) if flight.key is not None]
+    keyed = [flight.key for flight in flights(6, limit=FLIGHTS) if flight.key is not None]
     assert f"{len(keyed):,} flights -> {len(set(keyed)):,}, one for each aircraft" in after
     assert f"; {len(set(keyed)):,} aircraft, " in lines[-1]
     # what is counted is what was written, and the rest is told
-    assert len(keyed) < ROWS
+    assert len(keyed) < FLIGHTS
     assert f"to a compacted topic: {len(keyed):,} records" in before
-    assert f"{ROWS - len(keyed):,} flights have no tail number and are left out" in before
+    assert f"{FLIGHTS - len(keyed):,} flights have no tail number and are left out" in before
     # and nothing is left, neither files nor processes
     assert list(temporary.iterdir()) == []
     assert processes_about(temporary) == []
+    # and the dashboard had something to show everywhere but where it says that it has not
+    panels = {panel.title: panel for row in ROWS for panel in row.panels}
+    asked = {title: [query.expression for query in panel.queries] for title, panel in panels.items()}
+    lacking = {title: scrapes.lacking(expressions) for title, expressions in asked.items()}
+    assert {title: queries for title, queries in lacking.items() if queries and not panels[title].empty_unless} == {}
+    assert [title for title, panel in panels.items() if panel.empty_unless and not lacking[title]] == []
 
 
 def test_a_demo_that_is_told_to_stop_takes_its_stack_with_it(temporary: Path) -> None:

@@ -13,14 +13,14 @@ async def test_a_migrated_database_is_fit_but_for_what_the_test_server_lacks(pos
     faults = {check.name for check in judge_postgres(facts, SystemClock().wall_ms()) if check.verdict is not Verdict.OK}
     # the test server runs alone, and without fsync
     assert faults <= {"postgres durability", "postgres failover"}
-    assert facts.revision == facts.revision_needed
+    assert facts.schema.revision == facts.revision_needed
     assert facts.direct and facts.may_create
     assert facts.tables_lacking_rights == ()
 
 
 async def test_a_database_without_a_schema_is_looked_at_all_the_same(bare_postgres_url: str) -> None:
     facts = await probe_postgres(bare_postgres_url)
-    assert facts.revision is None
+    assert facts.schema.revision is None
     assert facts.version_number >= 150_000
 
 

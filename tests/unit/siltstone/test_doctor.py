@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from metadata.probe import PostgresFacts
+from metadata.schema_versions import SchemaState
 from siltstone.doctor import Verdict, judge_postgres, judge_python, judge_skew
 
+NO_SCHEMA = SchemaState(None, None)
 NOW_MS = 1_700_000_000_000
 HEALTHY = PostgresFacts(
     version_number=160_004,
@@ -22,8 +24,8 @@ HEALTHY = PostgresFacts(
     may_create=True,
     tables_lacking_rights=(),
     oldest_snapshot_ms=0,
-    revision="0001",
-    revision_needed="0001",
+    schema=SchemaState("0002", 1),
+    revision_needed="0002",
     clock_ms=NOW_MS,
 )
 
@@ -42,8 +44,10 @@ def test_a_healthy_postgres_is_ok_in_everything() -> None:
         ({"synchronous_standbys": ""}, "postgres failover", Verdict.WARN),
         ({"is_standby": True}, "postgres failover", Verdict.FAIL),
         ({"direct": False}, "postgres pooler", Verdict.FAIL),
-        ({"revision": None}, "schema", Verdict.FAIL),
-        ({"revision": "0000"}, "schema", Verdict.FAIL),
+        ({"schema": NO_SCHEMA}, "schema", Verdict.FAIL),
+        ({"schema": SchemaState("0001", None)}, "schema", Verdict.FAIL),
+        ({"schema": SchemaState("0003", 2)}, "schema", Verdict.WARN),
+        ({"schema": SchemaState("0003", 3)}, "schema", Verdict.FAIL),
         ({"tables_lacking_rights": ("files",)}, "postgres rights", Verdict.FAIL),
         ({"may_create": False}, "postgres rights", Verdict.WARN),
         ({"connections_max": 10}, "postgres connections", Verdict.WARN),
@@ -63,7 +67,9 @@ def test_each_fault_is_named_alone_and_has_a_remedy(change: dict[str, object], n
 
 
 def test_without_a_schema_the_right_to_create_tables_is_needed() -> None:
-    checks = {check.name: check for check in judge_postgres(replace(HEALTHY, revision=None, may_create=False), NOW_MS)}
+    checks = {
+        check.name: check for check in judge_postgres(replace(HEALTHY, schema=NO_SCHEMA, may_create=False), NOW_MS)
+    }
     assert checks["postgres rights"].verdict is Verdict.FAIL
 
 

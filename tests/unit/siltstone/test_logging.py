@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from siltstone.logging import configure, get_logger
+from siltstone.clock import ManualClock
+from siltstone.log_bursts import WINDOW_MS
+from siltstone.logging import About, configure, get_logger, log_context, shows_debug, tell_left_out
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +95,60 @@ def test_a_stderr_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     configure("info", "text")
     monkeypatch.setattr(sys, "stderr", Gone())
     get_logger("x").info("nobody hears this")
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_lines_say_on_whose_behalf_they_are_written_and_their_own_facts_win(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    with log_context(About(job=7, kind="level")):
+        get_logger("x").info("merge done", kind="daily")
+    get_logger("x").info("swept")
+    first, second = lines_of(capsys)
+    assert (first["job"], first["kind"]) == (7, "daily")
+    assert "job" not in second
+
+
+def test_whose_behalf_it_is_is_not_asked_for_a_line_that_is_not_shown() -> None:
+    class Asked:
+        def log_facts(self) -> dict[str, object]:
+            raise AssertionError("asked")
+
+    configure("info", "json")
+    assert not shows_debug()
+    with log_context(Asked()):
+        get_logger("x").debug("not shown")
+
+
+def test_a_storm_of_lines_is_cut_short_and_says_by_how_much(capsys: pytest.CaptureFixture[str]) -> None:
+    # given a storm of one line, and another line in it
+    clock = ManualClock()
+    configure("debug", "json", burst_lines=3, clock=clock)
+    log = get_logger("x")
+    for _ in range(10):
+        log.error("file given up")
+    log.warning("another")
+    assert [line["event"] for line in lines_of(capsys)] == ["file given up"] * 3 + ["another"]
+    # when it goes on later, then its first line says what was left out
+    clock.advance_ms(WINDOW_MS)
+    log.error("file given up")
+    assert [(line["event"], line["left_out"]) for line in lines_of(capsys)] == [("file given up", 7)]
+    # when it is over, then that is said by a line of its own
+    for _ in range(5):
+        log.error("file given up")
+    lines_of(capsys)
+    clock.advance_ms(WINDOW_MS)
+    tell_left_out()
+    tell_left_out()
+    assert [(line["event"], line["module"], line["of"], line["left_out"]) for line in lines_of(capsys)] == [
+        ("lines left out", "x", "file given up", 3)
+    ]
+
+
+def test_lines_of_level_debug_are_never_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("debug", "json", burst_lines=2)
+    for _ in range(9):
+        get_logger("x").debug("file sealed")
+    assert len(lines_of(capsys)) == 9

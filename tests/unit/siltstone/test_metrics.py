@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from siltstone.metrics import PREFIX, Metrics, render_metrics_markdown
+from siltstone.metrics import Metrics, render_metrics_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -27,14 +27,14 @@ def test_two_processes_worth_of_metrics_share_nothing() -> None:
 
 def test_every_metric_is_declared_named_by_the_rules_and_exported_under_that_name() -> None:
     metrics = Metrics()
-    declared = {PREFIX + metric.name: metric for metric in metrics.declared()}
+    declared = {metric.full_name: metric for metric in metrics.declared()}
     exported = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in metrics.registry.collect()
     }
     assert {name: metric.kind for name, metric in declared.items()} == exported
     for name, metric in declared.items():
-        assert re.fullmatch(r"siltstone_[a-z][a-z0-9_]*", name)
+        assert re.fullmatch(r"(siltstone|process)_[a-z][a-z0-9_]*", name)
         assert (metric.kind == "counter") == name.endswith("_total")
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert metric.doc.endswith(".")
@@ -46,5 +46,5 @@ def test_docs_metrics_md_is_what_the_table_says() -> None:
 
 def test_the_guide_to_compaction_names_metrics_that_exist() -> None:
     named = set(re.findall(r"siltstone_[a-z0-9_]+", (ROOT / "docs" / "compaction-metrics.md").read_text()))
-    declared = {PREFIX + metric.name for metric in Metrics().declared()}
+    declared = {metric.full_name for metric in Metrics().declared()}
     assert len(named) > 20 and named <= declared

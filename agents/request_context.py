@@ -1,0 +1,175 @@
+"""The request that is being worked on: what a log line needs to name it, and its trace where it has one.
+
+A connection sets it (as `LOG_CONTEXT`) while it calls a handler, and takes it back: whatever the handler begins keeps
+it, and nothing else gets it. It is made for every request, so it holds references and formats nothing.
+
+A trace is one span for the request, from its frame to the moment its answer is with the kernel, and under it the parts
+that it went through one after the other. Where no request is traced there is no `RequestTrace` at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from siltstone.logging import LOG_CONTEXT
+from siltstone.tracing import Span, SpanKind, Tracing
+from wire.api import APIS, RequestHeader
+from wire.error_codes import ErrorCode
+from wire.schema import Message
+
+OPERATION_TYPES = {"Produce": "send", "Fetch": "receive", "OffsetCommit": "settle"}
+"""`messaging.operation.type`, where the semantic conventions have one."""
+PARTITIONS_SHOWN_MAX = 20
+
+
+class ClientConnection:
+    """Who is at the other end."""
+
+    __slots__ = ("host", "number", "peer")
+
+    def __init__(self, number: int, peer: str) -> None:
+        """`number` counts the connections of this process; `peer` is HOST:PORT."""
+        self.number = number
+        self.peer = peer
+        self.host = peer.rpartition(":")[0]
+
+    def log_facts(self) -> Mapping[str, Any]:
+        return {"connection": self.number, "peer": self.peer}
+
+
+class RequestContext:
+    """A `siltstone.logging.LogContext`."""
+
+    __slots__ = ("client", "file_key", "header", "trace", "waited_ms")
+
+    def __init__(self, header: RequestHeader, client: ClientConnection) -> None:
+        self.header = header
+        self.client = client
+        self.waited_ms = 0.0
+        """For what the client itself wanted to wait for: records to come, the other members of its group."""
+        self.file_key = ""
+        """The L0 file that carries its records; the last of several."""
+        self.trace: RequestTrace | None = None
+
+    @property
+    def api(self) -> str:
+        return APIS[self.header.api_key].name
+
+    @property
+    def name(self) -> str:
+        """Short and unique in a process, for lists of requests."""
+        return f"{self.client.number}:{self.header.correlation_id}"
+
+    def log_facts(self) -> Mapping[str, Any]:
+        header, client = self.header, self.client
+        return {
+            "api": self.api,
+            "client_id": header.client_id,
+            "correlation_id": header.correlation_id,
+            "connection": client.number,
+            "peer": client.peer,
+        }
+
+
+def current_request() -> RequestContext | None:
+    """None outside of a request: in loops of the agent, and in tests that call a part alone."""
+    context = LOG_CONTEXT.get()
+    return context if isinstance(context, RequestContext) else None
+
+
+def client_host() -> str:
+    """Of the client whose request it is, without port; "" where it is not known."""
+    request = current_request()
+    return "" if request is None else request.client.host
+
+
+class RequestTrace:
+    """The span of a request, and the part of it that is under way."""
+
+    __slots__ = ("_api", "_part", "span")
+
+    def __init__(self, tracing: Tracing, request: RequestContext, *, node_id: int, ago_ms: float) -> None:
+        self._api = request.api
+        header = request.header
+        host, _, port = request.client.peer.rpartition(":")
+        self.span = tracing.start(
+            self._api,
+            kind=SpanKind.SERVER,
+            ago_ms=ago_ms,
+            attributes={
+                "messaging.system": "kafka",
+                "messaging.operation.name": self._api,
+                **({"messaging.operation.type": kind} if (kind := OPERATION_TYPES.get(self._api)) else {}),
+                **({"messaging.client.id": header.client_id} if header.client_id else {}),
+                **({"client.address": host, "client.port": int(port)} if port.isdigit() else {}),
+                "siltstone.node.id": node_id,
+                "siltstone.connection": request.client.number,
+                "siltstone.correlation.id": header.correlation_id,
+                "siltstone.api.version": header.api_version,
+            },
+        )
+        self._part: Span | None = self.span.child("read", ago_ms=ago_ms)
+
+    def begin(self, part: str) -> None:
+        """The part before is over, and the next begins."""
+        self.end_part()
+        self._part = self.span.child(part)
+
+    def end_part(self) -> None:
+        if self._part is not None:
+            self._part.end()
+            self._part = None
+
+    def about(self, places: Iterable[tuple[str | None, int]], *, records: int | None = None) -> None:
+        """What it is for: (topic, partition) of all its parts; None for a topic that is not known."""
+        known = [(topic, partition) for topic, partition in places if topic is not None]
+        topics = {topic for topic, _ in known}
+        if len(topics) == 1:
+            topic = topics.pop()
+            self.span.rename(f"{self._api} {topic}")
+            self.span.set({"messaging.destination.name": topic})
+        if len(known) == 1:
+            self.span.set({"messaging.destination.partition.id": str(known[0][1])})
+        else:
+            shown = [f"{topic}-{partition}" for topic, partition in known[:PARTITIONS_SHOWN_MAX]]
+            self.span.set({"siltstone.partitions": shown, "siltstone.partitions.count": len(known)})
+        if records is not None:
+            self.span.set({"messaging.batch.message_count": records})
+
+    def end(self, *, error: str = "") -> None:
+        self.end_part()
+        self.span.end(error=error)
+
+
+def about_group(request: Message) -> Mapping[str, str]:
+    """Attributes of requests that are about one group."""
+    group_id = getattr(request, "group_id", None)
+    return {"messaging.consumer.group.name": group_id} if isinstance(group_id, str) and group_id else {}
+
+
+def error_of(answer: Message | None) -> str:
+    """The name of the first error in an answer; "" when there is none. It looks through all of it."""
+    code = 0 if answer is None else _first_error(answer)
+    if not code:
+        return ""
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return str(code)
+
+
+def _first_error(value: object, depth: int = 0) -> int:
+    code = getattr(value, "error_code", 0)
+    if code or depth == 3:
+        return code
+    for name in _LISTS:
+        parts: list[object] = getattr(value, name, None) or []
+        for part in parts:
+            if code := _first_error(part, depth + 1):
+                return code
+    return 0
+
+
+_LISTS = ("responses", "partition_responses", "topics", "partitions")
+"""Where answers keep the answers of their parts."""

@@ -1,0 +1,317 @@
+"""Writes the catalogue: what `siltstone rebuild` needs of the metadata beside the files themselves.
+
+Snapshots every `catalog.interval.ms`, increments every few seconds while there is news, and **before anything is
+deleted** (`flush`): an object leaves the bucket only after the catalogue says durably that it is dead. So whatever
+the newest snapshot and its increments call live is still there, and what is not there was not lost.
+
+A snapshot is spooled to this machine's disk first, in one transaction; it is uploaded when that is over, its manifest
+last and if absent. A crash before leaves objects without a manifest, which nobody reads and `keys_over` names later.
+
+The duty "catalog" keeps two compactors from doing it twice. Nothing rests on that: names are unique, increments may
+overlap, and a compactor that is about to delete writes what it has to say by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from compactor.catalog_format import (
+    CATALOG_PREFIX,
+    INCREMENTS_PREFIX,
+    MANIFEST,
+    SNAPSHOTS_PREFIX,
+    CatalogDamagedError,
+    Increment,
+    Manifest,
+    TableEntry,
+    TableFile,
+    decode_increment,
+    encode_increment,
+    encode_manifest,
+    increment_key,
+    load_arrow,
+    parse_catalog_key,
+    snapshot_id,
+    snapshot_key,
+)
+from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable
+from metadata.compaction import Metadata
+from metadata.service import Cursor
+from siltstone.clock import Clock
+from siltstone.errors import BugError
+from siltstone.ids import IdSource
+from siltstone.logging import get_logger
+from siltstone.metrics import Metrics
+from siltstone.settings import Settings
+from storage.objects import ObjectNotFoundError, ObjectStore
+from wire.crc import crc32c
+
+_log = get_logger(__name__)
+
+T = TypeVar("T")
+
+SNAPSHOTS_KEPT = 3
+PURGE_PARTS = 2 * SNAPSHOTS_KEPT
+"""Snapshots are taken this many times within `purge.deadline.ms`, or more often."""
+PART_BYTES = 8 << 20
+COMMITS_IN_FLIGHT_MS = 120_000
+"""A merge's commit may show up this long after the time in its row."""
+UNFINISHED_MS = 3_600_000
+"""A snapshot without a manifest that is so much older than the newest whole one was given up."""
+OVERLAP_MS = 600_000
+"""Increments from so long before the oldest snapshot kept are kept with it: names go by the clock of a server."""
+
+
+class Catalog:
+    """Of one compactor. `metadata` keeps `CatalogMetadata`, too: see `catalog_of`."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        metadata: Metadata,
+        clock: Clock,
+        ids: IdSource,
+        metrics: Metrics,
+        interval_ms: int,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        if not isinstance(metadata, CatalogMetadata):
+            raise BugError("this metadata store has no catalogue")
+        self._store = store
+        self._metadata = metadata
+        self._rows: CatalogMetadata = metadata
+        self._clock = clock
+        self._ids = ids
+        self._metrics = metrics
+        self._interval_ms = interval_ms
+        self._part_bytes = part_bytes
+        self._lock = asyncio.Lock()
+        self._cluster_id = ""
+        self._cursor: Cursor | None = None
+        self._told_ms = 0
+        """Of the last increment or snapshot that we know of."""
+        self._snapshot_ms = 0
+        """Of the last snapshot that we know of."""
+        self._last_key = ""
+        self._told_jobs: set[int] = set()
+
+    # ---- what the loops do
+    async def round(self) -> bool:
+        """A snapshot when one is due, else an increment when there is news. Returns whether anything was written."""
+        return await self._counted(self._round)
+
+    async def flush(self) -> None:
+        """When it returns, the catalogue has all that was committed before the call."""
+        await self._counted(self._flush)
+
+    async def snapshot(self) -> str:
+        """Take one now; its id."""
+        return await self._counted(self._measured_snapshot)
+
+    async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
+        async with self._lock:
+            try:
+                await self._catch_up()
+                return await work()
+            except Exception:
+                self._metrics.catalog_failures_total.inc()
+                raise
+
+    async def _round(self) -> bool:
+        age_ms = await self._metadata.now_ms() - self._snapshot_ms
+        if self._cursor is None or age_ms >= self._interval_ms:
+            await self._measured_snapshot()
+            return True
+        written = await self._increments()
+        self._metrics.catalog_age_seconds.set(max(age_ms, 0) / 1000)
+        return written
+
+    async def _flush(self) -> None:
+        if self._cursor is None:
+            await self._measured_snapshot()
+        else:
+            await self._increments()
+
+    # ---- where others got to
+    async def _catch_up(self) -> None:
+        """Go on from the newest increment, which another compactor may have written.
+
+        The first thing that a process writes is a snapshot: what it finds may be of a Postgres that was put back since.
+        """
+        if not self._cluster_id:
+            self._cluster_id = (await self._metadata.cluster_identity()).cluster_id
+        newest = ""
+        async for stat in self._store.list(INCREMENTS_PREFIX, start_after=self._last_key):
+            newest = stat.key
+        found = parse_catalog_key(newest) if newest else None
+        if found is None:
+            return
+        self._last_key = newest
+        if self._cursor is None or found.ms <= self._told_ms:
+            return
+        try:
+            increment = decode_increment(await self._store.get(newest), cluster_id=self._cluster_id)
+        except (CatalogDamagedError, ObjectNotFoundError) as error:
+            _log.warning("an increment of the catalogue cannot be read", key=newest, error=str(error))
+            return
+        self._cursor, self._told_ms = increment.cursor, increment.taken_ms
+
+    # ---- increments
+    async def _increments(self) -> bool:
+        written = False
+        while True:
+            before = self._cursor
+            if before is None:
+                raise BugError("an increment goes on from something")
+            taken_ms = await self._metadata.now_ms()
+            tail = await self._metadata.tail(before)
+            if tail.cold:
+                await self._measured_snapshot()
+                return True
+            done = await self._rows.done_jobs(self._told_ms - COMMITS_IN_FLIGHT_MS)
+            new = [job for job in done if job.job_id not in self._told_jobs]
+            if not (tail.files or tail.changes or new):
+                return written
+            increment = Increment(
+                taken_ms=taken_ms,
+                cluster_id=self._cluster_id,
+                cursor=tail.cursor,
+                files=tail.files,
+                changes=tail.changes,
+                jobs=new,
+            )
+            body = encode_increment(increment)
+            key = increment_key(max(taken_ms, self._told_ms), self._ids.uuid7(self._clock.wall_ms()))
+            await self._store.put_if_absent(key, body, crc32c=crc32c(body))
+            self._metrics.catalog_increments_total.inc()
+            self._metrics.catalog_increment_bytes_total.inc(len(body))
+            self._cursor, self._told_ms = tail.cursor, max(taken_ms, self._told_ms)
+            self._told_jobs = {job.job_id for job in done}
+            written = True
+
+    # ---- snapshots
+    async def _measured_snapshot(self) -> str:
+        began_ms = self._clock.monotonic_ms()
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="siltstone-catalog-"))
+        try:
+            id_, size_bytes = await self._snapshot(folder)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        seconds = (self._clock.monotonic_ms() - began_ms) / 1000
+        self._metrics.catalog_seconds.set(seconds)
+        self._metrics.catalog_bytes.set(size_bytes)
+        self._metrics.catalog_age_seconds.set(0)
+        _log.info("catalogue snapshot written", id=id_, bytes=size_bytes, seconds=round(seconds, 3))
+        return id_
+
+    async def _snapshot(self, folder: Path) -> tuple[str, int]:
+        instant, tables = await self._spool(folder)
+        # Names in order, even after a Postgres whose clock was ahead.
+        newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
+        id_ = snapshot_id(max(instant.taken_ms, newest + 1), self._ids.uuid7(self._clock.wall_ms()))
+        entries: dict[str, TableEntry] = {}
+        for name, file in tables.items():
+            entries[name] = await self._upload(file, snapshot_key(id_, f"{name}.parquet"))
+        body = encode_manifest(Manifest(instant=instant, tables=entries))
+        await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
+        self._cursor, self._snapshot_ms = instant.cursor, instant.taken_ms
+        self._told_ms = instant.taken_ms
+        self._told_jobs = set()
+        return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
+
+    async def _spool(self, folder: Path) -> tuple[CatalogInstant, dict[str, TableFile]]:
+        """The tables, on this machine's disk."""
+        tables: dict[str, TableFile] = {}
+        await asyncio.to_thread(load_arrow)
+
+        def add(table: CatalogTable, rows: Sequence[Sequence[Any]]) -> None:
+            if table.name not in tables:
+                tables[table.name] = TableFile(table, folder / f"{table.name}.parquet")
+            if rows:
+                tables[table.name].add(rows)
+
+        async def take(table: CatalogTable, rows: Sequence[Sequence[Any]]) -> None:
+            await asyncio.to_thread(add, table, rows)
+
+        try:
+            instant = await self._rows.catalog_rows(take)
+        finally:
+            for file in tables.values():
+                await asyncio.to_thread(file.close)
+        return instant, tables
+
+    async def _upload(self, file: TableFile, key: str) -> TableEntry:
+        """In parts, so that a table of any size takes the memory of one."""
+        size_bytes = file.path.stat().st_size
+        crc = 0
+        with file.path.open("rb") as source:
+            if size_bytes <= self._part_bytes:
+                body = await asyncio.to_thread(source.read)
+                crc = crc32c(body)
+                await self._store.put_if_absent(key, body, crc32c=crc)
+                return TableEntry(key, file.rows, size_bytes, crc)
+            upload = await self._store.start_multipart(key)
+            try:
+                while part := await asyncio.to_thread(source.read, self._part_bytes):
+                    crc = crc32c(part, crc)
+                    await upload.write(part)
+                await upload.complete()
+            except BaseException:
+                await upload.abort()
+                raise
+        return TableEntry(key, file.rows, size_bytes, crc)
+
+
+async def _snapshots(store: ObjectStore) -> dict[str, bool]:
+    """Ids in order -> whether there is a manifest."""
+    found: dict[str, bool] = {}
+    async for stat in store.list(SNAPSHOTS_PREFIX):
+        key = parse_catalog_key(stat.key)
+        if key is not None:
+            found[key.snapshot] = found.get(key.snapshot, False) or key.name == MANIFEST
+    return found
+
+
+async def keys_over(store: ObjectStore) -> Sequence[str]:
+    """What nobody will read again: all but the last `SNAPSHOTS_KEPT` whole snapshots and the increments since the first
+    of these. Manifests come first, so that no half snapshot looks whole. Objects that are not ours are left alone."""
+    keys = [(stat.key, found) async for stat in store.list(CATALOG_PREFIX) if (found := parse_catalog_key(stat.key))]
+    whole = sorted({found.snapshot for _, found in keys if found.name == MANIFEST})
+    kept = whole[-SNAPSHOTS_KEPT:]
+    if not kept:
+        return ()
+    first_ms, newest_ms = int(kept[0][:15]), int(kept[-1][:15])
+    over: list[str] = []
+    for key, found in keys:
+        if not found.snapshot:
+            is_over = found.ms < first_ms - OVERLAP_MS
+        elif found.snapshot in whole:
+            is_over = found.snapshot not in kept
+        else:
+            is_over = found.ms < newest_ms - UNFINISHED_MS
+        if is_over:
+            over.append(key)
+    return sorted(over, key=lambda key: (not key.endswith(MANIFEST), key))
+
+
+def catalog_of(
+    settings: Settings, *, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
+) -> Catalog | None:
+    """None where none is wanted (0), and where the metadata end with their process anyway."""
+    if not settings.catalog_interval_ms or not isinstance(metadata, CatalogMetadata):
+        return None
+    return Catalog(
+        store=store,
+        metadata=metadata,
+        clock=clock,
+        ids=ids,
+        metrics=metrics,
+        # what was deleted is in none of those kept long before it must be gone from everywhere
+        interval_ms=min(settings.catalog_interval_ms, settings.purge_deadline_ms // PURGE_PARTS),
+    )

@@ -1,0 +1,320 @@
+"""The objects under `catalog/`, byte for byte (docs/file-format.md): snapshots in Parquet, manifests, increments.
+
+A snapshot is a Parquet file for each table and a manifest that names them with length and CRC-32C, written last: what
+has no manifest is no snapshot. An increment is one JSON object, compressed with Zstandard. Readers trust nothing that
+they have not checked; what another release may have written differently has a format number. Nothing here talks to a
+store. pyarrow is loaded when the first table is written or read.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import zstandard
+
+from metadata.catalog import TABLES, CatalogInstant, CatalogTable, DoneJob, Row
+from metadata.service import Change, ChangeKind, Cursor, L0File
+from siltstone.errors import BadInputError, SiltstoneError
+from wire.crc import crc32c
+
+FORMAT = 1
+CATALOG_PREFIX = "catalog/"
+SNAPSHOTS_PREFIX = "catalog/snapshots/"
+INCREMENTS_PREFIX = "catalog/increments/"
+MANIFEST = "manifest.json"
+INCREMENT_BYTES_MAX = 1 << 30
+_ID = r"(?P<ms>[0-9]{15})-(?P<uuid>[0-9a-f-]{36})"
+_SNAPSHOT_KEY = re.compile(rf"catalog/snapshots/(?P<id>{_ID})/(?P<name>[a-z_]+\.(parquet|json))", re.ASCII)
+_INCREMENT_KEY = re.compile(rf"catalog/increments/{_ID}\.json\.zst", re.ASCII)
+
+
+class CatalogDamagedError(SiltstoneError):
+    """An object of the catalogue is missing, cut off or not what was written."""
+
+
+class CatalogRefusedError(BadInputError):
+    """A catalogue of another cluster, or by a newer release. Nothing was changed."""
+
+
+class CatalogKey(NamedTuple):
+    ms: int
+    """When it was taken; later ones are larger."""
+    snapshot: str
+    """The snapshot's id; "" for an increment."""
+    name: str
+
+
+class TableEntry(NamedTuple):
+    """A table in a manifest."""
+
+    key: str
+    rows: int
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    instant: CatalogInstant
+    tables: Mapping[str, TableEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Increment:
+    """What was heard between two instants. Increments may overlap: every part names itself."""
+
+    taken_ms: int
+    cluster_id: str
+    cursor: Cursor
+    """Where the next goes on."""
+    files: Sequence[L0File]
+    changes: Sequence[Change]
+    jobs: Sequence[DoneJob]
+
+
+# ---- keys ---------------------------------------------------------------------------------------------------------
+
+
+def snapshot_id(taken_ms: int, unique: uuid.UUID) -> str:
+    return f"{taken_ms:015d}-{unique}"
+
+
+def snapshot_key(id_: str, name: str) -> str:
+    return f"{SNAPSHOTS_PREFIX}{id_}/{name}"
+
+
+def increment_key(taken_ms: int, unique: uuid.UUID) -> str:
+    return f"{INCREMENTS_PREFIX}{taken_ms:015d}-{unique}.json.zst"
+
+
+def parse_catalog_key(key: str) -> CatalogKey | None:
+    """None for what no release of this format writes there."""
+    found = _SNAPSHOT_KEY.fullmatch(key)
+    if found is not None:
+        return CatalogKey(int(found["ms"]), found["id"], found["name"])
+    found = _INCREMENT_KEY.fullmatch(key)
+    return None if found is None else CatalogKey(int(found["ms"]), "", key.rpartition("/")[2])
+
+
+# ---- tables -------------------------------------------------------------------------------------------------------
+
+
+def _arrow(module: str = "pyarrow") -> Any:
+    """Untyped, and slow to load."""
+    return importlib.import_module(module)
+
+
+def load_arrow() -> None:
+    """Takes a second, or ten on a busy machine: call it where no transaction waits."""
+    _arrow("pyarrow.parquet")
+    _arrow().array([1])  # looks for pandas the first time, and loads it where it is
+
+
+def _arrow_type(kind: str) -> Any:
+    pa = _arrow()
+    item = kind.removesuffix("[]")
+    type_ = {
+        "binary": pa.binary,
+        "bool": pa.bool_,
+        "int16": pa.int16,
+        "int32": pa.int32,
+        "int64": pa.int64,
+        "text": pa.string,
+    }[item]()
+    return pa.list_(type_) if item != kind else type_
+
+
+class TableFile:
+    """One table on its way to a Parquet file of this machine; each lot of rows is a row group."""
+
+    def __init__(self, table: CatalogTable, path: Path) -> None:
+        pa = _arrow()
+        self.path, self.rows = path, 0
+        self._table = table
+        self._schema = pa.schema([(name, _arrow_type(table.kind(name))) for name in table.columns])
+        self._writer = _arrow("pyarrow.parquet").ParquetWriter(str(path), self._schema, compression="zstd")
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        pa = _arrow()
+        columns = [
+            pa.array([self._table.stored(name, row[at]) for row in rows], type=self._schema.field(at).type)
+            for at, name in enumerate(self._table.columns)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+        self.rows += len(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def read_table(name: str, body: bytes) -> list[Row]:
+    """The rows; columns that this release does not know are left out. Raises CatalogDamagedError."""
+    pa = _arrow()
+    table = TABLES[name]
+    try:
+        loaded = _arrow("pyarrow.parquet").read_table(pa.BufferReader(body))
+        known = [column for column in loaded.column_names if column in table.columns]
+        columns = [[table.loaded(column, value) for value in loaded.column(column).to_pylist()] for column in known]
+    except (pa.ArrowException, ValueError, TypeError, OSError) as error:
+        raise CatalogDamagedError(f"table {name} of a catalogue snapshot cannot be read: {error}") from error
+    return [dict(zip(known, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+# ---- manifests ----------------------------------------------------------------------------------------------------
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """A line of JSON, and a line with its CRC-32C in hexadecimal."""
+    instant = manifest.instant
+    line = _json(
+        {
+            "format": FORMAT,
+            "cluster_id": instant.cluster_id,
+            "taken_ms": instant.taken_ms,
+            "cursor": _cursor(instant.cursor),
+            "sequences": dict(instant.sequences),
+            "tables": {name: entry._asdict() for name, entry in manifest.tables.items()},
+        }
+    )
+    return line + b"\n%08x\n" % crc32c(line)
+
+
+def decode_manifest(body: bytes, *, cluster_id: str) -> Manifest:
+    """Raises CatalogDamagedError, CatalogRefusedError for another cluster's or a newer format."""
+    line, _, rest = body.partition(b"\n")
+    if rest != b"%08x\n" % crc32c(line):
+        raise CatalogDamagedError("a manifest's CRC-32C does not match")
+    try:
+        stored = cast("dict[str, Any]", json.loads(line))
+        _check_head(stored, cluster_id)
+        instant = CatalogInstant(
+            taken_ms=int(stored["taken_ms"]),
+            cluster_id=str(stored["cluster_id"]),
+            cursor=_read_cursor(stored["cursor"]),
+            sequences={str(name): int(last) for name, last in stored["sequences"].items()},
+        )
+        tables = {
+            str(name): TableEntry(str(entry["key"]), int(entry["rows"]), int(entry["size_bytes"]), int(entry["crc32c"]))
+            for name, entry in stored["tables"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CatalogDamagedError(f"a manifest cannot be read: {error!r}") from error
+    missing = TABLES.keys() - tables.keys()
+    if missing:
+        raise CatalogDamagedError(f"a manifest lacks the table {min(missing)}")
+    return Manifest(instant=instant, tables={name: tables[name] for name in TABLES})
+
+
+# ---- increments ---------------------------------------------------------------------------------------------------
+
+
+def encode_increment(increment: Increment) -> bytes:
+    stored = {
+        "format": FORMAT,
+        "cluster_id": increment.cluster_id,
+        "taken_ms": increment.taken_ms,
+        "cursor": _cursor(increment.cursor),
+        "files": [
+            [
+                file.file_id,
+                file.key,
+                file.writer_id,
+                file.epoch,
+                file.seq,
+                file.size_bytes,
+                file.created_ms,
+                base64.b64encode(file.index).decode(),
+            ]
+            for file in increment.files
+        ],
+        "changes": [
+            [
+                change.change_id,
+                change.kind.value,
+                None if change.topic_id is None else str(change.topic_id),
+                dict(change.detail),
+            ]
+            for change in increment.changes
+        ],
+        "jobs": [[job.job_id, job.epoch, job.finished_ms, list(job.output_keys)] for job in increment.jobs],
+    }
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(_json(stored))
+
+
+def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
+    """Raises CatalogDamagedError, CatalogRefusedError."""
+    try:
+        size = zstandard.get_frame_parameters(body).content_size
+        if not 0 < size <= INCREMENT_BYTES_MAX:
+            raise CatalogDamagedError(f"an increment of {size} bytes")
+        stored = cast("dict[str, Any]", json.loads(zstandard.ZstdDecompressor().decompress(body)))
+        _check_head(stored, cluster_id)
+        return Increment(
+            taken_ms=int(stored["taken_ms"]),
+            cluster_id=str(stored["cluster_id"]),
+            cursor=_read_cursor(stored["cursor"]),
+            files=list(_read_files(stored["files"])),
+            changes=[
+                Change(
+                    change_id=int(id_),
+                    kind=ChangeKind(kind),
+                    topic_id=None if topic_id is None else uuid.UUID(topic_id),
+                    detail=detail,
+                )
+                for id_, kind, topic_id, detail in stored["changes"]
+            ],
+            jobs=[
+                DoneJob(int(job_id), int(epoch), int(finished_ms), tuple(map(str, keys)))
+                for job_id, epoch, finished_ms, keys in stored["jobs"]
+            ],
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, zstandard.ZstdError) as error:
+        raise CatalogDamagedError(f"an increment cannot be read: {error!r}") from error
+
+
+def _read_files(stored: Iterable[Sequence[Any]]) -> Iterable[L0File]:
+    for file_id, key, writer_id, epoch, seq, size_bytes, created_ms, index in stored:
+        yield L0File(
+            file_id=int(file_id),
+            key=str(key),
+            writer_id=int(writer_id),
+            epoch=int(epoch),
+            seq=int(seq),
+            size_bytes=int(size_bytes),
+            created_ms=int(created_ms),
+            index=base64.b64decode(index, validate=True),
+        )
+
+
+def _check_head(stored: Mapping[str, Any], cluster_id: str) -> None:
+    if stored["format"] != FORMAT:
+        raise CatalogRefusedError(
+            f"the catalogue is of format {stored['format']}, this release knows format {FORMAT}",
+            remedy="rebuild with the release that wrote it, or a later one",
+        )
+    if stored["cluster_id"] != cluster_id:
+        raise CatalogRefusedError(
+            f"the catalogue is cluster {stored['cluster_id']}'s, the object store is cluster {cluster_id}'s",
+            remedy="find out who copied objects from one prefix to another; nothing is rebuilt from a mixture",
+        )
+
+
+def _cursor(cursor: Cursor) -> dict[str, Any]:
+    return {"writers": [[id_, *seen] for id_, seen in sorted(cursor.writers.items())], "change_id": cursor.change_id}
+
+
+def _read_cursor(stored: Mapping[str, Any]) -> Cursor:
+    writers = {int(id_): (int(epoch), int(seq)) for id_, epoch, seq in stored["writers"]}
+    return Cursor(writers=writers, change_id=int(stored["change_id"]))
+
+
+def _json(stored: Mapping[str, Any]) -> bytes:
+    return json.dumps(stored, sort_keys=True, separators=(",", ":")).encode()

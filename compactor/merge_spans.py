@@ -1,0 +1,41 @@
+"""What the span of a merge says. All merges of a compactor are traced where tracing is on: there are few of them.
+
+Below it: the claim, the wait for memory, the merge itself (with a span for each request to the object store: ranged
+GETs read the inputs, parts of uploads write the outputs; or one for each driver of a Spark job), and the commit.
+"""
+
+from __future__ import annotations
+
+from metadata.compaction import ClaimedJob, CommitMerge
+from siltstone.tracing import CURRENT_SPAN, Span, SpanKind, Tracing
+
+SHOWN = ("records_in", "records_out", "bytes_in", "bytes_out", "gets", "outputs", "passes")
+"""Of a merge's summary."""
+
+
+def merge_span(tracing: Tracing, claimed: ClaimedJob, claim_ms: float) -> Span:
+    """`claim_ms`: how long ago the job was asked for; it was given just now."""
+    job = claimed.job
+    span = tracing.start(
+        f"merge {job.kind}",
+        ago_ms=claim_ms,
+        attributes={
+            "siltstone.job.id": job.job_id,
+            "siltstone.job.kind": job.kind,
+            "siltstone.job.epoch": job.epoch,
+            "siltstone.job.bytes": job.input_bytes,
+            "siltstone.job.l0.files": len(claimed.l0_files),
+            "siltstone.job.extents": len(claimed.extents),
+        },
+    )
+    attributes = {"db.system.name": "postgresql"}
+    span.child("claim", kind=SpanKind.CLIENT, ago_ms=claim_ms, attributes=attributes).end()
+    return span
+
+
+def note_outputs(commit: CommitMerge) -> None:
+    span = CURRENT_SPAN.get()
+    if span is None:
+        return
+    span.set({f"siltstone.merge.{name}": commit.summary[name] for name in SHOWN if name in commit.summary})
+    span.set({"siltstone.merge.files": [output.key for output in commit.outputs[:20]]})

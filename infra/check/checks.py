@@ -1,0 +1,147 @@
+"""Everything that is checked, in order, and what came of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from infra.check import policy_access, policy_data, policy_network, provider, schema, sources
+from infra.check.report import Finding, Outcome, once
+from infra.check.sources import Places
+from infra.check.stack import Rule, Stack
+from infra.check.terraform import Rehearsal, Terraform, copied, is_root
+
+HERE: Final = Path(__file__).parent
+TREE: Final = HERE.parent / "terraform"
+VALUES: Final = HERE / "roots"  # examples are complete; the root module is planned once for each file of values here
+AT_ONCE: Final = 4
+CHECKOV_SECONDS_MAX: Final = 300
+
+RULES: Final[dict[str, tuple[Rule, ...]]] = {
+    "buckets": (
+        policy_data.bucket_is_closed,
+        policy_data.bucket_policy_admits_no_stranger,
+        policy_data.bucket_is_encrypted,
+        policy_data.bucket_wants_tls,
+        policy_data.bucket_forgets_what_is_deleted,
+    ),
+    "database": (
+        policy_data.database_is_private,
+        policy_data.database_keeps_its_password_to_itself,
+        policy_data.database_wants_tls,
+        policy_data.database_outlives_a_mistake,
+    ),
+    "rights": (
+        policy_access.no_wildcard_actions,
+        policy_access.no_wildcard_resources,
+        policy_access.only_the_janitor_deletes,
+        policy_access.roles_are_passed_by_name,
+        policy_access.roles_are_for_services,
+        policy_access.no_wide_managed_policies,
+    ),
+    "internal only": (
+        policy_network.load_balancers_are_internal,
+        policy_network.no_open_ingress,
+        policy_network.no_public_addresses,
+    ),
+    "tasks": (
+        policy_network.tasks_have_no_more_rights_than_they_need,
+        policy_network.no_plaintext_secrets,
+        policy_network.settings_are_siltstones,
+        policy_network.tasks_have_time_to_drain,
+        policy_network.tasks_are_logged,
+        policy_network.instances_want_tokens,
+        policy_data.disks_are_encrypted,
+        policy_data.logs_end_some_day,
+    ),
+}
+
+Said = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to check: the tree, which of its roots (none: all), and whether its text and format, too."""
+
+    tree: Path = TREE
+    roots: tuple[str, ...] = ()
+    text: bool = True
+    checkov: bool = False
+
+
+def roots_of(tree: Path) -> list[str]:
+    """The root module, and every example, as folders of the tree."""
+    found = ["."] if (tree / "main.tf").exists() else []
+    return found + sorted(path.parent.relative_to(tree).as_posix() for path in tree.glob("examples/*/main.tf"))
+
+
+def values_for(root: str) -> list[Path | None]:
+    return [*sorted(VALUES.glob("*.tfvars"))] if root == "." else [None]
+
+
+def policy(rehearsal: Rehearsal, tree: Path) -> Iterator[Outcome]:
+    """The rules over what would be made, a line for each group."""
+    stack = Stack(rehearsal.root, rehearsal.resources)
+    places = Places(tree, rehearsal.module_folders)
+    for name, rules in RULES.items():
+        found = [
+            Finding(name, places.of(violation.resource), violation.message, violation.remedy)
+            for rule in rules
+            for violation in rule(stack)
+        ]
+        yield Outcome(name, rehearsal.shown(), tuple(once(found)))
+
+
+def of_root(
+    terraform: Terraform, root: str, values: Path | None, tree: Path, *, initialized: Path | None = None
+) -> Iterator[Outcome]:
+    """Everything about one folder; `initialized` as in Terraform.rehearse."""
+    rehearsal = terraform.rehearse(root, values, initialized=initialized)
+    for step, findings in rehearsal.findings.items():
+        yield Outcome(step, rehearsal.shown(), findings)
+    if rehearsal.failed():
+        yield Outcome("policy", rehearsal.shown(), not_run="there is no plan to read")
+    elif is_root(root):
+        yield from policy(rehearsal, tree)
+
+
+def checkov(tree: Path) -> Outcome:
+    """A second opinion where there is one."""
+    binary = shutil.which("checkov")
+    if binary is None:
+        return Outcome("checkov", ".", not_run="checkov is not on the PATH (a second opinion, not needed)")
+    command = [binary, "--directory", str(tree), "--framework", "terraform", "--compact", "--quiet", "--skip-download"]
+    outcome = subprocess.run(  # noqa: S603
+        command, capture_output=True, text=True, timeout=CHECKOV_SECONDS_MAX, check=False
+    )
+    if outcome.returncode == 0:
+        return Outcome("checkov", ".")
+    return Outcome("checkov", ".", (Finding("checkov", ".", outcome.stdout.strip()[-4000:], "see what it says"),))
+
+
+def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
+    """Outcomes as they come. Raises TerraformFailed, DamagedSchema."""
+    with tempfile.TemporaryDirectory(prefix="infra-check-") as scratch, provider.serving(schema.load()) as reattach:
+        terraform = Terraform(binary, reattach, copied(wanted.tree, Path(scratch) / "tree"), Path(scratch))
+        if wanted.text:
+            yield Outcome("fmt", ".", terraform.formatted())
+            yield Outcome("variables", ".", sources.variables(wanted.tree))
+        plans: list[tuple[str, Path | None]] = [
+            (root, values) for root in wanted.roots or roots_of(wanted.tree) for values in values_for(root)
+        ]
+
+        def of_plan(plan: tuple[str, Path | None]) -> list[Outcome]:
+            return list(of_root(terraform, *plan, wanted.tree))
+
+        # Terraform waits much of its time, and the roots are independent.
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
+            for outcomes in threads.map(of_plan, plans):
+                yield from outcomes
+    if wanted.checkov:
+        yield checkov(wanted.tree)

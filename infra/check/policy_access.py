@@ -1,0 +1,112 @@
+"""Rules for rights: what roles may do, and who may take them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from infra.check import iam
+from infra.check.stack import Stack, Violation, blocks
+from infra.check.terraform import Resource
+
+DELETES: Final = ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:DeleteBucket", "s3:PutLifecycleConfiguration")
+ALLOWED_DELETES: Final = ("s3:DeleteObject",)
+JANITOR: Final = "compactor"  # in the name of the one role that may delete
+# What a start writes and deletes to see what the store can do; and all that the janitor deletes: never cluster.json.
+PROBES: Final = re.compile(r"^arn:[^*]+/probe/\*$")
+DELETED: Final = re.compile(r"^arn:[^*]+/(probe|l0|l1|l2|jobs|catalog)/\*$")
+# Actions that IAM only knows for all resources.
+WITHOUT_RESOURCE: Final = (
+    "cloudwatch:PutMetricData",
+    "ec2:Describe*",
+    "ecr:GetAuthorizationToken",
+    "ecs:DiscoverPollEndpoint",
+    "ssmmessages:*",
+    "xray:Put*",
+)
+WIDE_POLICIES: Final = ("AdministratorAccess", "PowerUserAccess", "FullAccess", "IAMFull")
+
+
+def documents(stack: Stack) -> Iterator[tuple[Resource, str, str]]:
+    """(resource, the role it is for, policy document)"""
+    for policy in stack.of("aws_iam_role_policy"):
+        yield policy, str(policy.values.get("role")), policy.values["policy"]
+    for policy in stack.of("aws_iam_policy"):
+        yield policy, str(policy.values.get("name")), policy.values["policy"]
+    for role in stack.of("aws_iam_role"):
+        for inline in blocks(role.values, "inline_policy"):
+            if inline.get("policy"):
+                yield role, str(role.values.get("name")), inline["policy"]
+
+
+def granted(stack: Stack) -> Iterator[tuple[Resource, str, iam.Statement]]:
+    for policy, role, document in documents(stack):
+        for statement in iam.statements(document):
+            if statement.allows:
+                yield policy, role, statement
+
+
+def no_wildcard_actions(stack: Stack) -> Iterator[Violation]:
+    for policy, _, statement in granted(stack):
+        if statement.not_actions:
+            yield Violation(
+                policy, f"statement {statement.sid!r} allows all actions but some", "name the actions that are needed"
+            )
+        for action in statement.actions:
+            if (action == "*" or action.endswith(":*")) and action not in WITHOUT_RESOURCE:
+                yield Violation(
+                    policy, f"statement {statement.sid!r} allows {action}", "name the actions that are needed"
+                )
+
+
+def no_wildcard_resources(stack: Stack) -> Iterator[Violation]:
+    for policy, _, statement in granted(stack):
+        wide = [resource for resource in statement.resources if resource == "*" or resource.endswith(":::*")]
+        needing = [
+            action for action in statement.actions if not any(iam.covers(known, action) for known in WITHOUT_RESOURCE)
+        ]
+        narrowed = any("ArnEquals" in test or "ArnLike" in test for test in statement.conditions)
+        if wide and needing and not narrowed:
+            message = f"statement {statement.sid!r} allows {', '.join(needing)} on all resources"
+            yield Violation(policy, message, "name the ARNs in resources")
+
+
+def only_the_janitor_deletes(stack: Stack) -> Iterator[Violation]:
+    for policy, role, statement in granted(stack):
+        may = DELETED if JANITOR in role else PROBES
+        own = all(may.search(resource) for resource in statement.resources)
+        for action in DELETES:
+            allowed = own and action in ALLOWED_DELETES
+            if not allowed and any(iam.covers(pattern, action) for pattern in statement.actions):
+                message = f"statement {statement.sid!r} allows {action} on {', '.join(statement.resources)}"
+                remedy = "only the compactor's janitor may delete, and only below l0, l1, l2, jobs, catalog and probe"
+                yield Violation(policy, message, remedy)
+
+
+def roles_are_passed_by_name(stack: Stack) -> Iterator[Violation]:
+    for policy, _, statement in granted(stack):
+        passes = any(iam.covers(pattern, "iam:PassRole") for pattern in statement.actions)
+        if passes and (
+            any("*" in resource for resource in statement.resources) or "StringEquals" not in statement.conditions
+        ):
+            remedy = "name the role in resources, and the service in a condition on iam:PassedToService"
+            yield Violation(policy, f"statement {statement.sid!r} passes roles too freely", remedy)
+
+
+def roles_are_for_services(stack: Stack) -> Iterator[Violation]:
+    for role in stack.of("aws_iam_role"):
+        for statement in iam.statements(role.values["assume_role_policy"]):
+            strangers = [name for name in statement.principals if not name.startswith("Service:")]
+            if statement.allows and strangers:
+                message = f"the role can be taken by {', '.join(strangers)}"
+                yield Violation(role, message, "let only the AWS service that runs the task assume it")
+
+
+def no_wide_managed_policies(stack: Stack) -> Iterator[Violation]:
+    for attachment in stack.of("aws_iam_role_policy_attachment"):
+        arn = str(attachment.values.get("policy_arn"))
+        if any(word in arn for word in WIDE_POLICIES):
+            yield Violation(
+                attachment, f"the role gets {arn.rsplit('/', 1)[-1]}", "write a policy with the actions that are needed"
+            )

@@ -1,0 +1,213 @@
+"""Runs Terraform on a copy of the tree, against the stand-in for the AWS provider.
+
+Order: init (modules only; no registry is asked, since the one provider is attached), validate, plan, then a rehearsed
+apply of that plan, whose state is read. A step that fails ends the row, as the next would only repeat what it said.
+What Terraform writes goes to a folder of its own for each row, so that rows may run at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from infra.check.report import Finding
+
+COMMAND_SECONDS_MAX: Final = 120
+KEPT_VARIABLES: Final = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")
+LEFT_OUT: Final = (".terraform", "*.tfstate*", ".terraform.lock.hcl")
+BACKEND_OVERRIDE: Final = 'terraform {\n  backend "local" {}\n}\n'
+MODULE_CALLS_FILE: Final = "modules/modules.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource or data source after the rehearsed apply."""
+
+    address: str
+    type: str  # `data.TYPE` for a data source
+    name: str
+    module: str  # "" for the root
+    values: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Rehearsal:
+    """What Terraform said of one root module: findings of the step that failed, or the resources that it would make."""
+
+    root: str
+    values: str  # name of the file of values, "" where there is none
+    findings: dict[str, tuple[Finding, ...]] = field(
+        default_factory=dict[str, tuple[Finding, ...]]
+    )  # by step, in order
+    resources: tuple[Resource, ...] = ()
+    module_folders: dict[str, str] = field(default_factory=dict[str, str])  # module without keys -> folder in the tree
+
+    def shown(self) -> str:
+        return f"{self.root} ({self.values})" if self.values else self.root
+
+    def failed(self) -> bool:
+        return any(self.findings.values())
+
+
+class TerraformFailed(Exception):
+    """Terraform did not do as asked and gave no diagnostics."""
+
+
+def is_root(folder: str) -> bool:
+    """A module can not be planned by itself: its variables are other modules' outputs."""
+    return "modules" not in Path(folder).parts
+
+
+def copied(tree: Path, to: Path) -> Path:
+    """The tree without what runs of Terraform left in it. A remote backend becomes a local one."""
+    shutil.copytree(tree, to, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for folder in {path.parent for path in to.rglob("*.tf") if 'backend "' in path.read_text(encoding="utf-8")}:
+        (folder / "infra_check_override.tf").write_text(BACKEND_OVERRIDE, encoding="utf-8")
+    return to
+
+
+class Terraform:
+    """Terraform with the stand-in attached, in a tree that it may write to."""
+
+    def __init__(self, binary: str, reattach: str, tree: Path, scratch: Path) -> None:
+        self._binary = binary
+        self._tree = tree
+        self._scratch = scratch
+        no_settings = scratch / "terraformrc"
+        no_settings.touch()
+        kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        self._environment = {
+            **kept,
+            "TF_REATTACH_PROVIDERS": reattach,
+            "TF_CLI_CONFIG_FILE": str(no_settings),
+            "TF_IN_AUTOMATION": "1",
+            "TF_INPUT": "0",
+            "CHECKPOINT_DISABLE": "1",
+        }
+
+    def _run(self, folder: Path, data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(  # noqa: S603
+            [self._binary, *arguments],
+            cwd=folder,
+            env={**self._environment, "TF_DATA_DIR": str(data)},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS_MAX,
+            check=False,
+        )
+
+    def formatted(self) -> tuple[Finding, ...]:
+        outcome = self._run(self._tree, self._scratch, "fmt", "-no-color", "-check", "-recursive", "-list=true")
+        remedy = "terraform fmt -recursive infra/terraform"
+        if outcome.returncode == 2:  # not even read
+            return (Finding("fmt", ".", outcome.stderr.strip(), "mend the syntax"),)
+        if outcome.returncode not in (0, 3):
+            raise TerraformFailed(f"terraform fmt: {outcome.stderr.strip()}")
+        return tuple(Finding("fmt", name, "is not formatted", remedy) for name in outcome.stdout.split())
+
+    def initialize(self, root: str, data: Path) -> tuple[Finding, ...]:
+        """Finds the modules and writes them to the data folder, which trees with the same modules may use."""
+        outcome = self._run(self._tree / root, data, "init", "-json", "-no-color")
+        return self._said("init", self._tree / root, outcome)
+
+    def rehearse(self, root: str, values: Path | None = None, *, initialized: Path | None = None) -> Rehearsal:
+        """All steps for a folder of the tree, with a file of values for its variables.
+
+        `initialized` is the data folder of a tree with the same modules: init is left out then.
+        """
+        folder = self._tree / root
+        rehearsal = Rehearsal(root, values=values.stem if values else "")
+        own = self._scratch / rehearsal.shown().replace("/", "_")
+        own.mkdir(exist_ok=True)
+        data = initialized or own / "data"
+        if initialized is None:
+            rehearsal.findings["init"] = self.initialize(root, data)
+            if rehearsal.failed():
+                return rehearsal
+        for step, arguments in self._steps(root, values, own):
+            found = self._said(step, folder, self._run(folder, data, *arguments))
+            rehearsal.findings[step] = found
+            if found:
+                return rehearsal
+        if is_root(root):
+            rehearsal.resources = self._made(folder, data, own / "state")
+            rehearsal.module_folders = self._module_folders(folder, data)
+        return rehearsal
+
+    def _steps(self, root: str, values: Path | None, own: Path) -> Iterator[tuple[str, list[str]]]:
+        given = [f"-var-file={values}"] if values is not None else []
+        yield "validate", ["validate", "-json", "-no-color"]
+        if is_root(root):
+            common = ["-json", "-no-color", "-lock=false", f"-state={own / 'state'}"]
+            yield "plan", ["plan", *common, f"-out={own / 'plan'}", *given]
+            yield "apply", ["apply", *common, str(own / "plan")]
+
+    def _made(self, folder: Path, data: Path, state: Path) -> tuple[Resource, ...]:
+        shown = self._run(folder, data, "show", "-json", str(state))
+        if shown.returncode:
+            raise TerraformFailed(f"terraform show: {shown.stderr.strip()}")
+        return tuple(resources_of(json.loads(shown.stdout).get("values", {}).get("root_module", {})))
+
+    def _module_folders(self, folder: Path, data: Path) -> dict[str, str]:
+        known = data / MODULE_CALLS_FILE
+        calls: list[dict[str, str]] = json.loads(known.read_text(encoding="utf-8"))["Modules"] if known.exists() else []
+        folders = {"": self._shown(folder)}
+        for call in calls:
+            if call["Key"]:
+                address = "module." + call["Key"].replace(".", ".module.")
+                folders[address] = self._shown(folder / call["Dir"])
+        return folders
+
+    def _shown(self, path: Path) -> str:
+        return os.path.relpath(path.resolve(), self._tree.resolve())
+
+    def _said(self, step: str, folder: Path, outcome: subprocess.CompletedProcess[str]) -> tuple[Finding, ...]:
+        found = self._findings(step, folder, outcome.stdout)
+        if found or not outcome.returncode:
+            return found
+        text = (outcome.stderr or outcome.stdout).strip()
+        return (Finding(step, self._shown(folder), text, f"run terraform {step} in it"),)
+
+    def _findings(self, step: str, folder: Path, output: str) -> tuple[Finding, ...]:
+        """Errors in what Terraform printed: one JSON document (validate), or one a line."""
+        listed: list[dict[str, Any]]
+        if step == "validate":
+            listed = json.loads(output)["diagnostics"] if output.startswith("{") else []
+        else:
+            lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+            listed = [line["diagnostic"] for line in lines if line.get("type") == "diagnostic"]
+        return tuple(self._finding(step, folder, one) for one in listed if one["severity"] == "error")
+
+    def _finding(self, step: str, folder: Path, diagnostic: dict[str, Any]) -> Finding:
+        place = self._shown(folder)
+        where: dict[str, Any] | None = diagnostic.get("range")
+        if where is not None:
+            place = f"{self._shown(folder / where['filename'])}:{where['start']['line']}"
+        snippet: dict[str, Any] = diagnostic.get("snippet") or {}
+        about = snippet.get("context") or diagnostic.get("address")
+        message = diagnostic["summary"] + (f" ({about})" if about else "")
+        detail = " ".join(diagnostic.get("detail", "").split())
+        return Finding(step, place, message, detail or "see the summary")
+
+
+def resources_of(module: dict[str, Any]) -> list[Resource]:
+    """All resources of a module of a state, those of the modules in it too."""
+    found = [
+        Resource(
+            address=item["address"],
+            type=item["type"] if item["mode"] == "managed" else f"data.{item['type']}",
+            name=item["name"],
+            module=module.get("address", ""),
+            values=item["values"],
+        )
+        for item in module.get("resources", [])
+    ]
+    for child in module.get("child_modules", []):
+        found += resources_of(child)
+    return found

@@ -1,0 +1,277 @@
+"""Panels about what clients see: traffic, latency, the write path, reads, groups."""
+
+from __future__ import annotations
+
+from infra.grafana.model import Row, of_role, panel, quantile
+
+RUNBOOK = "operations/runbook.md"
+METRICS = "metrics.md"
+RATE = "[$__rate_interval]"
+
+TRAFFIC = Row(
+    title="Traffic",
+    panels=[
+        panel(
+            "Bytes in and out",
+            "Bps",
+            "Record batches acknowledged to producers and answered to fetches.",
+            METRICS,
+            ("produced", f"sum(rate(siltstone_produce_bytes_total{RATE}))"),
+            ("fetched", f"sum(rate(siltstone_fetch_bytes_total{RATE}))"),
+        ),
+        panel(
+            "Requests",
+            "reqps",
+            "Kafka requests answered, by API.",
+            METRICS,
+            ("{{api}}", f"sum by (api) (rate(siltstone_requests_total{RATE}))"),
+        ),
+        panel(
+            "Batches",
+            "cps",
+            "Batches of producers: stored, duplicates of idempotent producers (stored once, answered again), refused.",
+            METRICS,
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_produce_batches_total{RATE}))"),
+        ),
+        panel(
+            "Connections",
+            "short",
+            "Open client connections of each agent, and those turned away because `connections.max` was reached.",
+            METRICS,
+            ("{{instance}}", of_role("agent", "siltstone_connections")),
+            ("refused a second", f"sum(rate(siltstone_connections_refused_total{RATE}))"),
+        ),
+        panel(
+            "Protocol errors",
+            "cps",
+            "Connections closed because of what they sent, by reason.",
+            METRICS,
+            ("{{reason}}", f"sum by (reason) (rate(siltstone_protocol_errors_total{RATE}))"),
+            empty_unless="a client has sent what is not the protocol",
+        ),
+    ],
+)
+
+LATENCY = Row(
+    title="Latency",
+    panels=[
+        panel(
+            "Produce",
+            "s",
+            "From a request read to its answer: collecting a file (up to `produce.linger.ms`), its upload, its commit.",
+            f"{RUNBOOK}#siltstoneproduceslow",
+            ("p50", quantile(0.5, "siltstone_produce_latency_seconds")),
+            ("p99", quantile(0.99, "siltstone_produce_latency_seconds")),
+        ),
+        panel(
+            "Requests, p99",
+            "s",
+            "By API, waiting included: a fetch waits for records and a member for its group.",
+            METRICS,
+            ("{{api}}", quantile(0.99, "siltstone_request_seconds", "api")),
+        ),
+        panel(
+            "Upload and commit, p99",
+            "s",
+            "The two parts of a produce request that are not waiting: one PUT, one commit in Postgres.",
+            f"{RUNBOOK}#siltstoneproduceslow",
+            ("upload", quantile(0.99, "siltstone_l0_put_seconds")),
+            ("commit", quantile(0.99, "siltstone_l0_commit_seconds")),
+        ),
+        panel(
+            "Object store, p99",
+            "s",
+            "One request to the object store as callers waited for it, retries included.",
+            f"{RUNBOOK}#siltstonestoreerrors",
+            ("{{op}}", quantile(0.99, "siltstone_object_request_seconds", "op")),
+        ),
+        panel(
+            "Offset commits",
+            "s",
+            "Writing one lot of offset commits to Postgres.",
+            METRICS,
+            ("p50", quantile(0.5, "siltstone_offset_commit_seconds")),
+            ("p99", quantile(0.99, "siltstone_offset_commit_seconds")),
+        ),
+    ],
+)
+
+WRITE_PATH = Row(
+    title="Write path",
+    panels=[
+        panel(
+            "L0 files sealed",
+            "cps",
+            "By what sealed them. Each is a PUT and a commit; many early ones mean few writers that wait for answers.",
+            METRICS,
+            ("{{reason}}", f"sum by (reason) (rate(siltstone_l0_files_total{RATE}))"),
+        ),
+        panel(
+            "Size of L0 files",
+            "bytes",
+            "Half of them are smaller, a tenth is larger.",
+            METRICS,
+            ("p50", quantile(0.5, "siltstone_l0_file_bytes")),
+            ("p90", quantile(0.9, "siltstone_l0_file_bytes")),
+        ),
+        panel(
+            "Commits",
+            "cps",
+            "Of L0 files. `in_doubt`: the answer was lost and is asked for again. `given_up`: producers were refused.",
+            METRICS,
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_commits_total{RATE}))"),
+        ),
+        panel(
+            "Buffered",
+            "bytes",
+            "Bytes of produce requests that wait, by agent; at `produce.buffer.bytes.max` producers are not read.",
+            METRICS,
+            ("{{instance}}", of_role("agent", "siltstone_buffered_bytes")),
+        ),
+        panel(
+            "Live L0 files and their limits",
+            "short",
+            "Files that wait for a merge, and the numbers above which answers are delayed or refused.",
+            f"{RUNBOOK}#siltstonel0filesnearstall",
+            ("live", "max(siltstone_live_l0_files)"),
+            ("limit: {{limit}}", "max by (limit) (siltstone_l0_limit_files > 0)"),
+        ),
+        panel(
+            "Write stall",
+            "s",
+            "How long answers to produce are held back, and 1 while produce is refused.",
+            f"{RUNBOOK}#siltstonewritestallrefusing",
+            ("delay", "max(siltstone_write_stall_delay_seconds)"),
+            ("refusing", "max(siltstone_write_stall_refusing)"),
+        ),
+        panel(
+            "Produce held back",
+            "cps",
+            "Requests whose answers were delayed, or that were refused, by the write stall.",
+            f"{RUNBOOK}#siltstonewritestalldelaying",
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_produce_stalled_total{RATE}))"),
+            empty_unless="the write stall has held a request back",
+        ),
+    ],
+)
+
+READS = Row(
+    title="Reads and caches",
+    panels=[
+        panel(
+            "Bytes fetched, by source",
+            "Bps",
+            "From the memory of agents, or from the object store. A consumer that keeps up reads memory.",
+            METRICS,
+            ("{{source}}", f"sum by (source) (rate(siltstone_fetch_bytes_total{RATE}))"),
+        ),
+        panel(
+            "Hits of the block caches",
+            "percentunit",
+            "Share of look-ups that found their block: `hot` is the tail, `cold` history.",
+            METRICS,
+            (
+                "{{pool}}",
+                f'sum by (pool) (rate(siltstone_cache_requests_total{{outcome="hit"}}{RATE}))'
+                f" / sum by (pool) (rate(siltstone_cache_requests_total{RATE}))",
+            ),
+        ),
+        panel(
+            "Block caches",
+            "bytes",
+            "Bytes held, over all agents.",
+            METRICS,
+            ("{{pool}}", "sum by (pool) (siltstone_cache_bytes)"),
+        ),
+        panel(
+            "Requests to the object store",
+            "reqps",
+            "Of agents and compactors, by operation and outcome. PUTs and GETs are what the bill counts.",
+            f"{RUNBOOK}#siltstonestoreerrors",
+            ("{{op}} {{outcome}}", f"sum by (op, outcome) (rate(siltstone_object_requests_total{RATE}))"),
+        ),
+        panel(
+            "Bytes to and from the object store",
+            "Bps",
+            "By operation.",
+            METRICS,
+            ("{{op}}", f"sum by (op) (rate(siltstone_object_bytes_total{RATE}))"),
+        ),
+        panel(
+            "Index of live L0 files",
+            "bytes",
+            "Memory of each agent; at `index.bytes.max` produce is refused.",
+            f"{RUNBOOK}#siltstonel0filesnearstall",
+            ("{{instance}}", of_role("agent", "siltstone_index_bytes")),
+        ),
+        panel(
+            "The tail as agents hear of it",
+            "cps",
+            "Files heard of from Postgres, and polls that failed. Gaps: partitions that wait for an earlier extent.",
+            METRICS,
+            ("files", f"sum(rate(siltstone_tail_files_total{RATE}))"),
+            ("failed polls", f"sum(rate(siltstone_tail_errors_total{RATE}))"),
+            ("gaps", "sum(siltstone_tail_gaps)"),
+        ),
+        panel(
+            "Fetch sessions",
+            "short",
+            "Sessions that agents keep (KIP-227), and how many a second made room for others.",
+            METRICS,
+            ("sessions", "sum(siltstone_fetch_sessions)"),
+            ("evicted a second", f"sum(rate(siltstone_fetch_session_evictions_total{RATE}))"),
+        ),
+    ],
+)
+
+GROUPS = Row(
+    title="Groups and lag",
+    panels=[
+        panel(
+            "Lag",
+            "short",
+            "Offsets that a group is behind on a topic; the pairs that lag most, up to `metrics.groups.max`.",
+            f"{RUNBOOK}#siltstoneconsumerlaggrowing",
+            ("{{group}} on {{topic}}", "max by (group, topic) (siltstone_group_lag_offsets)"),
+        ),
+        panel(
+            "Lag of all others",
+            "short",
+            "Of the pairs that are not shown by themselves, together, and how many pairs there are in all.",
+            f"{RUNBOOK}#siltstoneconsumerlaggrowing",
+            ("lag", "max(siltstone_group_lag_rest_offsets)"),
+            ("pairs in all", "max(siltstone_group_lag_pairs)"),
+        ),
+        panel(
+            "Since the newest commit",
+            "s",
+            "Of the same pairs. Long, with a lag: the group has stopped.",
+            f"{RUNBOOK}#siltstoneconsumerstopped",
+            ("{{group}} on {{topic}}", "max by (group, topic) (siltstone_group_commit_age_seconds)"),
+        ),
+        panel(
+            "Groups",
+            "short",
+            "In the hands of the agents, by state.",
+            METRICS,
+            ("{{state}}", "sum by (state) (siltstone_groups)"),
+        ),
+        panel(
+            "Rebalances",
+            "cps",
+            "Generations begun, and groups given up because another agent owns them.",
+            METRICS,
+            ("rebalances", f"sum(rate(siltstone_group_rebalances_total{RATE}))"),
+            ("fenced", f"sum(rate(siltstone_groups_fenced_total{RATE}))"),
+        ),
+        panel(
+            "Offset commits, by outcome",
+            "cps",
+            "`refused`: an older generation or an unknown member. `fenced`: another agent owns the group.",
+            METRICS,
+            ("{{outcome}}", f"sum by (outcome) (rate(siltstone_offset_commits_total{RATE}))"),
+        ),
+    ],
+)
+
+ROWS = (TRAFFIC, LATENCY, WRITE_PATH, READS, GROUPS)

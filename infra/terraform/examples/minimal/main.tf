@@ -1,0 +1,36 @@
+# The smallest cluster that keeps what it acknowledged: two zones, two agents on Fargate, a small Postgres with its
+# standby. For trying it out; `terraform destroy` takes everything, records too.
+
+terraform {
+  required_version = ">= 1.9"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 6.25, < 7.0"
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+
+  default_tags {
+    tags = { application = "siltstone" }
+  }
+}
+
+module "siltstone" {
+  source = "../.."
+
+  name  = "silt-try"
+  image = var.image
+
+  network      = { availability_zones = ["${var.region}a", "${var.region}b"] }
+  client_cidrs = ["10.90.0.0/16"]
+
+  agents   = { count_min = 2, count_max = 4 }
+  postgres = { instance_class = "db.t4g.medium", storage_gib = 20 }
+
+  deletion_protection = false
+}

@@ -1,0 +1,19 @@
+variable "region" {
+  description = "Region of AWS."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region must be a region of AWS, like eu-central-1."
+  }
+}
+
+variable "image" {
+  description = "Image of Siltstone in ECR of that region."
+  type        = string
+
+  validation {
+    condition     = can(regex("\\.dkr\\.ecr\\.", var.image))
+    error_message = "image must lie in ECR: the VPC has no way to another registry."
+  }
+}

@@ -1,0 +1,54 @@
+# A cluster for work: three zones, agents on hosts of our own, several compactors, large merges on EMR Serverless, metrics
+# in managed Prometheus, a KMS key of yours, and nothing that is deleted by accident.
+
+terraform {
+  required_version = ">= 1.9"
+
+  required_providers {
+    aws = {
+      source  = "hashicorp/aws"
+      version = ">= 6.25, < 7.0"
+    }
+  }
+}
+
+provider "aws" {
+  region = var.region
+
+  default_tags {
+    tags = { application = "siltstone" }
+  }
+}
+
+module "siltstone" {
+  source = "../.."
+
+  name             = "silt"
+  image            = var.image
+  cpu_architecture = "ARM64"
+  launch_type      = "EC2"
+  instance_type    = "m7g.large"
+
+  network = {
+    availability_zones = [for letter in ["a", "b", "c"] : "${var.region}${letter}"]
+    vpc_cidr           = "10.90.0.0/16"
+  }
+  client_cidrs  = ["10.90.0.0/16", "10.20.0.0/16"]
+  metrics_cidrs = ["10.20.5.0/24"]
+
+  agents     = { count_min = 6, count_max = 24, cpu_percent = 50 }
+  compactors = 3
+  spark      = { vcpu_max = 128 }
+  settings = {
+    "cache.cold.bytes" = "268435456"
+    "num.partitions"   = "12"
+  }
+
+  kms_key_arn     = var.kms_key_arn
+  noncurrent_days = 3
+  postgres        = { instance_class = "db.m7g.xlarge", storage_gib = 400 }
+
+  collector_image    = var.collector_image
+  alarm_topic_arns   = var.alarm_topic_arns
+  log_retention_days = 90
+}

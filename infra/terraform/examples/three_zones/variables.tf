@@ -1,0 +1,49 @@
+variable "region" {
+  description = "Region of AWS."
+  type        = string
+
+  validation {
+    condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
+    error_message = "region must be a region of AWS, like eu-central-1."
+  }
+}
+
+variable "image" {
+  description = "Image of Siltstone for ARM64 in ECR of that region."
+  type        = string
+
+  validation {
+    condition     = can(regex("\\.dkr\\.ecr\\.", var.image))
+    error_message = "image must lie in ECR: the VPC has no way to another registry."
+  }
+}
+
+variable "collector_image" {
+  description = "Image of the AWS Distro for OpenTelemetry in ECR of that region (a copy of public.ecr.aws/aws-observability/aws-otel-collector)."
+  type        = string
+
+  validation {
+    condition     = can(regex("\\.dkr\\.ecr\\.", var.collector_image))
+    error_message = "collector_image must lie in ECR: the VPC has no way to another registry."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "KMS key for records, Postgres and its secret."
+  type        = string
+
+  validation {
+    condition     = can(regex("^arn:[a-z-]+:kms:${var.region}:", var.kms_key_arn))
+    error_message = "kms_key_arn must be the ARN of a key of that region."
+  }
+}
+
+variable "alarm_topic_arns" {
+  description = "SNS topics that are told of alarms."
+  type        = list(string)
+
+  validation {
+    condition     = length(var.alarm_topic_arns) > 0
+    error_message = "alarm_topic_arns must name a topic: an alarm that nobody hears is none."
+  }
+}

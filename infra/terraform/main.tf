@@ -1,0 +1,163 @@
+# Siltstone on AWS: the modules, and what passes between them.
+
+locals {
+  code_prefix = "${var.prefix}-code" # beside the records, never below their prefix
+
+  # APIs that tasks and ECS itself reach from a VPC without a way out
+  endpoint_services = toset(concat(
+    ["ecr.api", "ecr.dkr", "logs", "secretsmanager"],
+    var.launch_type == "EC2" ? ["ecs", "ecs-agent", "ecs-telemetry"] : [],
+    var.spark == null ? [] : ["emr-serverless"],
+    var.collector_image == null ? [] : ["aps-workspaces"],
+  ))
+
+  environment = merge(
+    { for name, value in var.settings : "SILTSTONE_${upper(replace(name, ".", "_"))}" => value },
+    {
+      SILTSTONE_OBJECT_STORE_URL = "s3://${module.storage.bucket}/${var.prefix}?region=${data.aws_region.current.region}"
+      SILTSTONE_METADATA_URL     = module.metadata.url
+      # nobody is authenticated yet, so other addresses than loopback must be asked for; the network keeps others out
+      SILTSTONE_INSECURE       = "true"
+      SILTSTONE_METRICS_LISTEN = "0.0.0.0:9644"
+      SILTSTONE_LOG_FORMAT     = "json"
+    },
+  )
+  secrets = { PGPASSWORD = "${module.metadata.secret_arn}:password::" }
+
+  bucket = {
+    arn         = module.storage.bucket_arn
+    objects_arn = "${module.storage.bucket_arn}/${var.prefix}"
+    kms_key_arn = var.kms_key_arn
+  }
+
+  task = {
+    cluster_arn        = module.cluster.arn
+    cluster_name       = module.cluster.name
+    execution_role_arn = module.cluster.execution_role_arn
+    capacity_provider  = module.cluster.capacity_provider
+    launch_type        = var.launch_type
+    cpu_architecture   = var.cpu_architecture
+    image              = var.image
+    environment        = local.environment
+    secrets            = local.secrets
+    subnet_ids         = module.network.subnet_ids
+    security_group_id  = module.network.task_security_group_id
+  }
+}
+
+data "aws_region" "current" {}
+
+module "network" {
+  source = "./modules/network"
+
+  name               = var.name
+  existing           = var.existing_network
+  availability_zones = var.existing_network == null ? var.network.availability_zones : []
+  vpc_cidr           = var.existing_network == null ? var.network.vpc_cidr : null
+  endpoint_services  = local.endpoint_services
+}
+
+module "storage" {
+  source = "./modules/storage"
+
+  name                = var.name
+  existing_bucket     = var.existing_bucket
+  kms_key_arn         = var.kms_key_arn
+  noncurrent_days     = var.noncurrent_days
+  deletion_protection = var.deletion_protection
+  vpc_id              = module.network.vpc_id
+  route_table_ids     = module.network.route_table_ids
+}
+
+module "metadata" {
+  source = "./modules/metadata"
+
+  name                   = var.name
+  existing               = var.existing_postgres
+  instance               = var.postgres
+  ca_path                = var.postgres_ca_path
+  vpc_id                 = module.network.vpc_id
+  subnet_ids             = module.network.subnet_ids
+  task_security_group_id = module.network.task_security_group_id
+  kms_key_arn            = var.kms_key_arn
+  deletion_protection    = var.deletion_protection
+}
+
+module "cluster" {
+  source = "./modules/cluster"
+
+  name              = var.name
+  launch_type       = var.launch_type
+  instance_type     = var.instance_type
+  hosts_max         = var.agents.count_max + var.compactors + 1 # two tasks each, and a deployment doubles the tasks
+  cpu_architecture  = var.cpu_architecture
+  vpc_id            = module.network.vpc_id
+  subnet_ids        = module.network.subnet_ids
+  image             = var.image
+  environment       = local.environment
+  secrets           = local.secrets
+  secret_arn        = module.metadata.secret_arn
+  log_group_arns    = module.observability.log_group_arns
+  log_configuration = module.observability.log_configurations["admin"]
+  bucket            = local.bucket
+}
+
+module "agents" {
+  source = "./modules/agents"
+
+  name                   = var.name
+  task                   = local.task
+  bucket                 = local.bucket
+  vpc_id                 = module.network.vpc_id
+  client_cidrs           = var.client_cidrs
+  metrics_cidrs          = var.metrics_cidrs
+  size                   = var.agents
+  sidecars               = module.observability.collectors["agent"]
+  metrics_workspace_arns = module.observability.workspace_arns
+  log_configuration      = module.observability.log_configurations["agent"]
+  deletion_protection    = var.deletion_protection
+}
+
+module "compactor" {
+  source = "./modules/compactor"
+
+  name                   = var.name
+  task                   = local.task
+  bucket                 = local.bucket
+  vpc_id                 = module.network.vpc_id
+  metrics_cidrs          = var.metrics_cidrs
+  tasks                  = var.compactors
+  spark                  = one(module.spark[*].submission)
+  sidecars               = module.observability.collectors["compactor"]
+  metrics_workspace_arns = module.observability.workspace_arns
+  log_configuration      = module.observability.log_configurations["compactor"]
+}
+
+module "spark" {
+  source = "./modules/spark"
+  count  = var.spark == null ? 0 : 1
+
+  name             = var.name
+  bucket           = local.bucket
+  bucket_name      = module.storage.bucket
+  code_prefix      = local.code_prefix
+  release_label    = var.spark.release_label
+  image            = var.spark.image
+  vcpu_max         = var.spark.vcpu_max
+  cpu_architecture = var.cpu_architecture
+}
+
+module "observability" {
+  source = "./modules/observability"
+
+  name               = var.name
+  log_retention_days = var.log_retention_days
+  collector_image    = var.collector_image
+  alarm_topic_arns   = var.alarm_topic_arns
+  agents_min         = var.agents.count_min
+  load_balancer      = module.agents.load_balancer
+  database = var.existing_postgres != null ? null : {
+    instance_identifier = module.metadata.instance_identifier
+    storage_gib         = var.postgres.storage_gib
+  }
+}

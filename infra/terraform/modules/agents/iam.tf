@@ -1,0 +1,82 @@
+# What an agent does in the bucket: it reads files of all levels, writes L0 files and, where it is the first process of
+# all, cluster.json, and tries at its start whether the store refuses to overwrite (keys below probe/, which it deletes).
+# It cannot delete a record: only the janitor in the compactor can.
+
+data "aws_caller_identity" "current" {}
+
+data "aws_iam_policy_document" "trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ecs-tasks.amazonaws.com"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [data.aws_caller_identity.current.account_id]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "task" {
+  statement {
+    sid       = "ReadRecords"
+    actions   = ["s3:GetObject"]
+    resources = [for key in ["l0/*", "l1/*", "l2/*", "probe/*", "cluster.json"] : "${var.bucket.objects_arn}/${key}"]
+  }
+
+  statement {
+    sid       = "WriteRecords"
+    actions   = ["s3:PutObject"]
+    resources = [for key in ["l0/*", "probe/*", "cluster.json"] : "${var.bucket.objects_arn}/${key}"]
+  }
+
+  statement {
+    sid       = "CleanUpProbe"
+    actions   = ["s3:DeleteObject"]
+    resources = ["${var.bucket.objects_arn}/probe/*"]
+  }
+
+  # On the bucket and without a condition on s3:prefix: S3 says 403 and not 404 of a key that is not there to those who
+  # may not list, and a file that a merge has replaced must be told from one that is forbidden.
+  statement {
+    sid       = "TellGoneFromForbidden"
+    actions   = ["s3:ListBucket"]
+    resources = [var.bucket.arn]
+  }
+
+  dynamic "statement" {
+    for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.metrics_workspace_arns) > 0 ? [var.metrics_workspace_arns] : []
+
+    content {
+      sid       = "Metrics"
+      actions   = ["aps:RemoteWrite"]
+      resources = statement.value
+    }
+  }
+}
+
+resource "aws_iam_role" "task" {
+  name               = "${var.name}-agent"
+  description        = "Agents of Siltstone ${var.name}"
+  assume_role_policy = data.aws_iam_policy_document.trust.json
+}
+
+resource "aws_iam_role_policy" "task" {
+  name   = "agent"
+  role   = aws_iam_role.task.id
+  policy = data.aws_iam_policy_document.task.json
+}

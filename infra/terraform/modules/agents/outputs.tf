@@ -1,0 +1,27 @@
+output "bootstrap_servers" {
+  description = "What Kafka clients are given."
+  value       = "${aws_lb.bootstrap.dns_name}:${local.kafka_port}"
+}
+
+output "service_name" {
+  description = "The service in ECS."
+  value       = aws_ecs_service.this.name
+}
+
+output "security_group_id" {
+  description = "Security group of the agents."
+  value       = aws_security_group.agents.id
+}
+
+output "role_arn" {
+  description = "Role of the agents."
+  value       = aws_iam_role.task.arn
+}
+
+output "load_balancer" {
+  description = "The load balancer as CloudWatch names it."
+  value = {
+    load_balancer = aws_lb.bootstrap.arn_suffix
+    target_group  = aws_lb_target_group.bootstrap.arn_suffix
+  }
+}

@@ -1,0 +1,78 @@
+variable "name" {
+  description = "Prefix of all names."
+  type        = string
+}
+
+variable "task" {
+  description = "What all tasks of Siltstone share."
+  type = object({
+    cluster_arn        = string
+    cluster_name       = string
+    execution_role_arn = string
+    capacity_provider  = string
+    launch_type        = string
+    cpu_architecture   = string
+    image              = string
+    environment        = map(string)
+    secrets            = map(string)
+    subnet_ids         = list(string)
+    security_group_id  = string
+  })
+}
+
+variable "bucket" {
+  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  type = object({
+    arn         = string
+    objects_arn = string
+    kms_key_arn = string
+  })
+}
+
+variable "metrics_workspace_arns" {
+  description = "Workspace of managed Prometheus that a sidecar writes to; empty without one."
+  type        = list(string)
+}
+
+variable "sidecars" {
+  description = "Definitions of containers that run beside ours."
+  type        = list(any)
+}
+
+variable "log_configuration" {
+  description = "logConfiguration of the container."
+  type = object({
+    logDriver = string
+    options   = map(string)
+  })
+}
+
+variable "metrics_cidrs" {
+  description = "Addresses that may read /metrics."
+  type        = list(string)
+}
+
+variable "vpc_id" {
+  description = "The VPC."
+  type        = string
+}
+
+variable "client_cidrs" {
+  description = "Addresses that may connect as Kafka clients."
+  type        = list(string)
+}
+
+variable "size" {
+  description = "How many agents, at which processor time there are more, and the memory of each."
+  type = object({
+    count_min   = number
+    count_max   = number
+    cpu_percent = number
+    memory_mib  = number
+  })
+}
+
+variable "deletion_protection" {
+  description = "Whether the load balancer refuses to be deleted."
+  type        = bool
+}

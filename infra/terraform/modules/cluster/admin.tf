@@ -1,0 +1,74 @@
+# A task that is run by hand: `siltstone migrate` before the first start and before an upgrade, and with another command
+# whatever looks at the cluster (`doctor`, `fsck`, `files list`). It reads the bucket; it deletes only what its own probe
+# of the store wrote.
+
+locals {
+  admin_container = {
+    name                   = "admin"
+    image                  = var.image
+    command                = ["migrate"]
+    essential              = true
+    readonlyRootFilesystem = true
+    environment            = [for name in sort(keys(var.environment)) : { name = name, value = var.environment[name] }]
+    secrets                = [for name in sort(keys(var.secrets)) : { name = name, valueFrom = var.secrets[name] }]
+    logConfiguration       = var.log_configuration
+  }
+}
+
+resource "aws_ecs_task_definition" "admin" {
+  family                   = "${var.name}-admin"
+  network_mode             = "awsvpc"
+  requires_compatibilities = [var.launch_type]
+  cpu                      = "512"
+  memory                   = "1024"
+  execution_role_arn       = aws_iam_role.execution.arn
+  task_role_arn            = aws_iam_role.admin.arn
+  container_definitions    = jsonencode([local.admin_container])
+
+  runtime_platform {
+    operating_system_family = "LINUX"
+    cpu_architecture        = var.cpu_architecture
+  }
+}
+
+data "aws_iam_policy_document" "admin" {
+  statement {
+    sid       = "Read"
+    actions   = ["s3:GetObject"]
+    resources = ["${var.bucket.objects_arn}/*"]
+  }
+
+  statement {
+    sid       = "List"
+    actions   = ["s3:ListBucket", "s3:GetBucketVersioning", "s3:GetLifecycleConfiguration"]
+    resources = [var.bucket.arn]
+  }
+
+  statement {
+    sid       = "Probe"
+    actions   = ["s3:PutObject", "s3:DeleteObject"]
+    resources = ["${var.bucket.objects_arn}/probe/*"]
+  }
+
+  dynamic "statement" {
+    for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
+resource "aws_iam_role" "admin" {
+  name               = "${var.name}-admin"
+  description        = "Commands run by hand on Siltstone ${var.name}"
+  assume_role_policy = data.aws_iam_policy_document.tasks_trust.json
+}
+
+resource "aws_iam_role_policy" "admin" {
+  name   = "admin"
+  role   = aws_iam_role.admin.id
+  policy = data.aws_iam_policy_document.admin.json
+}

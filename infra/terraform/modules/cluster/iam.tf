@@ -1,0 +1,74 @@
+# The execution role: what ECS itself does before a task runs. The tasks' own roles are beside the tasks.
+
+data "aws_iam_policy_document" "tasks_trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ecs-tasks.amazonaws.com"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [data.aws_caller_identity.current.account_id]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "execution" {
+  # takes no resource: it gives a token, and the next statement says for what
+  statement {
+    sid       = "RegistryToken"
+    actions   = ["ecr:GetAuthorizationToken"]
+    resources = ["*"]
+  }
+
+  # The image may lie in the registry of another account or region, whose own policy decides.
+  statement {
+    sid       = "PullImage"
+    actions   = ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"]
+    resources = ["arn:${data.aws_partition.current.partition}:ecr:*:*:repository/*"]
+  }
+
+  statement {
+    sid       = "WriteLogs"
+    actions   = ["logs:CreateLogStream", "logs:PutLogEvents"]
+    resources = [for arn in var.log_group_arns : "${arn}:*"]
+  }
+
+  statement {
+    sid       = "PasswordOfPostgres"
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = [var.secret_arn]
+  }
+
+  dynamic "statement" {
+    for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
+
+    content {
+      sid       = "DecryptPassword"
+      actions   = ["kms:Decrypt"]
+      resources = [statement.value]
+
+      condition {
+        test     = "StringEquals"
+        variable = "kms:ViaService"
+        values   = ["secretsmanager.${data.aws_region.current.region}.amazonaws.com"]
+      }
+    }
+  }
+}
+
+resource "aws_iam_role" "execution" {
+  name               = "${var.name}-execution"
+  description        = "ECS, on behalf of tasks of Siltstone ${var.name}"
+  assume_role_policy = data.aws_iam_policy_document.tasks_trust.json
+}
+
+resource "aws_iam_role_policy" "execution" {
+  name   = "execution"
+  role   = aws_iam_role.execution.id
+  policy = data.aws_iam_policy_document.execution.json
+}

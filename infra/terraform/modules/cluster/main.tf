@@ -1,0 +1,32 @@
+# The ECS cluster, and where its tasks run: Fargate, or hosts of our own (ec2.tf).
+
+locals {
+  on_ec2            = var.launch_type == "EC2"
+  capacity_provider = local.on_ec2 ? aws_ecs_capacity_provider.ec2[0].name : "FARGATE"
+}
+
+data "aws_region" "current" {}
+
+data "aws_partition" "current" {}
+
+data "aws_caller_identity" "current" {}
+
+resource "aws_ecs_cluster" "this" {
+  name = var.name
+
+  # our own metrics say more, and cost nothing
+  setting {
+    name  = "containerInsights"
+    value = "disabled"
+  }
+}
+
+resource "aws_ecs_cluster_capacity_providers" "this" {
+  cluster_name       = aws_ecs_cluster.this.name
+  capacity_providers = [local.capacity_provider]
+
+  default_capacity_provider_strategy {
+    capacity_provider = local.capacity_provider
+    weight            = 1
+  }
+}

@@ -1,0 +1,24 @@
+output "arn" {
+  description = "The cluster."
+  value       = aws_ecs_cluster.this.arn
+}
+
+output "name" {
+  description = "Name of the cluster."
+  value       = aws_ecs_cluster_capacity_providers.this.cluster_name # a service needs the provider to be there
+}
+
+output "capacity_provider" {
+  description = "Where services run."
+  value       = local.capacity_provider
+}
+
+output "execution_role_arn" {
+  description = "Role by which ECS starts tasks."
+  value       = aws_iam_role.execution.arn
+}
+
+output "admin_task_family" {
+  description = "Task definition of commands run by hand."
+  value       = aws_ecs_task_definition.admin.family
+}

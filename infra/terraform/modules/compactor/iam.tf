@@ -1,0 +1,127 @@
+# The only role that may delete records. Nobody may delete cluster.json.
+
+data "aws_caller_identity" "current" {}
+
+data "aws_iam_policy_document" "trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ecs-tasks.amazonaws.com"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [data.aws_caller_identity.current.account_id]
+    }
+  }
+}
+
+locals {
+  written = [for key in ["l1/*", "l2/*", "jobs/*", "catalog/*", "probe/*"] : "${var.bucket.objects_arn}/${key}"]
+  l0      = "${var.bucket.objects_arn}/l0/*"
+  cluster = "${var.bucket.objects_arn}/cluster.json"
+}
+
+data "aws_iam_policy_document" "task" {
+  statement {
+    sid       = "Read"
+    actions   = ["s3:GetObject"]
+    resources = concat(local.written, [local.l0, local.cluster])
+  }
+
+  statement {
+    sid       = "Write"
+    actions   = ["s3:PutObject"]
+    resources = concat(local.written, [local.cluster])
+  }
+
+  statement {
+    sid       = "Janitor"
+    actions   = ["s3:DeleteObject"]
+    resources = concat(local.written, [local.l0])
+  }
+
+  statement {
+    sid       = "AbandonedUploads"
+    actions   = ["s3:AbortMultipartUpload"]
+    resources = concat(local.written, [local.l0])
+  }
+
+  # ListBucket also makes S3 say 404 of a key that is not there, and not 403.
+  statement {
+    sid       = "FindOrphans"
+    actions   = ["s3:ListBucket", "s3:ListBucketMultipartUploads"]
+    resources = [var.bucket.arn]
+  }
+
+  dynamic "statement" {
+    for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.metrics_workspace_arns) > 0 ? [var.metrics_workspace_arns] : []
+
+    content {
+      sid       = "Metrics"
+      actions   = ["aps:RemoteWrite"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.spark == null ? [] : [var.spark]
+
+    content {
+      sid       = "SubmitMerges"
+      actions   = ["emr-serverless:StartJobRun", "emr-serverless:GetApplication"]
+      resources = [statement.value.application_arn]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.spark == null ? [] : [var.spark]
+
+    content {
+      sid       = "FollowMerges"
+      actions   = ["emr-serverless:GetJobRun", "emr-serverless:CancelJobRun"]
+      resources = ["${statement.value.application_arn}/jobruns/*"]
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.spark == null ? [] : [var.spark]
+
+    content {
+      sid       = "RunMergesAs"
+      actions   = ["iam:PassRole"]
+      resources = [statement.value.job_role_arn]
+
+      condition {
+        test     = "StringEquals"
+        variable = "iam:PassedToService"
+        values   = ["emr-serverless.amazonaws.com"]
+      }
+    }
+  }
+}
+
+resource "aws_iam_role" "task" {
+  name               = "${var.name}-compactor"
+  description        = "Compactors of Siltstone ${var.name}"
+  assume_role_policy = data.aws_iam_policy_document.trust.json
+}
+
+resource "aws_iam_role_policy" "task" {
+  name   = "compactor"
+  role   = aws_iam_role.task.id
+  policy = data.aws_iam_policy_document.task.json
+}

@@ -1,0 +1,100 @@
+# Compactors merge files and, as the only ones, delete. Any number may run; one is enough until merges lag behind. They
+# need no load balancer: each takes its work from Postgres. SIGTERM gives a merge back.
+
+locals {
+  http_port = 9644
+
+  spark_environment = var.spark == null ? {} : {
+    SILTSTONE_SPARK_SUBMITTER          = "emr-serverless"
+    SILTSTONE_SPARK_EMR_APPLICATION_ID = var.spark.application_id
+    SILTSTONE_SPARK_EMR_ROLE_ARN       = var.spark.job_role_arn
+    SILTSTONE_SPARK_EMR_ENTRY_URL      = var.spark.entry_url
+    SILTSTONE_SPARK_ARCHIVE_URL        = var.spark.archive_url
+  }
+  environment = merge(var.task.environment, local.spark_environment)
+
+  container = {
+    name                   = "compactor"
+    image                  = var.task.image
+    command                = ["compactor"]
+    essential              = true
+    readonlyRootFilesystem = true
+    stopTimeout            = 120
+    environment            = [for name in sort(keys(local.environment)) : { name = name, value = local.environment[name] }]
+    secrets                = [for name in sort(keys(var.task.secrets)) : { name = name, valueFrom = var.task.secrets[name] }]
+    portMappings           = [{ containerPort = local.http_port, hostPort = local.http_port, protocol = "tcp" }]
+    logConfiguration       = var.log_configuration
+    healthCheck = {
+      command     = ["CMD", "/opt/siltstone/bin/python", "-m", "siltstone.health"]
+      interval    = 10
+      timeout     = 5
+      retries     = 3
+      startPeriod = 60
+    }
+  }
+}
+
+resource "aws_ecs_task_definition" "this" {
+  family                   = "${var.name}-compactor"
+  network_mode             = "awsvpc"
+  requires_compatibilities = [var.task.launch_type]
+  cpu                      = "1024"
+  memory                   = "3072"
+  execution_role_arn       = var.task.execution_role_arn
+  task_role_arn            = aws_iam_role.task.arn
+  container_definitions    = jsonencode(concat([local.container], var.sidecars))
+
+  runtime_platform {
+    operating_system_family = "LINUX"
+    cpu_architecture        = var.task.cpu_architecture
+  }
+}
+
+resource "aws_ecs_service" "this" {
+  name            = "${var.name}-compactor"
+  cluster         = var.task.cluster_arn
+  task_definition = aws_ecs_task_definition.this.arn
+  desired_count   = var.tasks
+  propagate_tags  = "SERVICE"
+
+  availability_zone_rebalancing      = "ENABLED"
+  deployment_minimum_healthy_percent = 100
+  deployment_maximum_percent         = 200
+
+  deployment_circuit_breaker {
+    enable   = true
+    rollback = true
+  }
+
+  capacity_provider_strategy {
+    capacity_provider = var.task.capacity_provider
+    weight            = 1
+  }
+
+  network_configuration {
+    subnets          = var.task.subnet_ids
+    security_groups  = [var.task.security_group_id, aws_security_group.compactor.id]
+    assign_public_ip = false
+  }
+
+  depends_on = [aws_iam_role_policy.task]
+}
+
+resource "aws_security_group" "compactor" {
+  name        = "${var.name}-compactor"
+  description = "Compactors: who may reach them"
+  vpc_id      = var.vpc_id
+
+  tags = { Name = "${var.name}-compactor" }
+}
+
+resource "aws_vpc_security_group_ingress_rule" "metrics" {
+  for_each = toset(var.metrics_cidrs)
+
+  security_group_id = aws_security_group.compactor.id
+  description       = "Prometheus"
+  ip_protocol       = "tcp"
+  from_port         = local.http_port
+  to_port           = local.http_port
+  cidr_ipv4         = each.key
+}

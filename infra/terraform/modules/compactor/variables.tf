@@ -1,0 +1,74 @@
+variable "name" {
+  description = "Prefix of all names."
+  type        = string
+}
+
+variable "task" {
+  description = "What all tasks of Siltstone share."
+  type = object({
+    cluster_arn        = string
+    cluster_name       = string
+    execution_role_arn = string
+    capacity_provider  = string
+    launch_type        = string
+    cpu_architecture   = string
+    image              = string
+    environment        = map(string)
+    secrets            = map(string)
+    subnet_ids         = list(string)
+    security_group_id  = string
+  })
+}
+
+variable "bucket" {
+  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  type = object({
+    arn         = string
+    objects_arn = string
+    kms_key_arn = string
+  })
+}
+
+variable "metrics_workspace_arns" {
+  description = "Workspace of managed Prometheus that a sidecar writes to; empty without one."
+  type        = list(string)
+}
+
+variable "sidecars" {
+  description = "Definitions of containers that run beside ours."
+  type        = list(any)
+}
+
+variable "log_configuration" {
+  description = "logConfiguration of the container."
+  type = object({
+    logDriver = string
+    options   = map(string)
+  })
+}
+
+variable "metrics_cidrs" {
+  description = "Addresses that may read /metrics."
+  type        = list(string)
+}
+
+variable "vpc_id" {
+  description = "The VPC."
+  type        = string
+}
+
+variable "tasks" {
+  description = "How many compactors."
+  type        = number
+}
+
+variable "spark" {
+  description = "Where merges go that outgrow a compactor. Null: nowhere."
+  type = object({
+    application_id  = string
+    application_arn = string
+    job_role_arn    = string
+    entry_url       = string
+    archive_url     = string
+  })
+}

@@ -1,0 +1,78 @@
+# The Postgres that says what lies where, or the network rules for somebody else's.
+#
+# What was acknowledged must survive a failover: RDS copies every write to a standby in another zone before it answers
+# (Multi-AZ instance). The password is made and kept by RDS in Secrets Manager; it is in no state of Terraform.
+
+locals {
+  creates = var.existing == null
+
+  host       = local.creates ? aws_db_instance.this[0].address : var.existing.host
+  port       = local.creates ? 5432 : var.existing.port
+  database   = local.creates ? "siltstone" : var.existing.database
+  user       = local.creates ? "siltstone" : var.existing.user
+  secret_arn = local.creates ? aws_db_instance.this[0].master_user_secret[0].secret_arn : var.existing.secret_arn
+
+  database_security_group_id = local.creates ? aws_security_group.database[0].id : var.existing.security_group_id
+  tls                        = var.ca_path == null ? "sslmode=require" : "sslmode=verify-full&sslrootcert=${var.ca_path}"
+}
+
+resource "aws_db_subnet_group" "this" {
+  count = local.creates ? 1 : 0
+
+  name        = "${var.name}-metadata"
+  description = "Metadata of Siltstone"
+  subnet_ids  = var.subnet_ids
+}
+
+resource "aws_db_instance" "this" {
+  count = local.creates ? 1 : 0
+
+  identifier     = "${var.name}-metadata"
+  engine         = "postgres"
+  engine_version = var.instance.engine_version # the major version; minor ones come in the maintenance window
+  instance_class = var.instance.instance_class
+  db_name        = "siltstone"
+  username       = "siltstone"
+
+  manage_master_user_password   = true
+  master_user_secret_kms_key_id = var.kms_key_arn
+
+  multi_az               = var.instance.multi_az
+  db_subnet_group_name   = aws_db_subnet_group.this[0].name
+  vpc_security_group_ids = [aws_security_group.database[0].id]
+  publicly_accessible    = false
+  ca_cert_identifier     = "rds-ca-rsa2048-g1"
+
+  storage_type          = "gp3"
+  allocated_storage     = var.instance.storage_gib
+  max_allocated_storage = var.instance.storage_gib * 4
+  storage_encrypted     = true
+  kms_key_id            = var.kms_key_arn
+
+  parameter_group_name        = aws_db_parameter_group.this[0].name
+  auto_minor_version_upgrade  = true
+  allow_major_version_upgrade = false
+  apply_immediately           = false
+
+  backup_retention_period         = 14
+  copy_tags_to_snapshot           = true
+  enabled_cloudwatch_logs_exports = ["postgresql", "upgrade"]
+
+  deletion_protection       = var.deletion_protection
+  skip_final_snapshot       = !var.deletion_protection
+  final_snapshot_identifier = var.deletion_protection ? "${var.name}-metadata-final" : null
+}
+
+# RDS changes the password of its master user every seven days, and a task reads it once, when it starts: after that a
+# connection that breaks could not be made again. So it is changed once a year at most, and by hand before that:
+# see "The password of Postgres" in the README.
+resource "aws_secretsmanager_secret_rotation" "this" {
+  count = local.creates ? 1 : 0
+
+  secret_id          = local.secret_arn
+  rotate_immediately = false
+
+  rotation_rules {
+    automatically_after_days = 365
+  }
+}

@@ -1,0 +1,13 @@
+locals {
+  log_configurations = { for process in local.log_groups : process => {
+    logDriver = "awslogs"
+    options = {
+      awslogs-group         = aws_cloudwatch_log_group.this[process].name
+      awslogs-region        = data.aws_region.current.region
+      awslogs-stream-prefix = "siltstone"
+      # an agent does not wait for CloudWatch
+      mode            = "non-blocking"
+      max-buffer-size = "8m"
+    }
+  } }
+}

@@ -1,0 +1,29 @@
+output "log_group_arns" {
+  description = "Log groups of all tasks."
+  value       = [for process in sort(tolist(local.log_groups)) : aws_cloudwatch_log_group.this[process].arn]
+}
+
+output "log_configurations" {
+  description = "logConfiguration of the containers, by process."
+  value       = local.log_configurations
+}
+
+output "log_group_names" {
+  description = "Log groups by process."
+  value       = { for process in local.log_groups : process => aws_cloudwatch_log_group.this[process].name }
+}
+
+output "collectors" {
+  description = "Containers that run beside ours, by process."
+  value       = local.collectors
+}
+
+output "workspace_arns" {
+  description = "The workspace of managed Prometheus; empty without one."
+  value       = aws_prometheus_workspace.this[*].arn
+}
+
+output "workspace_endpoint" {
+  description = "Where managed Prometheus is asked; null without one."
+  value       = one(aws_prometheus_workspace.this[*].prometheus_endpoint)
+}

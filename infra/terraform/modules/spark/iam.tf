@@ -1,0 +1,73 @@
+# What a merge does in the bucket: it reads files and its plan, and writes files and manifests. It cannot delete: what
+# attempts leave behind that lost, the janitor removes. Aborting an upload of its own deletes no object.
+
+data "aws_caller_identity" "current" {}
+
+data "aws_iam_policy_document" "trust" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["emr-serverless.amazonaws.com"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:SourceAccount"
+      values   = [data.aws_caller_identity.current.account_id]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "job" {
+  statement {
+    sid     = "Read"
+    actions = ["s3:GetObject"]
+    resources = concat(
+      [for key in ["l0/*", "l1/*", "l2/*", "jobs/*", "cluster.json"] : "${var.bucket.objects_arn}/${key}"],
+      ["${var.bucket.arn}/${var.code_prefix}/*"],
+    )
+  }
+
+  statement {
+    sid       = "Write"
+    actions   = ["s3:PutObject"]
+    resources = [for key in ["l1/*", "l2/*", "jobs/*"] : "${var.bucket.objects_arn}/${key}"]
+  }
+
+  statement {
+    sid       = "OwnUploads"
+    actions   = ["s3:AbortMultipartUpload"]
+    resources = [for key in ["l1/*", "l2/*"] : "${var.bucket.objects_arn}/${key}"]
+  }
+
+  # Without it S3 says 403 and not 404 of a manifest that is not there yet.
+  statement {
+    sid       = "TellGoneFromForbidden"
+    actions   = ["s3:ListBucket"]
+    resources = [var.bucket.arn]
+  }
+
+  dynamic "statement" {
+    for_each = var.bucket.kms_key_arn == null ? [] : [var.bucket.kms_key_arn]
+
+    content {
+      sid       = "Encryption"
+      actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+      resources = [statement.value]
+    }
+  }
+}
+
+resource "aws_iam_role" "job" {
+  name               = "${var.name}-merge"
+  description        = "Merges of Siltstone ${var.name} on Spark"
+  assume_role_policy = data.aws_iam_policy_document.trust.json
+}
+
+resource "aws_iam_role_policy" "job" {
+  name   = "merge"
+  role   = aws_iam_role.job.id
+  policy = data.aws_iam_policy_document.job.json
+}

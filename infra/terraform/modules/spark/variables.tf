@@ -1,0 +1,43 @@
+variable "name" {
+  description = "Prefix of all names."
+  type        = string
+}
+
+variable "bucket" {
+  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  type = object({
+    arn         = string
+    objects_arn = string
+    kms_key_arn = string
+  })
+}
+
+variable "bucket_name" {
+  description = "Name of the bucket."
+  type        = string
+}
+
+variable "code_prefix" {
+  description = "Where in the bucket the program and its archive lie; beside the records, never below their prefix."
+  type        = string
+}
+
+variable "release_label" {
+  description = "Release of EMR: one with Spark 4."
+  type        = string
+}
+
+variable "cpu_architecture" {
+  description = "X86_64 or ARM64: what the archive was packed on."
+  type        = string
+}
+
+variable "image" {
+  description = "Image with Siltstone in it, FROM the image of that release. Null: an archive is unpacked beside each executor."
+  type        = string
+}
+
+variable "vcpu_max" {
+  description = "Most vCPUs of all jobs together."
+  type        = number
+}

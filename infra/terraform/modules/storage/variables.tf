@@ -1,0 +1,34 @@
+variable "name" {
+  description = "Prefix of all names."
+  type        = string
+}
+
+variable "existing_bucket" {
+  description = "A bucket that is there already, which is left as it is. Null: one is made."
+  type        = string
+}
+
+variable "kms_key_arn" {
+  description = "KMS key for objects. Null: keys of S3 (SSE-S3)."
+  type        = string
+}
+
+variable "noncurrent_days" {
+  description = "0: the bucket is not versioned. Else it is, and deleted objects can be brought back for so many days."
+  type        = number
+}
+
+variable "deletion_protection" {
+  description = "Whether Terraform refuses to delete a bucket that holds objects."
+  type        = bool
+}
+
+variable "vpc_id" {
+  description = "The VPC that gets a gateway endpoint of S3."
+  type        = string
+}
+
+variable "route_table_ids" {
+  description = "Route tables that get the route to it. Empty: no endpoint is made, because the VPC has one."
+  type        = list(string)
+}

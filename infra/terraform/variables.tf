@@ -1,0 +1,349 @@
+# ---- what runs
+
+variable "name" {
+  description = "Name of this cluster of Siltstone, and prefix of the names of all that is made."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,18}[a-z0-9]$", var.name)) && !can(regex("--", var.name))
+    error_message = "name must be 2 to 20 lower-case letters, digits and single hyphens, and begin with a letter: load balancers and buckets take no more."
+  }
+}
+
+variable "image" {
+  description = "Image of Siltstone with its tag or digest, in a registry that the VPC reaches: ECR of this region where the VPC is made here."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9.:/_-]+(:[A-Za-z0-9._-]+|@sha256:[0-9a-f]{64})$", var.image)) && !endswith(var.image, ":latest")
+    error_message = "image must name a tag other than latest, or a digest: tasks that start later must be of the same release."
+  }
+}
+
+variable "cpu_architecture" {
+  description = "Of the image, and of everything that runs it: X86_64 or ARM64."
+  type        = string
+  default     = "X86_64"
+  nullable    = false
+
+  validation {
+    condition     = contains(["X86_64", "ARM64"], var.cpu_architecture)
+    error_message = "cpu_architecture must be X86_64 or ARM64."
+  }
+}
+
+variable "launch_type" {
+  description = "FARGATE, or EC2 for hosts of our own (instance_type)."
+  type        = string
+  default     = "FARGATE"
+  nullable    = false
+
+  validation {
+    condition     = contains(["FARGATE", "EC2"], var.launch_type)
+    error_message = "launch_type must be FARGATE or EC2."
+  }
+}
+
+variable "instance_type" {
+  description = "Type of the hosts where launch_type is EC2. A .large takes two agents: it has two vCPUs, and a network interface for each."
+  type        = string
+  default     = "m7i.large"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", var.instance_type))
+    error_message = "instance_type must be a type of EC2, like m7i.large."
+  }
+}
+
+variable "agents" {
+  description = "How many agents, one vCPU each: at least, at most, the processor time (percent) that there are enough for, and the memory of each (MiB)."
+  type = object({
+    count_min   = optional(number, 3)
+    count_max   = optional(number, 12)
+    cpu_percent = optional(number, 55)
+    memory_mib  = optional(number, 3072)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = var.agents.count_min >= 1 && var.agents.count_max >= var.agents.count_min && floor(var.agents.count_min) == var.agents.count_min && floor(var.agents.count_max) == var.agents.count_max
+    error_message = "agents: count_min must be 1 or more and count_max no less, both whole numbers."
+  }
+  validation {
+    condition     = var.agents.cpu_percent >= 20 && var.agents.cpu_percent <= 80
+    error_message = "agents.cpu_percent must be 20 to 80: above it there is no room for the time that a new agent takes to start."
+  }
+  validation {
+    condition     = contains([2048, 3072, 4096, 5120, 6144, 7168, 8192], var.agents.memory_mib)
+    error_message = "agents.memory_mib must be 2048 to 8192 in steps of 1024: what Fargate gives to one vCPU."
+  }
+}
+
+variable "compactors" {
+  description = "How many compactors. Without any, nothing is merged or deleted, and after some hours produce is refused."
+  type        = number
+  default     = 1
+  nullable    = false
+
+  validation {
+    condition     = var.compactors >= 0 && var.compactors <= 50 && floor(var.compactors) == var.compactors
+    error_message = "compactors must be a whole number from 0 to 50."
+  }
+}
+
+variable "settings" {
+  description = "More settings of all agents and compactors (docs/settings.md), by their dotted names: {\"produce.linger.ms\" = \"100\"}."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for name in keys(var.settings) : can(regex("^[a-z0-9]+(\\.[a-z0-9]+)*$", name))])
+    error_message = "settings takes the dotted names of docs/settings.md, like produce.linger.ms."
+  }
+  validation {
+    condition = length(setintersection(keys(var.settings), [
+      "listen", "advertised.host", "insecure", "object.store.url", "metadata.url", "agent.zone", "drain.timeout.ms",
+      "metrics.listen", "log.format", "spark.submitter", "spark.emr.application.id", "spark.emr.role.arn",
+      "spark.emr.entry.url", "spark.archive.url",
+    ])) == 0
+    error_message = "settings names one that follows from other variables (listen, advertised.host, insecure, object.store.url, metadata.url, agent.zone, drain.timeout.ms, metrics.listen, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
+  }
+}
+
+variable "spark" {
+  description = "EMR Serverless for merges that outgrow a compactor: its release, an image with Siltstone in it or null for an archive, and the most vCPUs. Null: none."
+  type = object({
+    release_label = optional(string, "emr-spark-8.0.0")
+    image         = optional(string)
+    vcpu_max      = optional(number, 64)
+  })
+  default = null
+
+  validation {
+    condition     = var.spark == null || can(regex("^emr-(spark-)?[0-9]+\\.[0-9]+\\.[0-9]+(-.+)?$", var.spark.release_label))
+    error_message = "spark.release_label must be a release of EMR, like emr-spark-8.0.0."
+  }
+  validation {
+    condition     = var.spark == null || try(var.spark.vcpu_max >= 8, false)
+    error_message = "spark.vcpu_max must be 8 or more: a driver and an executor take four each."
+  }
+}
+
+# ---- where
+
+variable "network" {
+  description = "The VPC that is made, without a way to the internet: its zones, a subnet each, and its addresses. Null where existing_network is given."
+  type = object({
+    availability_zones = list(string)
+    vpc_cidr           = optional(string, "10.90.0.0/16")
+  })
+  default = null
+
+  validation {
+    condition     = (var.network == null) != (var.existing_network == null)
+    error_message = "Give network, for a VPC to be made, or existing_network: one of them."
+  }
+  validation {
+    condition     = var.network == null || try(length(distinct(var.network.availability_zones)) >= 2 && length(var.network.availability_zones) <= 6, false)
+    error_message = "network.availability_zones must name two to six zones; Postgres needs two, and three are advised."
+  }
+  validation {
+    condition     = var.network == null || can(regex("^(10|172\\.(1[6-9]|2[0-9]|3[01])|192\\.168)\\..*/(1[6-9]|2[0-2])$", cidrsubnet(var.network.vpc_cidr, 0, 0)))
+    error_message = "network.vpc_cidr must be private addresses, /16 to /22."
+  }
+}
+
+variable "existing_network" {
+  description = "A VPC of yours: private subnets in two zones at least, and their route tables where S3's gateway endpoint is to be made (empty: it is there)."
+  type = object({
+    vpc_id          = string
+    subnet_ids      = list(string)
+    route_table_ids = optional(list(string), [])
+  })
+  default = null
+
+  validation {
+    condition     = var.existing_network == null || try(length(var.existing_network.subnet_ids) >= 2, false)
+    error_message = "existing_network.subnet_ids must name two subnets at least, in different zones."
+  }
+}
+
+variable "client_cidrs" {
+  description = "Private addresses from which Kafka clients connect. Clients are not authenticated yet: whoever is here may read and write everything."
+  type        = list(string)
+  nullable    = false
+
+  validation {
+    condition = length(var.client_cidrs) > 0 && alltrue([for cidr in var.client_cidrs : can(cidrhost(cidr, 0)) && can(regex(
+      "^(10\\.[0-9.]+/([89]|[12][0-9]|3[0-2])|172\\.(1[6-9]|2[0-9]|3[01])\\.[0-9.]+/(1[2-9]|2[0-9]|3[0-2])|192\\.168\\.[0-9.]+/(1[6-9]|2[0-9]|3[0-2])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7])\\.[0-9.]+/(1[0-9]|2[0-9]|3[0-2]))$", cidr,
+    ))])
+    error_message = "client_cidrs must be private addresses (10/8, 172.16/12, 192.168/16, 100.64/10), one range at least: until Siltstone authenticates clients it is for internal networks only."
+  }
+}
+
+variable "metrics_cidrs" {
+  description = "Private addresses from which Prometheus reads /metrics of agents and compactors. Empty: nobody does."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition = alltrue([for cidr in var.metrics_cidrs : can(cidrhost(cidr, 0)) && can(regex(
+      "^(10\\.[0-9.]+/([89]|[12][0-9]|3[0-2])|172\\.(1[6-9]|2[0-9]|3[01])\\.[0-9.]+/(1[2-9]|2[0-9]|3[0-2])|192\\.168\\.[0-9.]+/(1[6-9]|2[0-9]|3[0-2])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7])\\.[0-9.]+/(1[0-9]|2[0-9]|3[0-2]))$", cidr,
+    ))])
+    error_message = "metrics_cidrs must be private addresses: /metrics tells everybody what the cluster does."
+  }
+}
+
+# ---- the records
+
+variable "existing_bucket" {
+  description = "Name of a bucket of yours in this region, which is left as it is. Null: one is made."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.existing_bucket == null || can(regex("^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$", var.existing_bucket))
+    error_message = "existing_bucket must be the name of a bucket, not its ARN or URL."
+  }
+}
+
+variable "prefix" {
+  description = "Where in the bucket the records lie. Nothing else may be there."
+  type        = string
+  default     = "log"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z0-9][a-z0-9_-]*(/[a-z0-9][a-z0-9_-]*)*$", var.prefix))
+    error_message = "prefix must be lower-case letters, digits, _ and -, without slashes at its ends."
+  }
+}
+
+variable "noncurrent_days" {
+  description = "0: the bucket that is made is not versioned, and what is deleted is gone. Else it is versioned and keeps what was deleted for so many days, against accidents."
+  type        = number
+  default     = 0
+  nullable    = false
+
+  validation {
+    condition     = var.noncurrent_days >= 0 && floor(var.noncurrent_days) == var.noncurrent_days
+    error_message = "noncurrent_days must be a whole number, 0 or more."
+  }
+}
+
+variable "kms_key_arn" {
+  description = "KMS key of yours for objects, Postgres and its secret. Null: keys that AWS manages."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.kms_key_arn == null || can(regex("^arn:[a-z-]+:kms:[a-z0-9-]+:[0-9]{12}:key/.+$", var.kms_key_arn))
+    error_message = "kms_key_arn must be the ARN of a key (not of an alias)."
+  }
+}
+
+# ---- the metadata
+
+variable "postgres" {
+  description = "The Postgres that is made in RDS. Without multi_az a failed zone stops everything, and a failed volume loses what was acknowledged."
+  type = object({
+    instance_class = optional(string, "db.m7g.large")
+    engine_version = optional(string, "16")
+    storage_gib    = optional(number, 100)
+    multi_az       = optional(bool, true)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = can(regex("^db\\.[a-z0-9-]+\\.[a-z0-9]+$", var.postgres.instance_class))
+    error_message = "postgres.instance_class must be a class of RDS, like db.m7g.large."
+  }
+  validation {
+    condition     = can(regex("^(1[5-9]|2[0-9])$", var.postgres.engine_version))
+    error_message = "postgres.engine_version must be a major version, 15 or newer."
+  }
+  validation {
+    condition     = var.postgres.storage_gib >= 20 && var.postgres.storage_gib <= 16384
+    error_message = "postgres.storage_gib must be 20 to 16384."
+  }
+}
+
+variable "existing_postgres" {
+  description = "A Postgres of yours (15 or newer, not Aurora, no pooler between): where it is, the secret whose JSON has `password`, and its security group, which is opened to our tasks. Null: one is made."
+  type = object({
+    host              = string
+    port              = optional(number, 5432)
+    database          = string
+    user              = string
+    secret_arn        = string
+    security_group_id = string
+  })
+  default = null
+
+  validation {
+    condition     = var.existing_postgres == null || can(regex("^arn:[a-z-]+:secretsmanager:", var.existing_postgres.secret_arn))
+    error_message = "existing_postgres.secret_arn must be the ARN of a secret in Secrets Manager; a password has no place here."
+  }
+}
+
+variable "postgres_ca_path" {
+  description = "Path in the image of the certificates by which Postgres is verified (for RDS, AWS's global-bundle.pem). Null: the connection is encrypted, the server not verified."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.postgres_ca_path == null || can(regex("^/[A-Za-z0-9._/-]+$", var.postgres_ca_path))
+    error_message = "postgres_ca_path must be an absolute path."
+  }
+}
+
+# ---- watching, and care
+
+variable "collector_image" {
+  description = "Image of the AWS Distro for OpenTelemetry, in a registry that the VPC reaches: it runs beside each task and writes metrics to managed Prometheus. Null: neither is made."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.collector_image == null || can(regex("[:@]", var.collector_image))
+    error_message = "collector_image must name a tag or a digest."
+  }
+}
+
+variable "alarm_topic_arns" {
+  description = "SNS topics that are told of alarms."
+  type        = list(string)
+  default     = []
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for arn in var.alarm_topic_arns : can(regex("^arn:[a-z-]+:sns:", arn))])
+    error_message = "alarm_topic_arns must be ARNs of SNS topics."
+  }
+}
+
+variable "log_retention_days" {
+  description = "How long CloudWatch keeps the logs."
+  type        = number
+  default     = 30
+  nullable    = false
+
+  validation {
+    condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653], var.log_retention_days)
+    error_message = "log_retention_days must be a number that CloudWatch knows: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653."
+  }
+}
+
+variable "deletion_protection" {
+  description = "Whether Postgres, load balancer and a bucket that holds objects refuse to be deleted. False: `terraform destroy` deletes every record."
+  type        = bool
+  default     = true
+  nullable    = false
+}

@@ -1,0 +1,89 @@
+"""What makes a process watchable beside its metrics: traces, and word of the log lines that were left out.
+
+Opened before anything else, closed after all else: what the last requests leave is sent within what is left of
+`drain.timeout.ms`, and never holds the process up for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from siltstone.clock import Clock
+from siltstone.errors import BadInputError
+from siltstone.ids import IdSource
+from siltstone.log_bursts import WINDOW_MS
+from siltstone.logging import get_logger, tell_left_out
+from siltstone.settings import Settings
+from siltstone.tracing import NO_TRACING, Tracing
+
+if TYPE_CHECKING:
+    from siltstone.tracing_otel import OtelTracing
+
+_log = get_logger(__name__)
+
+FLUSH_MS_MAX = 5_000.0
+FLUSH_MS_MIN = 500.0
+"""Where draining took all the time there was."""
+
+
+class TracingMissingError(BadInputError):
+    """Tracing is switched on and OpenTelemetry is not installed. Nothing was started."""
+
+
+@asynccontextmanager
+async def log_and_traces(
+    settings: Settings, *, role: str, stopping: asyncio.Event, clock: Clock, ids: IdSource
+) -> AsyncGenerator[Tracing]:
+    """`role`: "agent" or "compactor". `stopping` is set when the time to drain begins. Raises TracingMissingError."""
+    otel = _open_tracing(settings, role, ids)
+    told = asyncio.create_task(_tell_for_ever(clock), name="left-out lines")
+    stops = asyncio.create_task(_stop_time(stopping, clock), name="stop time")
+    try:
+        yield NO_TRACING if otel is None else otel
+    finally:
+        told.cancel()
+        now_ms = clock.monotonic_ms()
+        began_ms = stops.result() if stops.done() and not stops.cancelled() else now_ms
+        stops.cancel()
+        await asyncio.gather(told, stops, return_exceptions=True)
+        tell_left_out(all_of_them=True)
+        if otel is not None:
+            left_ms = settings.drain_timeout_ms - (now_ms - began_ms)
+            await _flush(otel, min(max(left_ms, FLUSH_MS_MIN), FLUSH_MS_MAX))
+
+
+def _open_tracing(settings: Settings, role: str, ids: IdSource) -> OtelTracing | None:
+    if not settings.trace_ratio:
+        return None
+    try:
+        from siltstone.tracing_otel import OtelTracing  # a third of a second, and memory, that nobody else should pay
+    except ImportError as error:
+        raise TracingMissingError(
+            "trace.sample.ratio is above 0, and OpenTelemetry is not installed",
+            remedy="pip install 'siltstone[otel]', or set trace.sample.ratio to 0",
+        ) from error
+    tracing = OtelTracing(
+        ratio=settings.trace_ratio, service_name=f"siltstone-{role}", version=version("siltstone"), ids=ids
+    )
+    _log.info("tracing is on", ratio=settings.trace_ratio)
+    return tracing
+
+
+async def _flush(otel: OtelTracing, timeout_ms: float) -> None:
+    if not await asyncio.to_thread(otel.flush, timeout_ms):
+        _log.warning("traces not sent in time, some are lost", waited_ms=round(timeout_ms))
+
+
+async def _tell_for_ever(clock: Clock) -> None:
+    while True:
+        await clock.sleep_ms(WINDOW_MS)
+        tell_left_out()
+
+
+async def _stop_time(stopping: asyncio.Event, clock: Clock) -> float:
+    await stopping.wait()
+    return clock.monotonic_ms()

@@ -1,0 +1,77 @@
+"""What producers did on a partition since a catalogue snapshot, from the headers of their batches. Pure.
+
+The state of the snapshot goes on with every batch that comes back, in the order of offsets, as the commit would have
+taken it: so a batch that is in the log is a duplicate when it is sent again, and none that is not in it is taken for
+one. Where batches are missing between two (they were lost, or dedupe dropped them) the state begins anew behind them:
+the client's next one does not follow, it hears OUT_OF_ORDER_SEQUENCE_NUMBER and begins with another epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from metadata.catalog import Row
+from metadata.producer_state import SEQUENCES
+from metadata.service import NO_PRODUCER, PRODUCER_BATCHES_KEPT
+from wire.batch import BatchHeader
+
+
+class ProducerBatch(NamedTuple):
+    producer_id: int
+    epoch: int
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    log_append_time_ms: int
+
+
+def producer_batch(base_offset: int, header: BatchHeader) -> ProducerBatch | None:
+    """None for what no idempotent producer sent."""
+    if header.producer_id == NO_PRODUCER or header.producer_epoch < 0 or header.base_sequence < 0 or header.is_control:
+        return None
+    last = (header.base_sequence + header.last_offset_delta) % SEQUENCES
+    append_time = header.max_timestamp_ms if header.is_log_append_time else -1
+    return ProducerBatch(
+        header.producer_id, header.producer_epoch, header.base_sequence, last, base_offset, append_time
+    )
+
+
+class PartitionProducers:
+    """Of one partition; `rows` of the snapshot."""
+
+    def __init__(self, partition_id: int, rows: Iterable[Row], *, now_ms: int) -> None:
+        self._partition_id, self._now_ms = partition_id, now_ms
+        self._rows = {row["producer_id"]: dict(row) for row in rows}
+
+    def add(self, batch: ProducerBatch) -> None:
+        """In the order of offsets."""
+        row = self._rows.get(batch.producer_id)
+        if row is not None and batch.epoch < row["epoch"]:
+            return
+        follows = (
+            row is not None
+            and row["epoch"] == batch.epoch
+            and bool(row["last_sequences"])
+            and (row["last_sequences"][-1] + 1) % SEQUENCES == batch.first_sequence
+            and row["base_offsets"][-1] < batch.base_offset
+        )
+        before: Row = row if row is not None and follows else {}
+
+        def kept(name: str, value: int) -> list[int]:
+            return [*before.get(name, []), value][-PRODUCER_BATCHES_KEPT:]
+
+        self._rows[batch.producer_id] = {
+            "partition_id": self._partition_id,
+            "producer_id": batch.producer_id,
+            "epoch": batch.epoch,
+            "first_sequences": kept("first_sequences", batch.first_sequence),
+            "last_sequences": kept("last_sequences", batch.last_sequence),
+            "base_offsets": kept("base_offsets", batch.base_offset),
+            "log_append_times_ms": kept("log_append_times_ms", batch.log_append_time_ms),
+            "last_seen_ms": self._now_ms,
+        }
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self._rows.values())

@@ -1,0 +1,239 @@
+"""A catalogue snapshot rolled forward by its increments: the newest state of the metadata that the bucket tells. Pure.
+
+Changes are applied in the order of their ids, those alone that the snapshot does not have; what an increment repeats is
+nothing new. So increments may overlap, and where one cannot be read the others still tell what they know.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from compactor.catalog_format import Increment
+from metadata.broker_configs import topic_defaults
+from metadata.catalog import CatalogInstant, Row
+from metadata.packed_index import IndexRow, iter_index
+from metadata.retention_rules import retention_policy
+from metadata.service import Change, ChangeKind
+
+ABOVE = 1 << 20
+"""Numbers that may have been given after the last increment are skipped: so many of every sequence."""
+PRODUCER_IDS_ABOVE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogued:
+    """What was read under `catalog/`."""
+
+    instant: CatalogInstant
+    tables: Mapping[str, Sequence[Row]]
+    increments: Sequence[Increment] = ()
+    """Those taken since, and shortly before; by time."""
+
+
+class KnownL0(NamedTuple):
+    """An L0 file with the offsets that its commit gave."""
+
+    row: Row
+    """Of `files`."""
+    rows: tuple[IndexRow, ...]
+
+
+class Place(NamedTuple):
+    """A partition as clients name it."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(slots=True)
+class State:
+    """Of the metadata, as far as the catalogue knows."""
+
+    known_ms: int
+    """What happened later is not known."""
+    topics: dict[uuid.UUID, Row]
+    partitions: dict[int, Row]
+    log_starts: dict[int, Row]
+    next_offsets: dict[int, int]
+    snapshot_ends: dict[int, int]
+    """The next offset of the snapshot: what the producers' states are of."""
+    l0_files: dict[str, KnownL0]
+    """Live in the snapshot, or committed since; by key."""
+    done: dict[str, tuple[int, int]]
+    """Key of an output of a merge that was committed since -> (when, job id)."""
+    deleted_topics: set[uuid.UUID]
+    deleted_names: dict[str, int]
+    cluster: Row
+    sequences: dict[str, int]
+    _ids: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict[tuple[uuid.UUID, int], int])
+
+    def partition_id(self, topic_id: uuid.UUID, partition: int) -> int | None:
+        """None where it is not there any more, or not known."""
+        if not self._ids:
+            self._ids = {(row["topic_id"], row["partition"]): id_ for id_, row in self.partitions.items()}
+        return self._ids.get((topic_id, partition))
+
+    def place(self, partition_id: int) -> Place:
+        row = self.partitions[partition_id]
+        return Place(self.topics[row["topic_id"]]["name"], row["partition"])
+
+    def log_start(self, partition_id: int) -> int:
+        return self.log_starts[partition_id]["log_start_offset"]
+
+    def is_compacted(self, partition_id: int) -> bool:
+        configs = self.topics[self.partitions[partition_id]["topic_id"]]["configs"]
+        return retention_policy({**self.cluster["topic_defaults"], **configs}).compacts
+
+
+def rolled_forward(catalogued: Catalogued) -> State:
+    instant, tables = catalogued.instant, catalogued.tables
+    next_offsets = {row["partition_id"]: int(row["next_offset"]) for row in tables["watermarks"]}
+    state = State(
+        known_ms=max([instant.taken_ms, *(each.taken_ms for each in catalogued.increments)]),
+        topics={row["topic_id"]: dict(row) for row in tables["topics"]},
+        partitions={row["partition_id"]: dict(row) for row in tables["partitions"]},
+        log_starts={row["partition_id"]: dict(row) for row in tables["log_starts"]},
+        next_offsets=next_offsets,
+        snapshot_ends=dict(next_offsets),
+        l0_files={
+            row["key"]: KnownL0(dict(row), tuple(iter_index(row["index"])))
+            for row in tables["files"]
+            if row["level"] == 0 and row["state"] == "live"
+        },
+        done={},
+        deleted_topics={row["topic_id"] for row in tables["changes"]},
+        deleted_names={row["name"]: row["deleted_ms"] for row in tables["deleted_topics"]},
+        cluster=dict(tables["cluster"][0]),
+        sequences=dict(instant.sequences),
+    )
+    changes: dict[int, tuple[Change, int]] = {}
+    for each in catalogued.increments:
+        _heard_files(state, instant, each)
+        for change in each.changes:
+            if change.change_id > instant.cursor.change_id:
+                changes.setdefault(change.change_id, (change, each.taken_ms))
+        for job in each.jobs:
+            state.done |= dict.fromkeys(job.output_keys, (job.finished_ms, job.job_id))
+            _seen(state, "job_ids", job.job_id)
+    for change_id in sorted(changes):
+        _apply(state, *changes[change_id])
+        _seen(state, "change_ids", change_id)
+    for known in state.l0_files.values():
+        for row in known.rows:
+            if row.partition_id in state.next_offsets:
+                before = state.next_offsets[row.partition_id]
+                state.next_offsets[row.partition_id] = max(before, row.last_offset + 1)
+    return state
+
+
+def _heard_files(state: State, instant: CatalogInstant, increment: Increment) -> None:
+    for file in increment.files:
+        _seen(state, "file_ids", file.file_id)
+        _seen(state, "node_ids", file.writer_id)
+        if (file.epoch, file.seq) <= instant.cursor.writers.get(file.writer_id, (-1, -1)) or file.key in state.l0_files:
+            continue
+        rows = tuple(iter_index(file.index))
+        state.l0_files[file.key] = KnownL0(
+            new_file_row(
+                file_id=file.file_id,
+                key=file.key,
+                level=0,
+                writer_id=file.writer_id,
+                epoch=file.epoch,
+                seq=file.seq,
+                lo=file.file_id,
+                hi=file.file_id,
+                size_bytes=file.size_bytes,
+                created_ms=file.created_ms,
+                max_ts_ms=max((row.max_timestamp_ms for row in rows), default=None),
+            ),
+            rows,
+        )
+
+
+def new_file_row(**values: Any) -> Row:
+    """A live file; what is not given is not known or not so."""
+    empty: Row = dict.fromkeys(
+        (
+            *("class", "writer_id", "epoch", "seq", "lo", "hi", "dead_ms", "max_ts_ms", "job_id", "config_version"),
+            *("trouble_until_ms", "trouble"),
+        )
+    )
+    return {**empty, "state": "live", "crc32c": 0, "live_extents": 0, "index": b"\x01", **values}
+
+
+def _seen(state: State, sequence: str, number: int) -> None:
+    state.sequences[sequence] = max(state.sequences.get(sequence, 0), number)
+
+
+def _apply(state: State, change: Change, at_ms: int) -> None:
+    """`at_ms`: when it was heard of."""
+    detail, topic_id = change.detail, change.topic_id
+    match change.kind:
+        case ChangeKind.TOPIC_CREATED if topic_id is not None:
+            state.topics[topic_id] = {
+                "topic_id": topic_id,
+                "name": detail["name"],
+                "configs": dict(detail["configs"]),
+                "config_version": 1,
+                "created_ms": detail["created_ms"],
+            }
+            _add_partitions(state, topic_id, detail["partition_ids"], detail["created_ms"])
+        case ChangeKind.PARTITIONS_ADDED if topic_id is not None and topic_id in state.topics:
+            _add_partitions(state, topic_id, detail["partition_ids"], at_ms)
+        case ChangeKind.TOPIC_DELETED if topic_id is not None:
+            _delete_topic(state, topic_id, detail["name"], at_ms)
+        case ChangeKind.CONFIGS_CHANGED if topic_id is not None and topic_id in state.topics:
+            topic = state.topics[topic_id]
+            topic["configs"] = dict(detail["configs"])
+            topic["config_version"] += 1
+        case ChangeKind.LOG_START_MOVED:
+            for partition_id, offset in detail["offsets"].items():
+                row = state.log_starts.get(int(partition_id))
+                if row is not None:
+                    row["log_start_offset"] = max(row["log_start_offset"], int(offset))
+                    state.next_offsets[int(partition_id)] = max(state.next_offsets[int(partition_id)], int(offset))
+        case ChangeKind.BROKER_CONFIGS_CHANGED:
+            state.cluster["broker_configs"] = dict(detail["configs"])
+            state.cluster["topic_defaults"] = dict(topic_defaults(detail["configs"]))
+            for topic in state.topics.values():
+                topic["config_version"] += 1
+        case _:
+            pass  # MERGED: the jobs say more; the rest is of topics that are gone
+
+
+def _add_partitions(state: State, topic_id: uuid.UUID, ids: Sequence[int], at_ms: int) -> None:
+    for number, partition_id in enumerate(ids):
+        if partition_id in state.partitions:
+            continue
+        _seen(state, "partition_ids", partition_id)
+        state.partitions[partition_id] = {
+            "partition_id": partition_id,
+            "topic_id": topic_id,
+            "partition": number,
+            "created_ms": at_ms,
+            "predecessor_deleted_ms": state.deleted_names.get(state.topics[topic_id]["name"]),
+        }
+        state.log_starts[partition_id] = {
+            "partition_id": partition_id,
+            "log_start_offset": 0,
+            "last_stable_offset": None,
+            "cleaned_through_offset": 0,
+            "last_cleaned_ms": None,
+            "last_forced_ms": None,
+            "passes_needed": 1,
+            "requested_through_offset": None,
+        }
+        state.next_offsets[partition_id] = state.snapshot_ends[partition_id] = 0
+
+
+def _delete_topic(state: State, topic_id: uuid.UUID, name: str, at_ms: int) -> None:
+    state.topics.pop(topic_id, None)
+    state.deleted_topics.add(topic_id)
+    state.deleted_names[name] = max(at_ms, state.deleted_names.get(name, 0))
+    for partition_id in [id_ for id_, row in state.partitions.items() if row["topic_id"] == topic_id]:
+        for of_partition in (state.partitions, state.log_starts, state.next_offsets, state.snapshot_ends):
+            of_partition.pop(partition_id, None)

@@ -1,0 +1,208 @@
+"""What metrics ask of the metadata store: who lives, how far groups lag, how Postgres fares."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+from metadata.asyncpg_driver import open_connection
+from metadata.groups import OffsetPlace
+from metadata.observation import GroupLag, Observation, PostgresFigures
+from metadata.postgres import PostgresMetadata
+from siltstone.metrics import Metrics
+from tests.contract.groups import STRANGE, Owner, registered
+from tests.contract.metadata_worlds import PostgresWorld, World, Writer, batch, new_topic
+from tests.fixtures.postgres import run_sql
+
+DEADLINE_S = 30
+
+
+def shown(lags: list[GroupLag]) -> list[tuple[str, str, int]]:
+    return [(each.group_id, each.topic, each.lag) for each in lags]
+
+
+async def test_lags_are_summed_over_the_partitions_that_a_group_committed_and_the_largest_are_told(
+    world: World,
+) -> None:
+    # given 10 records in each of 3 partitions of one topic, 4 in the one of another
+    orders, users = await new_topic(world.service, partitions=3), await new_topic(world.service, "users")
+    writer = await Writer.register(world.service)
+    await writer.commit(*(batch(id_, 10) for id_ in orders.partition_ids), batch(users.partition_ids[0], 4))
+    # and groups that read them: one all but the last partition, one nothing yet, one to the end and beyond
+    owner = await Owner.register(world.service, port=9093)
+    slow, strange, ahead = [await owner.lease_of(id_) for id_ in ("slow", STRANGE, "ahead")]
+    await owner.commit(slow, {OffsetPlace(orders.topic_id, 0): 3, OffsetPlace(orders.topic_id, 1): 10})
+    await owner.commit(slow, {OffsetPlace(users.topic_id, 0): 0})
+    await owner.commit(strange, {OffsetPlace(users.topic_id, 0): -1})
+    await owner.commit(ahead, {OffsetPlace(orders.topic_id, 2): 2**63 - 1})
+    await owner.lease_of("without-offsets")
+    # then each pair is told, the largest first, equal ones by group, and the rest by its sum
+    every = (await world.service.observe(lags_max=10)).lags
+    expected = [("slow", "orders", 7), (STRANGE, "users", 4), ("slow", "users", 4), ("ahead", "orders", 0)]
+    assert shown(list(every.largest)) == expected
+    assert (every.pairs, every.total_lag) == (4, 15)
+    for limit in (0, 1, 2):
+        some = (await world.service.observe(lags_max=limit)).lags
+        assert shown(list(some.largest)) == expected[:limit]
+        assert (some.pairs, some.total_lag) == (4, 15)
+
+
+async def test_the_newest_commit_of_a_pair_is_told_by_the_stores_clock(world: World) -> None:
+    topic = await new_topic(world.service, partitions=2)
+    owner = await Owner.register(world.service)
+    lease = await owner.lease_of("g")
+    await owner.commit(lease, {OffsetPlace(topic.topic_id, 0): 0})
+    await world.age_offsets("g", 60_000)
+    await owner.commit(lease, {OffsetPlace(topic.topic_id, 1): 0})
+    seen = await world.service.observe(lags_max=1)
+    assert 0 <= seen.now_ms - seen.lags.largest[0].newest_commit_ms < 50_000
+
+
+async def test_where_nothing_was_committed_no_lag_is_told(world: World) -> None:
+    seen = await world.service.observe(lags_max=5)
+    assert (list(seen.lags.largest), seen.lags.pairs, seen.lags.total_lag) == ([], 0, 0)
+
+
+async def test_a_deleted_topic_has_no_lag(world: World) -> None:
+    topic = await new_topic(world.service)
+    owner = await Owner.register(world.service)
+    await owner.commit(await owner.lease_of("g"), {OffsetPlace(topic.topic_id, 0): 0})
+    assert (await world.service.observe(lags_max=5)).lags.pairs == 1
+    await world.service.delete_topic(topic.topic_id)
+    assert (await world.service.observe(lags_max=5)).lags.pairs == 0
+
+
+async def test_agents_and_compactors_are_counted_while_their_leases_run(world: World) -> None:
+    async def counted() -> tuple[int, int, int]:
+        seen = await world.service.observe(lags_max=0)
+        return seen.agents["serving"], seen.agents["draining"], seen.compactors
+
+    assert await counted() == (0, 0, 0)
+    await registered(world.service, 9092)
+    leaving = await registered(world.service, 9093)
+    await world.service.register_compactor("here")
+    assert await counted() == (2, 0, 1)
+    await world.service.heartbeat(leaving, draining=True)
+    assert await counted() == (1, 1, 1)
+    await world.expire_leases()
+    await world.lapse_jobs()
+    assert await counted() == (0, 0, 0)
+
+
+# ---- Postgres of itself
+
+
+def figures(seen: Observation) -> PostgresFigures:
+    assert seen.postgres is not None
+    return seen.postgres
+
+
+async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_ends(postgres_url: str) -> None:
+    # given a session that looked at something and went to lunch
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+    sleeper = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    await sleeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    await sleeper.fetchval("SELECT count(*) FROM files")
+    try:
+        before = figures(await world.service.observe(lags_max=0))
+        # when others go on
+        for number in range(20):
+            await new_topic(world.service, f"topic-{number}")
+        after = figures(await world.service.observe(lags_max=0))
+        # then its snapshot is so much older, and so is its transaction
+        ages = before.oldest_xmin_transactions["session"], after.oldest_xmin_transactions["session"]
+        assert ages[1] >= ages[0] + 20
+        assert after.longest_transaction_seconds > before.longest_transaction_seconds > 0
+        assert after.connections["idle_in_transaction"] == before.connections["idle_in_transaction"] >= 1
+        assert sum(after.connections.values()) <= after.connections_max
+        assert after.connections["hidden"] == 0
+        # and more was written
+        assert after.wal_position_bytes > before.wal_position_bytes
+        assert 0 < after.xid_age_transactions < 2**31
+    finally:
+        with suppress(OSError):
+            await sleeper.close()
+    now = figures(await world.service.observe(lags_max=0))
+    assert now.oldest_xmin_transactions["session"] < 20
+    assert now.connections["idle_in_transaction"] < after.connections["idle_in_transaction"]
+    await world.close()
+
+
+async def test_a_replication_slot_tells_what_it_keeps(postgres_url: str) -> None:
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+    slot = postgres_url.rpartition("/")[2]
+    try:
+        await run_sql(postgres_url, f"SELECT pg_create_physical_replication_slot('{slot}', true)")
+        before = figures(await world.service.observe(lags_max=0)).slot_retained_bytes
+        await new_topic(world.service)
+        assert figures(await world.service.observe(lags_max=0)).slot_retained_bytes > before
+    finally:
+        await run_sql(postgres_url, f"SELECT pg_drop_replication_slot('{slot}')")
+        await world.close()
+
+
+async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres_url: str) -> None:
+    world = PostgresWorld(postgres_url)
+    await world.service.open()
+
+    async def watermarks(*, dead: bool) -> int:
+        """Rows of `watermarks`, once Postgres has counted that some are dead, or none."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            (table,) = (each for each in figures(await world.service.observe(lags_max=0)).tables if each.name == name)
+            if (table.dead_rows > 0) == dead and table.live_rows:
+                assert table.size_bytes > 0
+                return table.live_rows
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"dead rows: expected {dead}, of {table}")
+
+    name = "watermarks"
+    await new_topic(world.service, partitions=50)
+    # fillfactor leaves room on the page: an update of all rows leaves dead ones that nobody prunes at once
+    await run_sql(postgres_url, *["UPDATE watermarks SET next_offset = next_offset + 1"] * 2)
+    assert await watermarks(dead=True) == 50
+    await run_sql(postgres_url, "VACUUM watermarks")
+    assert await watermarks(dead=False) == 50
+    tables = [each.name for each in figures(await world.service.observe(lags_max=0)).tables]
+    assert {"files", "extents", "group_offsets", "log_starts"} <= set(tables)
+    await world.close()
+
+
+async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hidden(postgres_url: str) -> None:
+    # given a role as an agent may have it, and the session of another
+    role = f"plain_{postgres_url.rpartition('/')[2]}"
+    await run_sql(
+        postgres_url,
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}",
+        f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {role}",
+    )
+    other = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    rest = postgres_url.partition("@")[2]
+    world = PostgresWorld(f"postgresql://{role}:x@{rest}")
+    try:
+        await world.service.open()
+        assert figures(await world.service.observe(lags_max=0)).connections["hidden"] >= 1
+        await run_sql(postgres_url, f"GRANT pg_read_all_stats TO {role}")
+        assert figures(await world.service.observe(lags_max=0)).connections["hidden"] == 0
+    finally:
+        await world.close()
+        await other.close()
+        await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+async def test_waiting_for_a_connection_of_the_pool_is_measured_and_those_in_use_are_counted(postgres_url: str) -> None:
+    metrics = Metrics()
+    service = PostgresMetadata(postgres_url, metrics=metrics)
+    await service.open()
+    try:
+        await asyncio.gather(*(service.live_agents() for _ in range(3)))
+        text = metrics.render().decode()
+        assert "siltstone_postgres_pool_wait_seconds_count 3.0" in text
+        assert 'siltstone_postgres_pool_connections{state="in_use"} 0.0' in text
+        assert 'siltstone_postgres_pool_connections{state="idle"} 3.0' in text
+    finally:
+        await service.close()

@@ -1,0 +1,306 @@
+"""Mistakes to sow into a copy of the configuration, and what the check is to say of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MINIMAL = "examples/minimal"
+THREE_ZONES = "examples/three_zones"
+
+
+@dataclass(frozen=True)
+class Seed:
+    """`old` stands once in `file` and becomes `new`; then `check` finds `message` at `place`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    check: str
+    message: str
+    place: str = ""  # "": in that file
+    root: str = MINIMAL
+
+    def sow(self, tree: Path) -> None:
+        path = tree / self.file
+        text = path.read_text()
+        assert text.count(self.old) == 1, f"{self.file} holds {self.old!r} {text.count(self.old)} times: renew the seed"
+        path.write_text(text.replace(self.old, self.new))
+
+
+# Found by reading the text alone, or by `terraform fmt`.
+IN_THE_TEXT = [
+    Seed(
+        "a file that is not formatted",
+        "modules/storage/main.tf",
+        '    id     = "abandoned-uploads"',
+        '    id = "abandoned-uploads"',
+        "fmt",
+        "is not formatted",
+    ),
+    Seed(
+        "a variable without a type",
+        "variables.tf",
+        'variable "deletion_protection" {',
+        'variable "untyped" {\n  description = "Anything."\n}\n\nvariable "deletion_protection" {',
+        "variables",
+        "variable untyped has no type",
+    ),
+    Seed(
+        "a variable without a description",
+        "modules/storage/variables.tf",
+        '  description = "The VPC that gets a gateway endpoint of S3."\n  type        = string',
+        "  type = string",
+        "variables",
+        "variable vpc_id is not described",
+    ),
+    Seed(
+        "a variable that takes anything",
+        "variables.tf",
+        'variable "deletion_protection" {',
+        'variable "free" {\n  description = "Any text."\n  type        = string\n}\n\nvariable "deletion_protection" {',
+        "variables",
+        "variable free is not validated",
+    ),
+    Seed(
+        "too many variables",
+        "variables.tf",
+        'variable "deletion_protection" {',
+        "".join(f'variable "one{n}" {{\n  description = "Of many."\n  type        = bool\n}}\n\n' for n in range(9))
+        + 'variable "deletion_protection" {',
+        "variables",
+        "variables at the top: more than 24",
+        place=".",
+    ),
+]
+
+# Found by Terraform, with the provider's schemas.
+IN_THE_CONFIGURATION = [
+    Seed(
+        "a misspelt argument",
+        "modules/metadata/main.tf",
+        "  publicly_accessible    = false",
+        "  publicly_accesible     = false",
+        "validate",
+        "Unsupported argument",
+    ),
+    Seed(
+        "a missing variable of a module",
+        "examples/minimal/main.tf",
+        '  client_cidrs = ["10.90.0.0/16"]\n',
+        "",
+        "validate",
+        "Missing required argument",
+    ),
+    Seed(
+        "a missing argument of a block",
+        "modules/storage/main.tf",
+        "      noncurrent_days = max(var.noncurrent_days, 1)\n",
+        "",
+        "validate",
+        "Missing required argument",
+    ),
+    Seed(
+        "a type of resource that is not there",
+        "modules/agents/load_balancer.tf",
+        'resource "aws_lb" "bootstrap" {',
+        'resource "aws_load_balancer" "bootstrap" {',
+        "validate",
+        "Invalid resource type",
+    ),
+    Seed(
+        "an output of an attribute that is not there",
+        "modules/agents/outputs.tf",
+        "${aws_lb.bootstrap.dns_name}",
+        "${aws_lb.bootstrap.address}",
+        "validate",
+        "Unsupported attribute",
+    ),
+    Seed(
+        "a value of the wrong type",
+        "modules/metadata/main.tf",
+        "  backup_retention_period         = 14",
+        '  backup_retention_period         = "a fortnight"',
+        "validate",
+        "Incorrect attribute value type",
+    ),
+    Seed(
+        "a value that the provider does not know",
+        "modules/agents/load_balancer.tf",
+        '  load_balancer_type               = "network"',
+        '  load_balancer_type               = "net"',
+        "validate",
+        "invalid value for load_balancer_type",
+    ),
+    Seed(
+        "memory that Fargate does not give to one vCPU",
+        "modules/compactor/main.tf",
+        '  memory                   = "3072"',
+        '  memory                   = "3000"',
+        "plan",
+        "invalid value for memory",
+    ),
+    Seed(
+        "a number of instances that only an apply would tell",
+        "modules/metadata/security_groups.tf",
+        'resource "aws_vpc_security_group_ingress_rule" "database" {',
+        'resource "aws_vpc_security_group_ingress_rule" "database" {\n  count = length(aws_db_instance.this[0].arn)\n',
+        "plan",
+        "Invalid count argument",
+    ),
+]
+
+# Found by the policy scan, in what would be made.
+IN_WHAT_IT_MAKES = [
+    Seed(
+        "an open bucket",
+        "modules/storage/main.tf",
+        "  block_public_policy     = true",
+        "  block_public_policy     = false",
+        "buckets",
+        "the bucket is open to the public: block_public_policy is not true",
+    ),
+    Seed(
+        "a bucket that takes requests without TLS",
+        "modules/storage/iam.tf",
+        'variable = "aws:SecureTransport"\n      values   = ["false"]',
+        'variable = "aws:SecureTransport"\n      values   = ["true"]',
+        "buckets",
+        "does not refuse requests without TLS",
+        place="modules/storage/main.tf",
+    ),
+    Seed(
+        "a bucket policy for everybody",
+        "modules/storage/iam.tf",
+        '    effect    = "Deny"',
+        '    effect    = "Allow"',
+        "buckets",
+        "statement 'TlsOnly' of the bucket's policy allows anybody",
+        place="modules/storage/main.tf",
+        root=THREE_ZONES,
+    ),
+    Seed(
+        "a right to delete everything",
+        "modules/agents/iam.tf",
+        'resources = ["${var.bucket.objects_arn}/probe/*"]',
+        'resources = ["${var.bucket.objects_arn}/*"]',
+        "rights",
+        "statement 'CleanUpProbe' allows s3:DeleteObject on",
+    ),
+    Seed(
+        "a wildcard that hides a right to delete",
+        "modules/agents/iam.tf",
+        '    actions   = ["s3:ListBucket"]',
+        '    actions   = ["s3:ListBucket", "s3:Del*"]',
+        "rights",
+        "statement 'TellGoneFromForbidden' allows s3:DeleteBucket",
+    ),
+    Seed(
+        "all rights on the bucket",
+        "modules/compactor/iam.tf",
+        '    sid       = "Read"\n    actions   = ["s3:GetObject"]',
+        '    sid       = "Read"\n    actions   = ["s3:*"]',
+        "rights",
+        "statement 'Read' allows s3:*",
+    ),
+    Seed(
+        "a public load balancer",
+        "modules/agents/load_balancer.tf",
+        "  internal                         = true #",
+        "  internal                         = false #",
+        "internal only",
+        "the load balancer faces the internet",
+    ),
+    Seed(
+        "an open security group",
+        "modules/agents/security_groups.tf",
+        '  security_group_id = aws_security_group.agents.id\n  description       = "Kafka clients"',
+        '  security_group_id = aws_security_group.agents.id\n  cidr_ipv6         = "::/0"',
+        "internal only",
+        "the security group lets ::/0 in",
+    ),
+    Seed(
+        "a database on the internet",
+        "modules/metadata/main.tf",
+        "  publicly_accessible    = false",
+        "  publicly_accessible    = true",
+        "database",
+        "the database is open to the internet",
+    ),
+    Seed(
+        "a database on plain disks",
+        "modules/metadata/main.tf",
+        "  storage_encrypted     = true",
+        "  storage_encrypted     = false",
+        "database",
+        "the database's storage is not encrypted",
+    ),
+    Seed(
+        "a database in one zone",
+        "modules/metadata/main.tf",
+        "  multi_az               = var.instance.multi_az",
+        "  multi_az               = false",
+        "database",
+        "the database is in one zone",
+        root=THREE_ZONES,
+    ),
+    Seed(
+        "a database without TLS",
+        "modules/metadata/parameters.tf",
+        '"rds.force_ssl"    = "1"',
+        '"rds.force_ssl"    = "0"',
+        "database",
+        "the database accepts connections without TLS",
+    ),
+    Seed(
+        "a password in the configuration",
+        "modules/metadata/main.tf",
+        "  manage_master_user_password   = true",
+        '  password                      = "hunter2"',
+        "database",
+        "the database's password is plain text",
+    ),
+    Seed(
+        "a password in a task's environment",
+        "main.tf",
+        '      SILTSTONE_LOG_FORMAT     = "json"',
+        '      SILTSTONE_LOG_FORMAT     = "json"\n      PGPASSWORD               = "hunter2"',
+        "tasks",
+        "container agent has a secret in plain text: PGPASSWORD",
+        place="modules/agents/main.tf",
+    ),
+    Seed(
+        "a setting that Siltstone does not have",
+        "modules/agents/main.tf",
+        "    SILTSTONE_DRAIN_TIMEOUT_MS = ",
+        "    SILTSTONE_DRAIN_TIMOUT_MS = ",
+        "tasks",
+        "container agent would not start",
+    ),
+    Seed(
+        "an agent that is killed while it drains",
+        "modules/agents/main.tf",
+        "  stop_timeout_s   = 120",
+        "  stop_timeout_s   = 90",
+        "tasks",
+        "container agent is killed before it has drained",
+        root=THREE_ZONES,
+    ),
+    Seed(
+        "a task as root",
+        "modules/agents/main.tf",
+        "    readonlyRootFilesystem = true",
+        '    readonlyRootFilesystem = true\n    user                   = "0:0"',
+        "tasks",
+        "container agent runs as root",
+    ),
+    Seed(
+        "logs for ever",
+        "modules/observability/main.tf",
+        "  retention_in_days = var.log_retention_days",
+        "  retention_in_days = 0",
+        "tasks",
+        "the log group keeps everything for ever",
+    ),
+]

@@ -1,0 +1,139 @@
+"""The check of the Terraform configuration: green on the tree, red on each mistake that is sown into a copy of it.
+
+Real Terraform against the stand-in for the AWS provider: nothing is sent anywhere. Runs of Terraform are what these
+tests take their time for, so mistakes that only a plan shows are sown together, and each has to be found by its own
+message at its own place; `make soak` sows each alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.check import __main__ as command
+from infra.check import checks, extract, provider, schema, sources
+from infra.check.report import Finding
+from infra.check.terraform import Terraform, copied
+from tests.infra import seeds
+from tests.infra.seeds import Seed
+
+
+class Attached:
+    """Terraform with the stand-in attached. Modules are looked for once for each root, in the tree as it is."""
+
+    def __init__(self, binary: str, reattach: str, scratch: Path) -> None:
+        self._binary = binary
+        self._reattach = reattach
+        self._scratch = scratch
+        self._tree: Path | None = None
+
+    def terraform(self, tree: Path) -> Terraform:
+        return Terraform(self._binary, self._reattach, tree, tree.parent)
+
+    def data(self, root: str) -> Path:
+        if self._tree is None:
+            self._tree = copied(checks.TREE, self._scratch / "tree")
+        data = self._scratch / root.replace("/", "_")
+        if not data.exists():
+            assert self.terraform(self._tree).initialize(root, data) == ()
+        return data
+
+
+@pytest.fixture(scope="module")
+def attached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attached]:
+    binary = shutil.which("terraform")
+    if binary is None:
+        pytest.skip("terraform is not on the PATH")
+    with provider.serving(schema.load()) as reattach:
+        yield Attached(binary, reattach, tmp_path_factory.mktemp("attached"))
+
+
+def sown(tmp_path: Path, *several: Seed) -> Path:
+    tree = copied(checks.TREE, tmp_path / "tree")
+    for seed in several:
+        seed.sow(tree)
+    return tree
+
+
+def planned(attached: Attached, root: str, tree: Path) -> list[Finding]:
+    """What is found by validate, plan and the rules, in this tree."""
+    outcomes = checks.of_root(attached.terraform(tree), root, None, tree, initialized=attached.data(root))
+    return [finding for outcome in outcomes for finding in outcome.findings]
+
+
+def matching(seed: Seed, found: list[Finding]) -> list[Finding]:
+    place = seed.place or seed.file
+    return [
+        one
+        for one in found
+        if one.check == seed.check and seed.message in one.message + one.remedy and one.place.startswith(place)
+    ]
+
+
+def assert_found(seed: Seed, found: list[Finding]) -> None:
+    assert matching(seed, found), "\n".join(one.shown() for one in found) or "nothing was found"
+
+
+def test_the_tree_is_green(capsys: pytest.CaptureFixture[str], attached: Attached) -> None:
+    status = command.main(["--require"])
+    shown = capsys.readouterr().out
+    assert status == 0, shown
+    # and every line of the table is there, and ran
+    rows = [re.split(r"  +", line) for line in shown.splitlines()]
+    good = {(row[0], row[1]) for row in rows if row[2:] == ["ok"]}
+    steps = ("init", "validate", "plan", "apply", *checks.RULES)
+    assert good >= {(step, root) for step in steps for root in (". (brought)", seeds.MINIMAL, seeds.THREE_ZONES)}
+    assert good >= {("fmt", "."), ("variables", ".")}
+
+
+@pytest.mark.parametrize("seed", seeds.IN_THE_TEXT, ids=lambda seed: seed.name)
+def test_a_mistake_in_the_text_is_found(seed: Seed, attached: Attached, tmp_path: Path) -> None:
+    tree = sown(tmp_path, seed)
+    found = attached.terraform(tree).formatted() if seed.check == "fmt" else sources.variables(tree)
+    assert_found(seed, list(found))
+
+
+@pytest.mark.parametrize("seed", seeds.IN_THE_CONFIGURATION, ids=lambda seed: seed.name)
+def test_a_mistake_that_the_provider_would_refuse_is_found(seed: Seed, attached: Attached, tmp_path: Path) -> None:
+    assert_found(seed, planned(attached, seed.root, sown(tmp_path, seed)))
+
+
+@pytest.mark.parametrize("root", [seeds.MINIMAL, seeds.THREE_ZONES])
+def test_mistakes_in_what_would_be_made_are_found_each(root: str, attached: Attached, tmp_path: Path) -> None:
+    several = [seed for seed in seeds.IN_WHAT_IT_MAKES if seed.root == root]
+    found = planned(attached, root, sown(tmp_path, *several))
+    assert [seed.name for seed in several if not matching(seed, found)] == [], found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", seeds.IN_WHAT_IT_MAKES, ids=lambda seed: seed.name)
+def test_a_mistake_in_what_would_be_made_is_found_alone(seed: Seed, attached: Attached, tmp_path: Path) -> None:
+    assert_found(seed, planned(attached, seed.root, sown(tmp_path, seed)))
+
+
+def test_a_mistake_makes_the_command_fail_and_is_shown_with_its_place_and_remedy(
+    attached: Attached, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = sown(tmp_path, seeds.IN_THE_CONFIGURATION[0])
+    status = command.main(["--tree", str(tree), "modules/metadata"])
+    shown = capsys.readouterr().out
+    assert status == 1
+    assert "modules/metadata/main.tf:" in shown and 'Did you mean "publicly_accessible"?' in shown
+
+
+def test_without_terraform_it_says_loudly_that_nothing_was_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.main([]) == 0
+    assert "NOT RUN: terraform is not on the PATH" in capsys.readouterr().out
+    assert command.main(["--require"]) == 3
+
+
+def test_schemas_are_kept_of_what_is_used_and_of_nothing_else() -> None:
+    schemas = schema.load()
+    assert (set(schemas.resources), set(schemas.data_sources)) == extract.used_types(checks.TREE)

@@ -1,0 +1,254 @@
+"""A schema that moves on, and programs of several releases on it. Postgres is real, and so is every program."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from metadata.migrate import (
+    OldProgramsAtWorkError,
+    grant_reader,
+    migrate_async,
+    plan_migration,
+    schema_revision,
+    schema_state,
+)
+from metadata.postgres import PostgresMetadata
+from metadata.postgres_connection import connect
+from metadata.schema_versions import Running, SchemaState, revision_of
+from metadata.service import AgentAddress, SchemaMismatchError
+from metadata.tables import SCHEMA_REVISION
+from siltstone.cli import main
+from siltstone.errors import BugError
+from tests.fixtures.faults import in_thread
+from tests.fixtures.postgres import run_sql
+from tests.fixtures.releases import command_of, make_first_schema, next_release, ours
+
+NEXT = revision_of(ours() + 1)
+
+
+async def opens(url: str) -> str:
+    service = PostgresMetadata(url)
+    try:
+        await service.open()
+        return (await service.cluster_identity()).cluster_id
+    finally:
+        await service.close()
+
+
+def dry_run(url: str) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(main, ["migrate", "--dry-run", "--metadata", url])
+    return done.exit_code, done.stdout.splitlines()
+
+
+async def test_a_program_goes_on_with_the_next_schema_when_that_takes_it(postgres_url: str, tmp_path: Path) -> None:
+    before = await opens(postgres_url)
+
+    assert await migrate_async(postgres_url, versions=next_release(tmp_path / "next")) == NEXT
+
+    assert await schema_state(postgres_url) == SchemaState(NEXT, ours())
+    assert await opens(postgres_url) == before
+
+
+async def test_a_program_that_the_next_schema_does_not_take_is_refused_and_told_why(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    await migrate_async(postgres_url, versions=versions)
+
+    with pytest.raises(SchemaMismatchError, match="this program is too old") as refused:
+        await opens(postgres_url)
+    assert NEXT in refused.value.message and SCHEMA_REVISION in refused.value.message
+    with pytest.raises(SchemaMismatchError, match="this program is too old"):
+        await migrate_async(postgres_url)  # ours
+
+
+async def test_what_one_migration_asks_for_a_later_one_cannot_take_back(postgres_url: str, tmp_path: Path) -> None:
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    next_release(versions, version=ours() + 2, oldest_program=ours())
+    await migrate_async(postgres_url, versions=versions)
+
+    with pytest.raises(SchemaMismatchError, match="this program is too old"):
+        await opens(postgres_url)
+
+
+async def test_a_database_of_the_first_release_is_brought_up_and_its_programs_may_stay(bare_postgres_url: str) -> None:
+    await make_first_schema(bare_postgres_url)
+    assert await schema_state(bare_postgres_url) == SchemaState("0001", None)
+    with pytest.raises(SchemaMismatchError, match="run `siltstone migrate` of this release first"):
+        await opens(bare_postgres_url)
+    # given an agent and a compactor of that release, at work
+    await run_sql(
+        bare_postgres_url,
+        "INSERT INTO writers (host, port) VALUES ('a', 9092)",
+        "INSERT INTO agents (writer_id, epoch, lease_until_ms) SELECT writer_id, 0, clock_ms() + 60000 FROM writers",
+        "INSERT INTO compactors (node_id, host, lease_until_ms) VALUES (7, 'b', clock_ms() + 60000)",
+    )
+    running = [Running("agent", "a:9092", 1), Running("compactor", "node 7 on b", 1)]
+    plan = await plan_migration(bare_postgres_url)
+    assert (plan.running, plan.must_stop) == (running, [])
+
+    await migrate_async(bare_postgres_url)
+
+    assert await opens(bare_postgres_url) == "first-cluster"
+    assert (await plan_migration(bare_postgres_url)).running == running, "they said nothing of their schema"
+    assert (await schema_state(bare_postgres_url)).oldest_program == 1
+
+
+async def test_agents_and_compactors_say_which_schema_they_were_made_for(postgres_url: str) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    await service.register_compactor("b")
+    await service.close()
+
+    assert [(each.kind, each.program) for each in (await plan_migration(postgres_url)).running] == [
+        ("agent", ours()),
+        ("compactor", ours()),
+    ]
+
+
+async def test_a_migration_waits_for_nobody_but_refuses_while_programs_work_that_it_does_not_take(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    lease = await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    # when one of them works
+    with pytest.raises(OldProgramsAtWorkError, match=r"older ones are at work: agent a:9092 .*nothing was changed"):
+        await migrate_async(postgres_url, versions=versions)
+    assert await schema_revision(postgres_url) == SCHEMA_REVISION
+    # and when it has gone
+    await service.unregister_agent(lease)
+    await service.close()
+    assert await migrate_async(postgres_url, versions=versions) == NEXT
+
+
+async def test_a_migration_that_does_not_say_whom_it_takes_is_not_run(postgres_url: str, tmp_path: Path) -> None:
+    with pytest.raises(BugError, match=f"{NEXT} does not state its oldest_program"):
+        await migrate_async(postgres_url, versions=next_release(tmp_path / "next", oldest_program=0))
+    assert await schema_revision(postgres_url) == SCHEMA_REVISION
+
+
+async def test_a_readers_role_reads_on_after_a_migration_without_a_new_grant(
+    bare_postgres_url: str, tmp_path: Path
+) -> None:
+    # given a role that was let in before there was anything to ask of versions
+    role = f"reader_{bare_postgres_url.rpartition('/')[2]}"
+    await make_first_schema(bare_postgres_url)
+    columns = "GRANT SELECT (version_num) ON alembic_version TO"
+    await run_sql(bare_postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", f"{columns} {role}")
+    try:
+        # when the schema goes on, twice
+        await migrate_async(bare_postgres_url)
+        await migrate_async(bare_postgres_url, versions=next_release(tmp_path / "next"))
+        # then it may ask whether it is taken
+        place = bare_postgres_url.rpartition("@")[2]
+        assert await schema_state(f"postgresql://{role}:x@{place}") == SchemaState(NEXT, ours())
+        await grant_reader(bare_postgres_url, role)
+    finally:
+        await run_sql(bare_postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(bare_postgres_url: str) -> None:
+    in_thread(make_first_schema(bare_postgres_url))
+
+    code, said = dry_run(bare_postgres_url)
+
+    assert code == 0
+    assert said[:2] == ["schema: 0001", f"target: {SCHEMA_REVISION}"]
+    assert said[2].startswith("  0002  ") and said[2].endswith("(takes programs from 0001 on)")
+    assert said[-1] == "no program runs"
+    assert in_thread(schema_revision(bare_postgres_url)) == "0001"
+
+
+def test_a_dry_run_names_who_may_stay_and_who_must_stop(postgres_url: str, tmp_path: Path) -> None:
+    add = "INSERT INTO agents (writer_id, epoch, lease_until_ms, program_schema) "
+    in_thread(
+        run_sql(
+            postgres_url,
+            "INSERT INTO writers (host, port) VALUES ('a', 9092)",
+            f"{add} SELECT writer_id, 0, clock_ms() + 60000, {ours()} FROM writers",
+        )
+    )
+    assert dry_run(postgres_url)[1][-2:] == ["nothing to do", "may stay: 1 running program"]
+    # the next release's schema takes no older program
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    plan = in_thread(plan_migration(postgres_url, versions=versions))
+    assert [each.place for each in plan.must_stop] == ["a:9092"]
+
+
+async def test_a_migration_that_loses_a_deadlock_to_a_commit_begins_anew(postgres_url: str, tmp_path: Path) -> None:
+    # given a transaction that has the last of the tables that the migration takes
+    holder, watcher = await connect(postgres_url), await connect(postgres_url)
+    await holder.execute("BEGIN")
+    await holder.execute("LOCK TABLE watermarks IN ROW EXCLUSIVE MODE")
+    migration = asyncio.create_task(migrate_async(postgres_url, versions=next_release(tmp_path / "next")))
+    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'watermarks'::regclass"
+    async with asyncio.timeout(30):
+        while not await watcher.fetchval(waits):
+            await asyncio.sleep(0.01)
+    # when it asks for the first of them: the migration waited first, so it is the one that Postgres ends
+    await holder.execute("LOCK TABLE agents IN ROW EXCLUSIVE MODE")
+    assert not migration.done()
+    await holder.execute("COMMIT")
+    # then
+    assert await migration == NEXT
+    for line in (holder, watcher):
+        await line.close()
+
+
+def test_an_older_release_says_that_a_newer_one_has_been_here(postgres_url: str, tmp_path: Path) -> None:
+    in_thread(migrate_async(postgres_url, versions=next_release(tmp_path / "next")))
+
+    done = CliRunner().invoke(main, ["migrate", "--metadata", postgres_url])
+
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"schema: {NEXT} (nothing to do: newer than this release's {SCHEMA_REVISION}, and takes it)\n"
+    assert dry_run(postgres_url) == (
+        0,
+        [
+            f"schema: {NEXT}",
+            f"target: {SCHEMA_REVISION}",
+            "nothing to do: a newer release has migrated it, which takes this release, too",
+        ],
+    )
+
+
+def test_the_command_line_of_another_release_is_refused_both_ways(postgres_url: str, tmp_path: Path) -> None:
+    store = (tmp_path / "objects").as_uri()
+    words = ("fsck", "--quick", "--metadata", postgres_url, "--object-store", store)
+
+    ahead = subprocess.run(command_of(ours() + 1, *words), capture_output=True, text=True, timeout=60)
+
+    assert ahead.returncode == 1
+    assert f"this release needs {NEXT}" in ahead.stderr
+    assert "remedy: run `siltstone migrate` of this release first" in ahead.stderr
+
+    in_thread(migrate_async(postgres_url, versions=next_release(tmp_path / "next", oldest_program=ours() + 1)))
+    behind = CliRunner().invoke(main, words)
+
+    assert behind.exit_code == 1
+    assert "error: this program is too old" in behind.stderr
+    assert "remedy: start the release that migrated the database" in behind.stderr
+
+
+async def test_a_migration_beside_a_transaction_that_holds_its_tables_gives_up_and_changes_nothing(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metadata.migrate.LOCK_TIMEOUT_MS", 50)
+    holder = await connect(postgres_url)
+    await holder.execute("BEGIN")
+    await holder.execute("LOCK TABLE topics IN ROW EXCLUSIVE MODE")
+
+    with pytest.raises(Exception, match="not free within 50 ms"):
+        await migrate_async(postgres_url, versions=next_release(tmp_path / "next"))
+
+    await holder.close()
+    assert await schema_revision(postgres_url) == SCHEMA_REVISION
+    assert await opens(postgres_url)

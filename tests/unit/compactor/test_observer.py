@@ -1,0 +1,164 @@
+"""Gauges that tell of the whole: bounded in number, right when they change hands, and cheap to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from compactor.measures import largest_topics, show_no_sweep, show_nothing, show_view
+from compactor.observer import LABEL_CHARS_MAX, OBSERVE_INTERVAL_MS, REST_FACTOR, Observer
+from metadata.memory import MemoryMetadata
+from metadata.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
+from siltstone.clock import ManualClock
+from siltstone.metrics import Metrics
+from tests.fixtures.plan_views import a_partition, a_view, an_extent
+
+Samples = dict[tuple[str, ...], float]
+
+
+def samples(metrics: Metrics, name: str) -> Samples:
+    """Label values -> value, as a reader of the text format finds them."""
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {
+        tuple(each.labels.values()): each.value for family in families for each in family.samples if each.name == name
+    }
+
+
+def lags(*pairs: tuple[str, str, int], total: int | None = None) -> GroupLags:
+    largest = [GroupLag(group_id=group, topic=topic, lag=lag, newest_commit_ms=1_000) for group, topic, lag in pairs]
+    sum_of_shown = sum(each.lag for each in largest)
+    return GroupLags(largest=largest, pairs=len(pairs), total_lag=sum_of_shown if total is None else total)
+
+
+POSTGRES = PostgresFigures(
+    oldest_xmin_transactions={"session": 7, "slot": 8, "prepared": 9},
+    longest_transaction_seconds=1.5,
+    connections={"active": 2, "idle": 3},
+    connections_max=100,
+    xid_age_transactions=1000,
+    wal_position_bytes=50_000,
+    slot_retained_bytes=4096,
+    tables=[TableFigures(name="files", live_rows=10, dead_rows=3, size_bytes=8192)],
+)
+
+
+class Store(MemoryMetadata):
+    """A store that tells what a test says, and takes its time for it."""
+
+    def __init__(self, clock: ManualClock, seen: GroupLags, *, took_ms: float = 10.0) -> None:
+        super().__init__(clock=clock)
+        self.clock, self.took_ms, self.asked = clock, took_ms, 0
+        agents = {"serving": 3, "draining": 1}
+        self.seen = Observation(now_ms=5_000, agents=agents, compactors=2, lags=seen, postgres=POSTGRES)
+
+    async def observe(self, *, lags_max: int) -> Observation:
+        self.asked += 1
+        self.clock.advance_ms(self.took_ms)
+        return self.seen
+
+
+def observed(seen: GroupLags, **more: Any) -> tuple[Observer, Store, Metrics]:
+    clock, metrics = ManualClock(), Metrics()
+    store = Store(clock, seen, **more)
+    return Observer(store, clock, metrics, lags_max=2), store, metrics
+
+
+async def test_what_was_observed_is_shown_and_what_is_gone_is_not() -> None:
+    observer, store, metrics = observed(lags(("g", "orders", 7), ("h", "users", 4), total=16))
+    await observer.observe()
+    assert samples(metrics, "siltstone_group_lag_offsets") == {("g", "orders"): 7, ("h", "users"): 4}
+    assert samples(metrics, "siltstone_group_commit_age_seconds") == {("g", "orders"): 4, ("h", "users"): 4}
+    assert samples(metrics, "siltstone_group_lag_rest_offsets") == {(): 5}
+    assert samples(metrics, "siltstone_live_agents") == {("serving",): 3, ("draining",): 1}
+    assert samples(metrics, "siltstone_live_compactors") == {(): 2}
+    assert samples(metrics, "siltstone_postgres_dead_rows") == {("files",): 3}
+    assert samples(metrics, "siltstone_postgres_oldest_xmin_transactions")[("slot",)] == 8
+    # when the group has caught up with one topic and is forgotten on the other
+    store.seen = replace(store.seen, lags=lags(("g", "orders", 0)))
+    store.clock.advance_ms(OBSERVE_INTERVAL_MS)
+    await observer.observe()
+    assert samples(metrics, "siltstone_group_lag_offsets") == {("g", "orders"): 0}
+    assert samples(metrics, "siltstone_group_lag_rest_offsets") == {(): 0}
+
+
+async def test_whoever_loses_the_duty_shows_nothing_any_more() -> None:
+    observer, _, metrics = observed(lags(("g", "orders", 7)))
+    await observer.observe()
+    observer.show_nothing()
+    for name in ("group_lag_offsets", "live_agents", "postgres_dead_rows", "postgres_connections"):
+        assert samples(metrics, f"siltstone_{name}") == {}
+    for name in ("live_compactors", "postgres_slot_retained_bytes", "group_lag_pairs", "postgres_xid_age_transactions"):
+        assert samples(metrics, f"siltstone_{name}") == {(): 0}
+
+
+async def test_log_written_while_others_observed_is_not_counted_as_a_burst() -> None:
+    observer, store, metrics = observed(lags())
+
+    async def at(position_bytes: int) -> float:
+        store.seen = replace(store.seen, postgres=replace(POSTGRES, wal_position_bytes=position_bytes))
+        store.clock.advance_ms(OBSERVE_INTERVAL_MS)
+        await observer.observe()
+        return samples(metrics, "siltstone_postgres_wal_bytes_total")[()]
+
+    assert [await at(position) for position in (10**12, 10**12 + 500, 10**12 + 700)] == [0, 500, 700]
+    observer.show_nothing()
+    assert [await at(position) for position in (10**13, 10**13 + 1)] == [700, 701]
+    assert await at(5) == 701  # a restore to an earlier point
+
+
+async def test_a_name_that_no_label_can_carry_is_escaped_and_a_long_one_cut_off() -> None:
+    long = "x" * LABEL_CHARS_MAX
+    pairs = (("a\0b \udc80 é\n\"'", "t", 1), (long + "one", "t", 2), (long + "two", "t", 3))
+    observer, _, metrics = observed(lags(*pairs))
+    await observer.observe()
+    assert samples(metrics, "siltstone_group_lag_offsets") == {("a\0b \\udc80 é\n\"'", "t"): 1, (long, "t"): 5}
+
+
+async def test_a_slow_store_is_asked_so_much_more_rarely() -> None:
+    observer, store, _ = observed(lags(), took_ms=2_000)
+    for _ in range(21):  # 210 s of rounds: two seconds of asking, 38 of rest
+        await observer.observe()
+        store.clock.advance_ms(OBSERVE_INTERVAL_MS)
+    assert store.asked * 2_000 <= store.clock.monotonic_ms() / (REST_FACTOR + 1) + 2_000
+    assert store.asked >= 4
+
+
+# ---- what the planner and the janitor show
+
+
+def extents(*lengths: int) -> Sequence[Any]:
+    return [an_extent(at, at * 10, at * 10 + 9, 1, length=length) for at, length in enumerate(lengths)]
+
+
+def test_the_largest_topics_are_shown_and_the_rest_summed() -> None:
+    view = a_view(
+        partitions=[
+            a_partition(1, extents(100, 50), topic_name="b"),
+            a_partition(2, extents(60), topic_name="b", partition=1),
+            a_partition(3, extents(300), topic_name="a"),
+            a_partition(4, extents(7), topic_name="d"),
+            a_partition(5, extents(7), topic_name="c"),
+            a_partition(6, (), topic_name="empty"),
+        ]
+    )
+    assert largest_topics(view.partitions, 3) == ({"a": 300, "b": 210, "c": 7}, 7)
+    assert largest_topics(view.partitions, 0) == ({}, 524)
+    metrics = Metrics()
+    show_view(metrics, view, topics_max=1)
+    assert samples(metrics, "siltstone_compacted_topic_bytes") == {("a",): 300}
+    assert samples(metrics, "siltstone_compacted_topics_rest_bytes") == {(): 224}
+    show_nothing(metrics)
+    assert samples(metrics, "siltstone_compacted_topic_bytes") == {}
+    assert samples(metrics, "siltstone_compacted_topics_rest_bytes") == {(): 0}
+
+
+def test_a_janitor_that_hands_over_shows_none_of_what_it_found() -> None:
+    metrics = Metrics()
+    gauges = ("dead_files_waiting", "dead_bytes_waiting", "orphans", "orphans_spared", "foreign_objects")
+    for name in gauges:
+        getattr(metrics, name).set(5)
+    show_no_sweep(metrics)
+    assert [samples(metrics, f"siltstone_{name}") for name in gauges] == [{(): 0}] * len(gauges)
