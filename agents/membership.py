@@ -2,7 +2,9 @@
 
 The lease lives on the store's clock. Every beat brings the store's time, and between beats our monotonic clock goes on
 from there: so what we write is dated and named by one clock, whatever ours says (`now_ms`). A beat that fails is tried
-again at the next beat; the list of agents then stands as it was last seen. When a newer epoch of our address exists we
+again at the next beat; the list of agents then stands as it was last seen. It is read at every beat, and as soon as one
+that came, goes or was missed is announced: clients that hear of an agent from one and not from the other forget it
+again, and librdkafka then waits for a minute on what it had asked there. When a newer epoch of our address exists we
 are fenced: nothing sealed under the old lease can be committed any more, and `renew` takes a new epoch so that the next
 file can be.
 
@@ -37,6 +39,8 @@ _log = get_logger(__name__)
 NOTICE_MS = BEAT_MS + 500
 """How long a draining agent goes on serving: by then every other one has read the list of agents again."""
 NOTICE_POLL_MS = 100
+LOOK_MS_MIN = 100
+"""Between two looks that were asked for by announcements: many come at once when many agents come and go."""
 CLOCK_APART_MS = 60_000
 """Our own clock is so far from the store's that somebody should be told, for it is of no use to anybody."""
 BEATS_TO_MEET_AGAIN = 2
@@ -105,6 +109,7 @@ class Membership:
             await self.renew(lease)
         self._see(await self._look())
         self._lists_to_pass = None  # a first beat says nothing about an outage
+        await self._metadata.announce_agents()
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 
     async def drain(self, notice_ms: float) -> None:
@@ -115,9 +120,13 @@ class Membership:
         """
         self._draining = True
         ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
+        told = False
         while True:
             try:
                 await self._beat(self.current)
+                if not told:
+                    await self._metadata.announce_agents()
+                    told = True
                 others = await self._look()
             except (MetadataUnavailableError, WriterFencedError) as error:
                 _log.warning("could not announce draining", error=str(error))
@@ -135,6 +144,7 @@ class Membership:
             return  # joining failed; its error is the one to tell
         try:
             await self._metadata.unregister_agent(self._lease)
+            await self._metadata.announce_agents()
         except MetadataUnavailableError as error:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
@@ -147,6 +157,7 @@ class Membership:
                     await self._beat(lease)  # only then the store's time is known to one that joins
                     self._lease = lease
                     self._lapsed()
+                    await self._metadata.announce_agents()
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()
@@ -155,7 +166,7 @@ class Membership:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await self._clock.sleep_ms(BEAT_MS)
+            await self._look_until_next_beat()
             lease = self.current
             try:
                 await self._beat(lease)
@@ -164,13 +175,27 @@ class Membership:
                     self._lists_to_pass -= 1
                 else:
                     self._lists_to_pass = None
-                    self._see(agents)
+                    if self._see(agents):  # missed, or come while a hint was lost: others may not know it yet
+                        await self._metadata.announce_agents()
             except WriterFencedError:
                 self._metrics.lease_errors_total.inc()
                 await self.renew(lease)
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
+
+    async def _look_until_next_beat(self) -> None:
+        """Sleep for a beat, and look at the list of agents whenever it is said to have changed."""
+        next_ms = self._clock.monotonic_ms() + BEAT_MS
+        while (left_ms := next_ms - self._clock.monotonic_ms()) > 0:
+            if not await self._metadata.wait_for_agents(left_ms):
+                return
+            if self._lists_to_pass is None:
+                try:
+                    self._see(await self._look())
+                except MetadataUnavailableError:
+                    return  # the beat says so, if that fails too
+            await self._clock.sleep_ms(LOOK_MS_MIN)
 
     async def _beat(self, lease: WriterLease) -> None:
         sent_ms = self._clock.monotonic_ms()
@@ -211,13 +236,16 @@ class Membership:
         if self.on_lapse is not None:
             self.on_lapse()
 
-    def _see(self, agents: Sequence[AgentInfo]) -> None:
+    def _see(self, agents: Sequence[AgentInfo]) -> bool:
+        """Whether that is another list than before."""
         # An empty list (the last one drains) tells a client nothing it could use.
         if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)
             self.version += 1
             if self.on_change is not None:
                 self.on_change()
+            return True
+        return False
 
 
 def _utc(wall_ms: int) -> str:

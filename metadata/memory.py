@@ -7,7 +7,6 @@ with. Several services may share one `MemoryDatabase`, as agents share a Postgre
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from metadata import service as s
 from metadata.config_changes import Changes, TopicDecision, changed
+from metadata.hints import Hint
 from metadata.job_rules import holds
 from metadata.memory_admin import MemoryAdmin
 from metadata.memory_groups import MemoryGroups
@@ -50,14 +50,16 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
         self.database = database or MemoryDatabase(
             cluster_id=base64.urlsafe_b64encode(self._ids.uuid4().bytes).decode().rstrip("=")
         )
-        self._news = asyncio.Event()
+        self._news, self._agents = Hint(self._clock), Hint(self._clock)
 
     async def open(self) -> None:
         self.database.news.append(self._news)
+        self.database.agents_changed.append(self._agents)
 
     async def close(self) -> None:
-        if self._news in self.database.news:
-            self.database.news.remove(self._news)
+        for hints, own in ((self.database.news, self._news), (self.database.agents_changed, self._agents)):
+            if own in hints:
+                hints.remove(own)
 
     # -- cluster identity
 
@@ -295,18 +297,18 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
         return s.Tail(files=files, changes=changes, cursor=s.Cursor(writers=seen, change_id=change_id))
 
     async def wait_for_news(self, timeout_ms: float) -> None:
-        news = asyncio.ensure_future(self._news.wait())
-        timer = asyncio.ensure_future(self._clock.sleep_ms(timeout_ms))
-        try:
-            await asyncio.wait((news, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-            timer.cancel()
-        self._news.clear()
+        await self._news.wait(timeout_ms)
 
     async def notify(self) -> None:
-        for event in self.database.news:
-            event.set()
+        for news in self.database.news:
+            news.give()
+
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        return await self._agents.wait(timeout_ms)
+
+    async def announce_agents(self) -> None:
+        for hint in self.database.agents_changed:
+            hint.give()
 
     async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[s.FileInfo]:
         ids = sorted(file_id for file_id in self.database.files if file_id > after_file_id)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from metadata import service as s
 from metadata.broker_configs import topic_defaults
 from metadata.compaction import JobState, LeveledExtent, MergeCommitted, MergeJob, NewJob
 from metadata.groups import CommittedOffset, GroupRecord, OffsetPlace
+from metadata.hints import Hint
 from metadata.history import ServerHistory
 from metadata.merge_commit import CleanedState
 from metadata.producer_state import Producer
@@ -158,7 +158,8 @@ class MemoryDatabase:
     groups: dict[str, Group] = field(default_factory=dict[str, Group])
     changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
     """With the time each was made."""
-    news: list[asyncio.Event] = field(default_factory=list[asyncio.Event])
+    news: list[Hint] = field(default_factory=list[Hint])
+    agents_changed: list[Hint] = field(default_factory=list[Hint])
 
     # -- what several parts do
 

@@ -82,3 +82,9 @@ class PostgresMetadata(
 
     async def notify(self) -> None:
         await self._postgres_news.notify()
+
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        return await self._postgres_news.wait_for_agents(timeout_ms)
+
+    async def announce_agents(self) -> None:
+        await self._postgres_news.announce_agents()

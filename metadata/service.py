@@ -415,6 +415,14 @@ class MetadataService(Protocol):
         """Hint to other followers that there is news, from a connection of its own, at most 20 times a second."""
         ...
 
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        """True as soon as somebody has hinted that `live_agents` changed, False after `timeout_ms`. May be lost."""
+        ...
+
+    async def announce_agents(self) -> None:
+        """Hint to the other agents that `live_agents` has changed, as `notify` does."""
+        ...
+
     # -- people and invariants
     async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
         """Pages of file rows of any state, by file id."""

@@ -151,3 +151,26 @@ async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
 
 async def test_waiting_for_news_ends_with_its_timeout(world: World) -> None:
     await asyncio.wait_for(world.service.wait_for_news(10), timeout=20)
+
+
+async def test_who_waits_for_agents_is_woken_by_an_announcement_and_not_by_news(world: World) -> None:
+    other = await world.another()
+    await other.wait_for_agents(200)  # time to begin to listen
+    heard: list[bool] = []
+
+    async def announce() -> None:
+        while not heard:
+            await world.service.announce_agents()
+            await asyncio.sleep(0.02)
+
+    announcing = asyncio.create_task(announce())
+    try:
+        heard.append(await asyncio.wait_for(other.wait_for_agents(60_000), timeout=20))
+    finally:
+        announcing.cancel()
+    assert heard == [True]
+    # what was announced twice is one hint; news alone is none
+    while await asyncio.wait_for(other.wait_for_agents(300), timeout=20):
+        pass
+    await world.service.notify()
+    assert not await other.wait_for_agents(300)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from siltstone.client import connected
-from tests.fixtures.faults import AgentProcess, Processes, create_topic
+from tests.fixtures.faults import AgentProcess, Processes, create_topic, named
 from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load, wait_until
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
 from wire.messages.metadata import MetadataResponse
@@ -19,14 +19,17 @@ from wire.messages.metadata import MetadataResponse
 PARTITIONS = 4
 
 
-def named(address: str) -> set[int]:
-    """Ports of the agents in the Metadata answer."""
+def leader_of_one(address: str, topic: str) -> int:
+    """Port of the agent that leads its first partition. Which one that is hangs on the topic's id, by chance."""
 
     async def ask() -> MetadataResponse:
         async with connected(address) as client:
-            return await client.metadata([])
+            return await client.metadata([topic])
 
-    return {broker.port for broker in asyncio.run(ask()).brokers}
+    answer = asyncio.run(ask())
+    [found] = answer.topics
+    leader = next(each.leader_id for each in found.partitions if each.partition_index == 0)
+    return next(broker.port for broker in answer.brokers if broker.node_id == leader)
 
 
 def takes_connections(agent: AgentProcess) -> bool:
@@ -56,9 +59,11 @@ class LibrdkafkaWriterThatListens(LibrdkafkaWriter):
 def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_url: str, tmp_path: Path) -> None:
     processes = Processes(SimpleNamespace(url=postgres_url), tmp_path)  # type: ignore[arg-type]
     try:
-        goes, stays = processes.start(2)
-        create_topic(goes.address, "t", partitions=PARTITIONS)
-        wait_until(lambda: len(named(goes.address)) == len(named(stays.address)) == 2, 10)
+        agents = processes.start(2)
+        processes.until_all_know_all()
+        create_topic(processes.bootstrap, "t", partitions=PARTITIONS)
+        port = leader_of_one(agents[0].address, "t")
+        goes, stays = sorted(agents, key=lambda agent: agent.port != port)
         to: dict[str, Any] = {"topic": "t", "partitions": PARTITIONS}
         with (
             Load(processes.bootstrap, writers=[LibrdkafkaWriterThatListens, AiokafkaWriter], **to) as load,
@@ -67,7 +72,7 @@ def test_one_of_two_agents_goes_under_load_and_no_client_sees_an_error(postgres_
         ):
             load.until_more(300)
             # given: writers and readers use the one that will go
-            assert goes.metric("produce_batches_total") > 0 and goes.metric("fetch_bytes_total") > 0
+            wait_until(lambda: goes.metric("produce_batches_total") > 0 and goes.metric("fetch_bytes_total") > 0, 20)
             goes.begin_stop()
             left = _when(lambda: named(stays.address) == {stays.port})
             assert takes_connections(goes), "first it leaves the answers, then it stops serving"

@@ -17,6 +17,7 @@ from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.fleet import (
     Fleet,
+    HintsLost,
     Hopper,
     Ledger,
     Troubled,
@@ -249,7 +250,7 @@ async def test_latest_and_out_of_range_are_decided_by_the_present_and_not_by_the
     start_agent: StartAgent, dial: Dial
 ) -> None:
     # given: agents that will not look again by themselves for a long time
-    async with fleet(start_agent, 2, tail_poll_ms=60_000) as agents:
+    async with fleet(start_agent, 2, wrap=HintsLost, tail_poll_ms=60_000) as agents:
         first, second = agents.agents
         writer, reader = await dial.kafka(first.address), await dial.kafka(second.address)
         await writer.create_topic("t", partitions=1)

@@ -81,7 +81,7 @@ class Seat:
         clock = SimulationClock(world.loop, skew_ms=self.skew_ms)
         ids = SystemIds(seed=int(faults.rng.random() * 2**53))
         metadata = self.metadata[process] = SimulatedMetadata(
-            world.loop, process, faults, world.server, world.noting(process.name), world.hints
+            world.loop, process, faults, world.server, world.noting(process.name), world.listening
         )
         simulated = SimulatedStore(
             world.loop, process, faults, world.objects, on_put=self._put_done, on_delete=world.deleting
@@ -191,7 +191,7 @@ class Seat:
         world.note(process.name, "is gone")
         process.kill()
         world.network.cut_all_of(process)
-        world.hints.pop(self.metadata[process], None)
+        world.listening.pop(self.metadata[process], None)
         if process is self.process:
             self.agent = None
             world.loop.after(world.faults.between(20, 600), world.loop.outside, self._start_again, process)

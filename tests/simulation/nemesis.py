@@ -104,7 +104,7 @@ class Janitor:
         process = self.process = world.new_process("janitor")
         clock = SimulationClock(world.loop)
         self._metadata = SimulatedMetadata(
-            world.loop, process, world.faults, world.server, world.noting("janitor"), world.hints
+            world.loop, process, world.faults, world.server, world.noting("janitor"), world.listening
         )
         store = SimulatedStore(
             world.loop, process, world.faults, world.objects, on_put=lambda _: None, on_delete=world.deleting

@@ -99,6 +99,16 @@ class FarSide:
         return Fate(acts_ms, told_ms, is_lost=answer_lost)
 
 
+async def given(hint: asyncio.Event, timeout_ms: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await hint.wait()
+    except TimeoutError:
+        return False
+    hint.clear()
+    return True
+
+
 def finish(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that at most yields, in one go: on the far side it is atomic."""
     while True:
@@ -118,20 +128,20 @@ class SimulatedMetadata(FarSide):
         faults: Faults,
         server: MemoryMetadata,
         note: Callable[..., None],
-        hints: dict[SimulatedMetadata, asyncio.Event],
+        listening: dict[SimulatedMetadata, None],
     ) -> None:
         super().__init__(loop, process, faults)
         self.server = server
         self._note = note
-        self._hints = hints
-        self._news = asyncio.Event()
+        self._listening = listening
+        self._news, self._agents = asyncio.Event(), asyncio.Event()
         self._doubtful: dict[str, None] = {}
 
     async def open(self) -> None:
-        self._hints[self] = self._news
+        self._listening[self] = None
 
     async def close(self) -> None:
-        self._hints.pop(self, None)
+        self._listening.pop(self, None)
 
     # ---- the log
 
@@ -203,17 +213,21 @@ class SimulatedMetadata(FarSide):
         return tail
 
     async def wait_for_news(self, timeout_ms: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self._news.wait()
-        except TimeoutError:
-            pass
-        self._news.clear()
+        await given(self._news, timeout_ms)
 
     async def notify(self) -> None:
-        for other, news in list(self._hints.items()):
+        self._hint_others(lambda other: other._news)
+
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        return await given(self._agents, timeout_ms)
+
+    async def announce_agents(self) -> None:
+        self._hint_others(lambda other: other._agents)
+
+    def _hint_others(self, of: Callable[[SimulatedMetadata], asyncio.Event]) -> None:
+        for other in self._listening:
             if other is not self and not self.faults.strikes(Fault.HINT_LOST):
-                self.loop.after(self.faults.between(0.1, 8), other.process, news.set)
+                self.loop.after(self.faults.between(0.1, 8), other.process, of(other).set)
 
     # ---- all else
 

@@ -94,7 +94,7 @@ class World:
         self.violations: list[str] = []
         self.healed_ms: float | None = None
         self.book = Book()
-        self.hints: dict[SimulatedMetadata, asyncio.Event] = {}
+        self.listening: dict[SimulatedMetadata, None] = {}
         self.server_clock = SimulationClock(self.loop)
         self.server = MemoryMetadata(clock=self.server_clock, ids=SystemIds(seed=seed))
         self.objects = MemoryStore(self.server_clock)

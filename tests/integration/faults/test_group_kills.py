@@ -127,8 +127,10 @@ class MemberProcess:
                 yield int(words[1]), int(words[2])
 
     @property
-    def is_ready(self) -> bool:
-        return self._log.read_text().startswith("ready")
+    def state(self) -> str:
+        said = [line for line in self._log.read_text().splitlines() if line[:1] not in "rc" or line == "ready"]
+        complained = self._log.with_suffix(".err").read_text()[-2000:]
+        return f"{self.kind}, exit code {self._process.poll()}, said {said[-5:]}, {complained}"
 
 
 class Crowd:
@@ -196,24 +198,38 @@ class Watch:
         return found
 
 
-def group_is_whole(processes: Processes) -> bool:
+def described(processes: Processes) -> Any:
     async def describe() -> Any:
         async with connected(owner_of(processes, "g").address) as client:
             answer = await client.call(DescribeGroupsRequest(groups=["g"]), DescribeGroupsResponse)
             return answer.groups[0]
 
-    group = in_thread(describe())
+    return in_thread(describe())
+
+
+def group_is_whole(processes: Processes) -> bool:
+    group = described(processes)
     return group.group_state == "Stable" and len(group.members) == len(KINDS)
+
+
+def state(processes: Processes, crowd: Crowd) -> str:
+    """What to look at when it does not become whole."""
+    group = described(processes)
+    lines = [f"{group.error_code} {group.group_state}, members: {sorted(each.member_id for each in group.members)}"]
+    lines += [f"agent {agent.address}: {agent.log[-2000:]}" for agent in processes.agents]
+    lines += [each.state for each in crowd.alive]
+    return "\n".join(lines)
 
 
 def kill_and_check(processes: Processes, folder: Path, *, kills: Sequence[int], seed: int) -> None:
     chance = random.Random(seed)
     processes.start(2, **SETTINGS)
+    processes.until_all_know_all()
     create_topic(processes.bootstrap, "t", partitions=PARTITIONS)
     crowd, watch = Crowd(processes, folder), Watch(processes)
     try:
         with Load(processes.bootstrap, topic="t", partitions=PARTITIONS, writers=[LibrdkafkaWriter]) as load:
-            wait_until(lambda: group_is_whole(processes), CALM_S_MAX)
+            wait_until(lambda: group_is_whole(processes), CALM_S_MAX, lambda: state(processes, crowd))
             for what in kills:
                 print(f"killed: {kill_an_agent(processes, chance) if what else crowd.kill_one(chance)}")
                 ends = time.monotonic() + chance.random() * 5
@@ -227,8 +243,8 @@ def kill_and_check(processes: Processes, folder: Path, *, kills: Sequence[int], 
             ends_at[partition] = max(ends_at.get(partition, 0), offset + 1)
         # then: rebalances end, and the group comes to the end of every partition
         started = time.monotonic()
-        wait_until(lambda: group_is_whole(processes), CALM_S_MAX)
-        wait_until(lambda: watch.look() == ends_at, CALM_S_MAX)
+        wait_until(lambda: group_is_whole(processes), CALM_S_MAX, lambda: state(processes, crowd))
+        wait_until(lambda: watch.look() == ends_at, CALM_S_MAX, lambda: state(processes, crowd))
         calm_s = time.monotonic() - started
         rebalances = sum(agent.metric("group_rebalances_total") for agent in processes.agents)
         time.sleep(2)

@@ -331,3 +331,33 @@ async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_an
         assert abs(member.now_ms() - store.wall_ms()) <= 1
     assert said == [1, 0, 0, 1]
     await member.leave()
+
+
+async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed() -> None:
+    """Soon: before their next beats, but for the one that misses it first."""
+    clock = TestClock()
+    members = await joined(3, clock)
+    services = [service_of(member) for member in members]
+    services.append(Away(clock=clock, database=services[0].database))
+    for service in services:
+        await service.open()  # only then they hear announcements
+    newcomer = Membership(metadata=services[-1], address=AgentAddress(host="h", port=9), clock=clock, metrics=Metrics())
+    await newcomer.join()
+    await clock.pass_ms(200)
+    assert [len(member.agents) for member in [*members, newcomer]] == [4] * 4
+    # when it drains
+    draining = asyncio.create_task(newcomer.drain(NOTICE_MS))
+    await clock.pass_ms(200)
+    assert [len(member.agents) for member in members] == [3] * 3
+    await clock.pass_ms(NOTICE_MS)
+    await draining
+    await newcomer.leave()
+    # when one dies: whoever beats first after the end of its lease tells the others
+    members[0]._beats.cancel()  # type: ignore[union-attr]
+    sizes: list[list[int]] = []
+    for _ in range((LEASE_MS + 2 * BEAT_MS) // 50):
+        await clock.pass_ms(50)
+        sizes.append([len(member.agents) for member in members[1:]])
+    assert sizes[-1] == [2, 2]
+    assert sum(one != other for one, other in sizes) <= 5, sizes
+    await leave(members)

@@ -1,0 +1,29 @@
+"""A hint that somebody may wait for: it carries nothing, several are as good as one, and one may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from siltstone.clock import Clock
+
+
+class Hint:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._given = asyncio.Event()
+
+    def give(self) -> None:
+        self._given.set()
+
+    async def wait(self, timeout_ms: float) -> bool:
+        """Whether it was given, since the last wait or within `timeout_ms`."""
+        given = asyncio.ensure_future(self._given.wait())
+        timer = asyncio.ensure_future(self._clock.sleep_ms(timeout_ms))
+        try:
+            await asyncio.wait((given, timer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            given.cancel()
+            timer.cancel()
+        was_given = self._given.is_set()
+        self._given.clear()
+        return was_given
