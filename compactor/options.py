@@ -73,6 +73,7 @@ def plan_options(settings: Settings) -> PlanOptions:
         spark_bytes_min=settings.spark_merge_min_bytes,
         spark=settings.spark_submitter != "none",
         jobs_max=settings.compactor_jobs_max,
+        heavy_jobs_max=settings.compactor_heavy_jobs_max,
         l0_jobs_max=settings.compactor_l0_jobs_max,
         output_bytes=settings.compaction_output_bytes,
         dedupe_keys_max=settings.dedupe_keys_max,

@@ -50,14 +50,8 @@ def explain_plan(view: CompactionView, options: PlanOptions) -> Plan:
     plan_overdue(state)
     plan_runs(state)
     plan_mostly_dead(state)
-    state.places.bound_forced(_places_left(view, options, state.specs))
     plan_forced(state)
     return Plan(specs=state.specs, notes=state.notes)
-
-
-def _places_left(view: CompactionView, options: PlanOptions, specs: Sequence[MergeSpec]) -> int:
-    live = sum(count for kind, count in view.live_jobs.items() if kind != MergeKind.LEVEL)
-    return options.jobs_max - live - sum(each.kind is not MergeKind.LEVEL for each in specs)
 
 
 def new_job(spec: MergeSpec) -> NewJob:

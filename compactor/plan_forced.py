@@ -51,9 +51,9 @@ def plan_forced(state: Round) -> None:
             cap = f"{size / GIB:.1f} GiB, above {state.options.merge_bytes_max / GIB:.1f} GiB"
             text = f"due ({candidate.due.because}), but too large to merge without Spark: {cap}"
             state.note(MergeKind.FORCED, text, Hold.SIZE, partition_id=partition_id)
-        elif not state.places.forced:
-            text = f"due ({candidate.due.because}), all jobs are taken"
-            state.note(MergeKind.FORCED, text, Hold.JOBS, partition_id=partition_id)
+        elif not (places := state.places(size)).forced:
+            text = f"due ({candidate.due.because}), all jobs{places.of} are taken"
+            state.note(MergeKind.FORCED, text, places.hold, partition_id=partition_id)
         else:
             name = f"{candidate.partition.topic_name}-{candidate.partition.partition}"
             state.add_forced(candidate.partition, candidate.stretch, f"{name}: {candidate.due.because}")

@@ -57,7 +57,7 @@ def plan_l0(state: Round) -> None:
     # While other L0 files are on their way, or cannot be read, leveling the rest at once would make a run of every
     # new file for as long as the request waits.
     at_once = len(free) == len(l0) and _is_asked_for(state)
-    places = state.places.l0
+    places = state.l0_places
     ends = job_ends(
         [each.created_ms for each in free],
         list(accumulate((each.size_bytes for each in free), initial=0)),

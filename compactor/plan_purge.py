@@ -53,8 +53,8 @@ def _plan(state: Round, files: Sequence[FileView], why: str) -> None:
             case FileStatus.FREE | FileStatus.EXPIRING:
                 ready[file.level, file.file_class].append(file)
             case FileStatus.PARTLY_BUSY:
-                if state.places.merges:
-                    state.places.took_merge()
+                if (places := state.places(file.live_bytes)).merges:
+                    places.keep_merge()
                     state.reserve([file])
                 text = f"file {file.file_id}: {why}, held by a forced pass"
                 state.note(MergeKind.PURGE, text, Hold.FORCED_PASSES, files=[file])
@@ -65,8 +65,10 @@ def _plan(state: Round, files: Sequence[FileView], why: str) -> None:
                 pass  # what it is input of rewrites it as well
     for (level, _), group in sorted(ready.items()):
         for batch in _batches(group, state.options.output_bytes):
-            if not state.places.merges:
-                state.note(MergeKind.PURGE, f"{len(batch)} files: {why}, all jobs are taken", Hold.JOBS, files=batch)
+            places = state.places(sum(each.live_bytes for each in batch))
+            if not places.merges:
+                text = f"{len(batch)} files: {why}, all jobs{places.of} are taken"
+                state.note(MergeKind.PURGE, text, places.hold, files=batch)
                 continue
             reason = f"{len(batch)} L{level} files: {why}"
             # An L1 file is not deduped before it goes to L2.

@@ -7,10 +7,14 @@ some forced pass would always hold some extent of every file, and leveling would
 is due and waits for forced passes are *reserved*: no new forced pass goes into them, and its place among the jobs is
 kept. Forced passes do not starve either: a stretch just ends before what is reserved, a group that waits for a place
 reserves nothing, and places for jobs are kept for both kinds.
+
+Merges that go to Spark have places of their own: they may wait for a cluster for hours, and what compactors do
+themselves must not wait with them. One that finds no place holds up nothing but itself.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +33,7 @@ class Hold(Enum):
     """What stands in the way of something that a rule asks for."""
 
     JOBS = "as many jobs are live as may be"
+    HEAVY_JOBS = "as many jobs are live that go to Spark as may be"
     L0_JOBS = "as many jobs of L0 files are live as may be"
     FORCED_PASSES = "forced passes hold extents of its files"
     MERGE = "a merge, running or of this round, holds its records"
@@ -63,33 +68,51 @@ class FileStatus(Enum):
 
 @dataclass(slots=True)
 class Places:
-    """How many more jobs of each kind this round may plan."""
+    """How many more jobs this round may plan, of those that are run here or of those that Spark runs."""
 
-    l0: int
+    hold: Hold
+    """What stands in the way where there is none."""
+    jobs_max: int
+    all: int
     merges: int
-    """Whole runs and files: merge, daily, purge."""
-    forced: int
+    """Whole runs and files: merge, daily, purge. Those that are kept for one that waits are taken."""
+    forced_max: int
 
     @staticmethod
-    def left(view: CompactionView, options: PlanOptions) -> Places:
-        live = view.live_jobs
+    def left(live: Mapping[str, int], hold: Hold, jobs_max: int, forced_max: int, *, has_partitions: bool) -> Places:
+        """`live`: jobs, by kind."""
         forced = live.get(MergeKind.FORCED, 0)
-        merges = sum(count for kind, count in live.items() if kind not in (MergeKind.LEVEL, MergeKind.FORCED))
-        all_left = options.jobs_max - forced - merges
-        spared = options.jobs_max > 1
-        kept = 1 if spared and view.partitions and not forced else 0
-        forced_max = min(options.forced_jobs_max, options.jobs_max - 1 if spared else 1)
+        all_left = jobs_max - sum(count for kind, count in live.items() if kind != MergeKind.LEVEL)
+        spared = jobs_max > 1
+        kept = 1 if spared and has_partitions and not forced else 0
         return Places(
-            l0=max(0, options.l0_jobs_max - live.get(MergeKind.LEVEL, 0)),
+            hold=hold,
+            jobs_max=jobs_max,
+            all=max(0, all_left),
             merges=max(0, all_left - kept),
-            forced=max(0, min(all_left, forced_max - forced)),
+            forced_max=max(0, min(forced_max, jobs_max - 1 if spared else 1) - forced),
         )
+
+    @property
+    def of(self) -> str:
+        """Whose, in words."""
+        return "" if self.hold is Hold.JOBS else " for Spark"
+
+    @property
+    def forced(self) -> int:
+        return min(self.all, self.forced_max)
+
+    def keep_merge(self) -> None:
+        """For one that waits for what holds its files."""
+        self.merges -= 1
 
     def took_merge(self) -> None:
         self.merges -= 1
+        self.all -= 1
 
-    def bound_forced(self, jobs_left: int) -> None:
-        self.forced = max(0, min(self.forced, jobs_left))
+    def took_forced(self) -> None:
+        self.forced_max -= 1
+        self.all -= 1
 
 
 @dataclass
@@ -105,7 +128,14 @@ class Round:
     reserved_files: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
-        self.places = Places.left(self.view, self.options)
+        live, options = self.view.live_jobs, self.options
+        self.l0_places = max(0, options.l0_jobs_max - len(live.get(MergeKind.LEVEL, ())))
+        heavy = {kind: sum(map(options.is_heavy, sizes)) for kind, sizes in live.items()}
+        here = {kind: len(sizes) - heavy[kind] for kind, sizes in live.items()}
+        has_partitions = bool(self.view.partitions)
+        left = functools.partial(Places.left, forced_max=options.forced_jobs_max, has_partitions=has_partitions)
+        self._places_here = left(here, Hold.JOBS, options.jobs_max)
+        self._places_heavy = left(heavy, Hold.HEAVY_JOBS, options.heavy_jobs_max if options.spark else 0)
         self.partitions: dict[int, PartitionView] = {}
         """By id, in order of id. Of compacted topics."""
         self.dirtiness: dict[int, Dirtiness] = {}
@@ -123,6 +153,15 @@ class Round:
     @property
     def now_ms(self) -> int:
         return self.view.now_ms
+
+    @property
+    def has_places(self) -> bool:
+        """For merges of whole runs, of some size."""
+        return self._places_here.merges > 0 or self._places_heavy.merges > 0
+
+    def places(self, size_bytes: int) -> Places:
+        """Those for a merge that is planned with so many bytes."""
+        return self._places_heavy if self.options.is_heavy(size_bytes) else self._places_here
 
     # ---- the view, in one order whatever the order of its rows
 
@@ -206,14 +245,14 @@ class Round:
 
     def add_merge(self, kind: MergeKind, files: Sequence[FileView], *, level: int, dedupe: bool, reason: str) -> None:
         """Whole files."""
-        self.places.took_merge()
+        size = sum(each.live_bytes for each in files)
+        self.places(size).took_merge()
         file_ids = {each.file_id for each in files}
         inputs: dict[int, list[LeveledExtent]] = defaultdict(list)
         for file_id in sorted(file_ids) if dedupe else ():
             for extent in self.known_extents.get(file_id, ()):
                 inputs[extent.partition_id].append(extent)
         passes = {partition_id: self._passes(partition_id, extents) for partition_id, extents in inputs.items()}
-        size = sum(each.live_bytes for each in files)
         again = sum((passes[key] - 1) * sum(each.length for each in extents) for key, extents in inputs.items())
         limit_ms = self._limit_ms(size, again)
         self._add(
@@ -236,8 +275,8 @@ class Round:
 
     def add_forced(self, partition: PartitionView, stretch: Sequence[LeveledExtent], reason: str) -> None:
         """One partition's extents."""
-        self.places.forced -= 1
         size = sum(each.length for each in stretch)
+        self.places(size).took_forced()
         limit_ms = self._limit_ms(size, size * (partition.passes_needed - 1))
         key = partition.partition_id
         self._add(
@@ -265,7 +304,7 @@ class Round:
 
         Spark waits for its cluster, but is deep at no partition that does not fit one of many tasks."""
         options = self.options
-        is_heavy = by_spark and options.spark and size >= options.spark_bytes_min
+        is_heavy = by_spark and options.is_heavy(size)
         work_bytes = size if is_heavy else size + again
         limit_ms = options.job_limit_base_ms + options.job_limit_ms_per_mib * -(-work_bytes // MIB)
         return min(limit_ms + options.spark_limit_base_ms, SPARK_LIMIT_MS_MAX) if is_heavy else limit_ms

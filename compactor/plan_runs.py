@@ -48,6 +48,10 @@ class Group:
     """How many there are, over how many it takes."""
     text: str
 
+    @property
+    def bytes(self) -> int:
+        return _bytes(self.runs)
+
 
 @dataclass(slots=True)
 class Pool:
@@ -94,7 +98,8 @@ def plan_runs(state: Round) -> None:
     """The group with the largest backlog first, so that no class and no level can starve another.
 
     A group that has to wait for forced passes keeps its place among the jobs, or others would always be quicker. One
-    that gets no place is not reserved either: else forced passes could go nowhere while all places are taken.
+    that gets no place is not reserved either: else forced passes could go nowhere while all places are taken. Where
+    Spark has none, what is run here goes on with the runs behind it.
     """
     takes_all = _plan_daily(state)
     pools = [
@@ -103,17 +108,22 @@ def plan_runs(state: Round) -> None:
         for level in (1, 2)
         if not (takes_all and level == 2 and file_class is FileClass.COMPACTED)
     ]
+    without_place: dict[tuple[Hold, str], list[Run]] = defaultdict(list)
     while found := [(group, pool) for pool in pools if (group := pool.next(state.options)) is not None]:
-        if not state.places.merges:
+        if not state.has_places:
             for group, pool in found:
-                _note_no_place(state, MergeKind.MERGE, pool.runs, group.text)
-            return
+                without_place[_no_place(state, group)] += pool.runs
+            break
         group, pool = max(found, key=lambda each: each[0].urgency)
         pool.runs = _without(pool.runs, group.runs)
-        if group.waits:
+        if not state.places(group.bytes).merges:
+            without_place[_no_place(state, group)] += group.runs
+        elif group.waits:
             _hold(state, MergeKind.MERGE, group.runs, group.text)
         else:
             state.add_merge(MergeKind.MERGE, _files(group.runs), level=2, dedupe=True, reason=group.text)
+    for (hold, text), found in without_place.items():
+        state.note(MergeKind.MERGE, text, hold, files=_files(found))
 
 
 def _mergeable(state: Round, level: int, file_class: FileClass) -> Sequence[Run]:
@@ -176,15 +186,20 @@ def _without(found: Sequence[Run], group: Sequence[Run]) -> Sequence[Run]:
 
 def _hold(state: Round, kind: MergeKind, group: Sequence[Run], text: str) -> None:
     """Keep a place for it, and new forced passes out, until those that are in it have ended."""
-    state.places.took_merge()
+    state.places(_bytes(group)).keep_merge()
     state.reserve(_files(group))
     held = sum(each.waits for each in group)
     state.note(kind, f"{text}: due, {held} held by forced passes", Hold.FORCED_PASSES, files=_files(group))
 
 
-def _note_no_place(state: Round, kind: MergeKind, group: Sequence[Run], text: str) -> None:
-    said = f"{text}: due, all {state.options.jobs_max} jobs are taken"
-    state.note(kind, said, Hold.JOBS, files=_files(group))
+def _no_place(state: Round, group: Group) -> tuple[Hold, str]:
+    """What is told of a group for which there is none."""
+    places = state.places(group.bytes)
+    return places.hold, f"{group.text}: due, all {places.jobs_max} jobs{places.of} are taken"
+
+
+def _bytes(group: Iterable[Run]) -> int:
+    return sum(each.bytes for each in group)
 
 
 def similar(found: Sequence[Run], options: PlanOptions) -> Sequence[Run]:
@@ -221,7 +236,8 @@ def _with_smaller_between(found: Sequence[Run], alike: Sequence[Run], options: P
 
 
 def _plan_daily(state: Round) -> bool:
-    """Whether a daily merge of the compacted class is due; planned or, when too much of it is held, waited for."""
+    """Whether a daily merge of the compacted class has all its L2 runs: it is due, and planned or, when too much of it
+    is held, waited for."""
     options = state.options
     found = runs(state, 2, FileClass.COMPACTED)
     if not _is_daily_due(state, found):
@@ -230,9 +246,12 @@ def _plan_daily(state: Round) -> bool:
     group = within_cap(free, options.merge_bytes_max)
     is_worth = 2 * sum(each.bytes for each in free) >= sum(each.bytes for each in found)
     text = f"daily: {len(group)} of {len(found)} compacted L2 runs"
-    if not state.places.merges:
-        _note_no_place(state, MergeKind.DAILY, found, text)
-    elif group and is_worth:
+    places = state.places(_bytes(group if group and is_worth else found))
+    if not places.merges:
+        text += f": due, all {places.jobs_max} jobs{places.of} are taken"
+        state.note(MergeKind.DAILY, text, places.hold, files=_files(found))
+        return places.hold is Hold.JOBS  # a cluster that is away must not keep some of them from being merged here
+    if group and is_worth:
         state.add_merge(MergeKind.DAILY, _files(group), level=2, dedupe=True, reason=text)
     else:
         _hold(state, MergeKind.DAILY, found, text)

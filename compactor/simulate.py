@@ -8,7 +8,7 @@ others with a whole view. One worker is kept for L0 jobs where there are several
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -183,7 +183,9 @@ class Simulation:
             return  # an earlier one was asked for and was here
         self._plan_due_ms = self.world.now_ms + TICK_MS
         self._at(self._plan_due_ms, _Event.PLAN)
-        live = dict(self._live())
+        live: dict[str, list[int]] = defaultdict(list)
+        for each in (*self._ready, *self._running):
+            live[each.kind].append(0 if each.spec is None else each.spec.input_bytes)
         view = replace(self.world.view(), live_jobs=live)
         for spec in plan_merges(view, self.options):
             self.world.take(spec)

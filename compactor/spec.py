@@ -89,14 +89,20 @@ class PlanOptions:
     spark: bool = False
     """Whether something runs the jobs from `spark_bytes_min` on; else the embedded engine runs all, up to the cap."""
     jobs_max: int = 8
-    """Live jobs at once, over all compactors; L0 jobs are not counted."""
+    """Live jobs at once, over all compactors; neither L0 jobs are counted nor those that Spark runs."""
+    heavy_jobs_max: int = 4
+    """Live jobs at once that Spark runs: while its cluster is away, what is run here goes on."""
     forced_jobs_max: int = 4
-    """Of these, passes over one partition. One place is kept for them, and they leave one to the others."""
+    """Of either, passes over one partition. One place is kept for them, and they leave one to the others."""
     l0_jobs_max: int = 4
     output_bytes: int = GIB
     """A file is cut near this, at a partition or an extent."""
     dedupe_keys_max: int = DEDUPE_KEYS_MAX
     """Keys that one filling of the dedupe buffer holds: a merge of fewer records needs one pass."""
+
+    def is_heavy(self, size_bytes: int) -> bool:
+        """Whether Spark runs a merge that is planned with so many bytes."""
+        return self.spark and size_bytes >= self.spark_bytes_min
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,8 +140,8 @@ class CompactionView:
     busy_files: frozenset[int]
     """L0 files and files with at least one extent that are inputs of a live job."""
     busy_extents: frozenset[int]
-    live_jobs: Mapping[str, int] = field(default_factory=dict[str, int])
-    """How many jobs are ready or running, by kind."""
+    live_jobs: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
+    """Of the jobs that are ready or running: with how many bytes each was planned, by kind."""
     last_daily_ms: int | None = None
     """When the newest `daily` job that did not fail was made; None = none is known."""
 

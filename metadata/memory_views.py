@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ class MemoryViews:
             partitions=views,
             busy_files=frozenset(busy_l0 | {db.extents[id_].row.file_id for id_ in busy_extents if id_ in db.extents}),
             busy_extents=frozenset(busy_extents),
-            live_jobs=Counter(job.row.kind for job in db.live_jobs()),
+            live_jobs=_live_jobs(db),
             last_daily_ms=max(
                 (
                     job.row.created_ms
@@ -176,6 +176,13 @@ def l0_file(info: s.FileInfo) -> s.L0File:
         index=info.index,
         live=info.state is s.FileState.LIVE,
     )
+
+
+def _live_jobs(db: MemoryDatabase) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for job in db.live_jobs():
+        found[job.row.kind].append(job.row.input_bytes)
+    return dict(found)
 
 
 def _file_view(db: MemoryDatabase, file: File, policies: Mapping[uuid.UUID, RetentionPolicy]) -> FileView:

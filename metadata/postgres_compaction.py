@@ -75,7 +75,10 @@ _BUSY = sa.text(
     """SELECT i.job_id, i.file_id, i.extent_id, e.file_id AS of_file FROM merge_inputs i
     LEFT JOIN extents e ON e.extent_id = i.extent_id ORDER BY i.job_id, i.file_id, i.extent_id"""
 )
-_LIVE_JOBS = sa.text("SELECT kind, count(*) AS jobs FROM merge_jobs WHERE state IN ('ready', 'running') GROUP BY kind")
+_LIVE_JOBS = sa.text(
+    """SELECT kind, array_agg(input_bytes ORDER BY job_id) AS sizes FROM merge_jobs
+    WHERE state IN ('ready', 'running') GROUP BY kind"""
+)
 _LAST_DAILY = sa.text("SELECT max(created_ms) FROM merge_jobs WHERE kind = 'daily' AND state <> 'failed'")
 _REQUEST = statement(
     """UPDATE log_starts l SET requested_through_offset = greatest(l.requested_through_offset, r.through)
@@ -249,7 +252,7 @@ def _view(rows: _ViewRows) -> c.CompactionView:
             if row.file_id is not None or row.of_file is not None
         ),
         busy_extents=frozenset(row.extent_id for row in rows.busy if row.extent_id is not None),
-        live_jobs={row.kind: row.jobs for row in rows.live_jobs},
+        live_jobs={row.kind: row.sizes for row in rows.live_jobs},
         last_daily_ms=rows.last_daily_ms,
     )
 

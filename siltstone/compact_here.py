@@ -64,11 +64,13 @@ async def compact_here(
 
 
 def _options(parts: Parts, choice: EngineChoice) -> PlanOptions:
-    """On Spark the time limit of every merge must leave room for a cluster that starts."""
+    """On Spark the time limit of every merge must leave room for a cluster that starts. All merges are of one kind
+    here, and so are the places that the compactors have for two."""
     options = plan_options(parts.settings)
+    jobs_max = options.jobs_max + options.heavy_jobs_max
     if choice is EngineChoice.SPARK:
-        return replace(options, spark=True, spark_bytes_min=1)
-    return replace(options, spark=False)
+        return replace(options, spark=True, spark_bytes_min=1, heavy_jobs_max=jobs_max)
+    return replace(options, spark=False, jobs_max=jobs_max)
 
 
 async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions) -> None:
@@ -132,9 +134,14 @@ async def _run(parts: Parts, worker: Worker, asked: compact_now.Request, job_id:
 
 
 def _specs(view: CompactionView, through: Mapping[int, int], options: PlanOptions) -> Sequence[MergeSpec]:
-    """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions."""
+    """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions.
+
+    What is cleaned through is asked for no more: a second pass would only be cut off when that has been seen.
+    """
     partitions = [
-        replace(each, requested_through_offset=through[each.partition_id]) if each.partition_id in through else each
+        replace(each, requested_through_offset=through[each.partition_id])
+        if each.cleaned_through_offset < through.get(each.partition_id, 0)
+        else each
         for each in view.partitions
     ]
     plan = explain_plan(replace(view, partitions=partitions), options)

@@ -143,6 +143,8 @@ class Request:
     held_by_transactions: int
     before: Size
     last_job_id: int
+    live_job_ids: frozenset[int]
+    """What they do is done since, and an earlier pass may have left one that does all of it."""
     words: CommandWords
     is_stored: bool
     """Whether compactors act upon it when nobody waits any more."""
@@ -213,9 +215,10 @@ async def _measured(
     is_stored: bool,
 ) -> Request:
     topic = await find_topic(metadata, name, words=words)
+    newest = await metadata.jobs(limit=1)
+    live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
     views = await metadata.partition_views(topic.topic_id)
     require_compacted(topic, configs_in_force(topic, views), words=words)
-    newest = await metadata.jobs(limit=1)
     wanted = await ask(topic, views)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
     ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}
@@ -227,6 +230,7 @@ async def _measured(
         held_by_transactions=sum(view.high_watermark - view.last_stable_offset for view in views),
         before=await _size(metadata, views, ends),
         last_job_id=newest[0].job_id if newest else 0,
+        live_job_ids=frozenset(job.job_id for job in live),
         words=words,
         is_stored=is_stored,
     )
@@ -346,13 +350,14 @@ async def _progress(
 async def _jobs_since(
     metadata: Metadata, asked: Request, views: Sequence[PartitionView], state: JobState
 ) -> Sequence[MergeJob]:
-    """Jobs made after the request that ended so and name a partition of the topic, or level L0 for all topics."""
+    """Jobs that ended so since the request and name a partition of the topic, or level L0 for all topics."""
     mine = {view.partition_id for view in views}
     ended = await metadata.jobs(states=[state], limit=JOBS_READ)
     return [
         job
         for job in ended
-        if job.job_id > asked.last_job_id and (job.kind == "level" or not mine.isdisjoint(deduped_partitions(job)))
+        if (job.job_id > asked.last_job_id or job.job_id in asked.live_job_ids)
+        and (job.kind == "level" or not mine.isdisjoint(deduped_partitions(job)))
     ]
 
 

@@ -19,6 +19,7 @@ from siltstone.spark_note import HOW_TO_ADD_SPARK
 
 CODES = {
     Hold.JOBS: "no place for jobs",
+    Hold.HEAVY_JOBS: "no place for heavy jobs",
     Hold.L0_JOBS: "no place for L0 jobs",
     Hold.FORCED_PASSES: "held by passes",
     Hold.MERGE: "held by a merge",
@@ -73,10 +74,14 @@ def _why(case: Case, note: Note) -> tuple[str, str]:
     """What goes on from the planner's words, and what to do."""
     options, words = case.evidence.options, case.evidence.words
     match note.hold:
-        case Hold.JOBS:
-            if note.rule is MergeKind.FORCED and _passes(case) >= options.forced_jobs_max:
+        case Hold.JOBS | Hold.HEAVY_JOBS:
+            is_heavy = note.hold is Hold.HEAVY_JOBS
+            if note.rule is MergeKind.FORCED and _passes(case, is_heavy=is_heavy) >= options.forced_jobs_max:
                 most = f"at most {options.forced_jobs_max} passes over one partition are planned at once"
                 return most, f"wait until one ends; with more compactors they run sooner: `{words.compactor}`"
+            if is_heavy:
+                says = f"compactor.heavy.jobs.max is {options.heavy_jobs_max}, and so many run on Spark or wait for it"
+                return says, f"`siltstone jobs list{words.places}` shows what they do"
             return f"compactor.jobs.max is {options.jobs_max}", _more_places(case, "compactor.jobs.max")
         case Hold.L0_JOBS:
             return f"compactor.l0.jobs.max is {options.l0_jobs_max}", _more_places(case, "compactor.l0.jobs.max")
@@ -105,11 +110,12 @@ def _why(case: Case, note: Note) -> tuple[str, str]:
             return "", f"set it anew: `siltstone topics alter {case.topic} --config NAME=VALUE{words.agents}`"
 
 
-def _passes(case: Case) -> int:
-    """Passes over one partition that are live, or planned beside what the note is about."""
+def _passes(case: Case, *, is_heavy: bool) -> int:
+    """Passes over one partition that are live, or planned beside what the note is about; on Spark or here."""
     view, plan = case.evidence.view, case.evidence.plan
-    live = view.live_jobs.get(MergeKind.FORCED, 0) if view is not None else 0
-    return live + sum(each.kind is MergeKind.FORCED for each in (plan.specs if plan is not None else ()))
+    sizes = list(view.live_jobs.get(MergeKind.FORCED, ())) if view is not None else []
+    sizes += [each.input_bytes for each in (plan.specs if plan is not None else ()) if each.kind is MergeKind.FORCED]
+    return sum(case.evidence.options.is_heavy(size) is is_heavy for size in sizes)
 
 
 def _more_places(case: Case, setting: str) -> str:

@@ -19,6 +19,7 @@ RANGES_SHOWN_MAX = 12
 """Of partition numbers, in one line."""
 HELD: Mapping[Hold, str] = {
     Hold.JOBS: "all places for such jobs are taken",
+    Hold.HEAVY_JOBS: "all places for jobs on Spark are taken",
     Hold.L0_JOBS: "all places for merges of L0 files are taken (compactor.l0.jobs.max)",
     Hold.FORCED_PASSES: "passes over single partitions hold its files",
     Hold.MERGE: "a merge holds some of it",

@@ -20,12 +20,13 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from numbers import Integral
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from siltstone.embedded.attach import attach
 from siltstone.errors import BadInputError, SiltstoneError
@@ -87,10 +88,10 @@ def read_topic(
     """
     options = ScanOptions(
         topic=topic,
-        partitions=None if partitions is None else tuple(partitions),
+        partitions=_partitions(partitions),
         starting=_where(starting),
         ending=_where(ending),
-        columns=tuple(columns),
+        columns=_columns(columns),
         isolation=isolation,
         view=view,
         fail_on_data_loss=fail_on_data_loss,
@@ -106,6 +107,30 @@ def read_topic(
     reader = pa.RecordBatchReader.from_batches(schema_of(options.columns), records)
     # Through Arrow's C interface, for `close` of the reader itself would not let go of what it reads from.
     return pa.RecordBatchReader.from_stream(reader)
+
+
+def _partitions(asked: object) -> tuple[int, ...] | None:
+    """None: all."""
+    if asked is None:
+        return None
+    found = () if isinstance(asked, str | bytes) or not isinstance(asked, Iterable) else tuple(cast("Any", asked))
+    if not found or not all(_is_number(each) for each in found):
+        raise BadScanError(
+            f"partitions={asked!r} names no partitions", remedy="numbers in a list, such as [0] or [0, 2]"
+        )
+    return tuple(map(int, found))
+
+
+def _is_number(value: object) -> bool:
+    """numpy's whole numbers too; True is none."""
+    return isinstance(value, Integral) and value is not True and value is not False
+
+
+def _columns(asked: object) -> tuple[str, ...]:
+    found = () if isinstance(asked, str | bytes) or not isinstance(asked, Iterable) else tuple(cast("Any", asked))
+    if not all(isinstance(each, str) for each in found) or (not found and asked not in ((), [])):
+        raise BadScanError(f"columns={asked!r} names no columns", remedy='names in a list, such as ["key", "value"]')
+    return found
 
 
 def _where(asked: Where) -> OffsetSpec:

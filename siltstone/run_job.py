@@ -108,7 +108,7 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
     """Raises NoSuchJobError, JobNotReadyError, WrongEngineError."""
     job = await metadata.job(job_id)
     if job is None:
-        raise NoSuchJobError(f"there is no job {job_id}")
+        raise NoSuchJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` shows those there are")
     if job.state in (JobState.DONE, JobState.FAILED):
         raise JobNotReadyError(
             f"job {job_id} is over: it is {job.state.value}" + (f" ({job.error})" if job.error else ""),

@@ -226,7 +226,10 @@ class Settings(WatchingSettings):
     compactor_plan_interval_ms: int = duration_ms(
         1_000, _COMPACTOR, "How often a compactor looks for something to merge; rarer while there is nothing."
     )
-    compactor_jobs_max: int = count(8, _COMPACTOR, "Merges at once over all compactors, L0 to L1 not counted.")
+    compactor_jobs_max: int = count(
+        8, _COMPACTOR, "Merges at once over all compactors; L0 to L1 and those that go to Spark are not counted."
+    )
+    compactor_heavy_jobs_max: int = count(4, _COMPACTOR, "Merges at once over all compactors that go to Spark.")
     compactor_l0_jobs_max: int = count(4, _COMPACTOR, "Merges of L0 files at once over all compactors.")
     compactor_memory_bytes: int = size_bytes(
         768 * _MIB,

@@ -10,7 +10,10 @@ from enum import StrEnum
 from metadata.compaction import MergeJob
 from siltstone.settings import Settings
 
-HOW_TO_ADD_SPARK = "pip install 'siltstone[spark]', and spark.submitter=local (or spark-submit, emr-serverless)"
+HOW_TO_ADD_SPARK = (
+    "in Siltstone's clone: pip install -c constraints.txt '.[spark]', and spark.submitter=local"
+    " (or spark-submit, emr-serverless)"
+)
 """The rest of a sentence about the compactors."""
 ENGINE = "engine"
 """In a job's result: who ran it, by the name of its submitter; without it the compactor itself."""

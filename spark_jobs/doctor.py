@@ -42,6 +42,8 @@ PYTHON_WORKER_MIB = 640
 """A task at most: interpreter and kernels 200, the buffer of a dedupe 130, the rest its extents as they pass."""
 JVM_OVERHEAD_MIB = 300
 SCRATCH_MIN_MIB = 1024
+HEAP_ENOUGH_MIB = 1024
+"""Numbers and manifests alone pass through a driver."""
 CONNECT_TIMEOUT_S = 5
 SMOKE_TIMEOUT_S = 120
 _ASSUMED_SPARK = "4.2"
@@ -149,7 +151,12 @@ def judge_memory(available: int, heap: int, cores: int, driver_memory: str) -> C
     wanted = heap + JVM_OVERHEAD_MIB + cores * PYTHON_WORKER_MIB
     detail = f"{available} MiB free; a Spark here takes {wanted} MiB ({driver_memory} heap, {cores} tasks at once)"
     if available < wanted:
-        return _failed("memory", detail, "fewer tasks at once (spark.master=local[N]), or more memory")
+        tasks = (available - heap - JVM_OVERHEAD_MIB) // PYTHON_WORKER_MIB
+        if tasks > 0:
+            return _failed("memory", detail, f"fewer tasks at once (spark.master=local[{tasks}]), or free memory")
+        if heap > HEAP_ENOUGH_MIB:
+            return _failed("memory", detail, "lower spark.driver.memory (1g is enough), or free memory")
+        return _failed("memory", detail, "free memory, or take a machine with more")
     return _passed("memory", detail)
 
 

@@ -35,7 +35,8 @@ JAVA_VERSION_MIN = 17
 """Spark 4 is compiled for it."""
 JAVA_VERSION_MAX_BEFORE_4_2 = 22
 """Spark 4.0 and 4.1 call Subject.getSubject, which Java 23 refuses."""
-INSTALL_EXTRA = "pip install 'siltstone[spark]'"
+INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[spark]'"
+INSTALL_TABLES = "in Siltstone's clone: pip install -c constraints.txt '.[tables]'"
 LOOPBACK = "127.0.0.1"
 _VECTOR = "jdk.incubator.vector"
 _JAVA_TIMEOUT_S = 30
@@ -122,7 +123,7 @@ def find_spark() -> Spark:
     if not (place / "jars").is_dir() or not (place / "bin" / "spark-submit").is_file():
         raise SparkMissingError(
             f"{place} is PySpark without Spark's jars (pyspark-client?)",
-            remedy=f"uninstall it and then: {INSTALL_EXTRA}",
+            remedy=f"uninstall it, and then {INSTALL_EXTRA}",
         )
     return Spark(home=place, version=metadata.version("pyspark"))
 

@@ -139,7 +139,8 @@ def _known_options(given: Mapping[str, str]) -> dict[str, str]:
     for name, value in given.items():
         known = _KNOWN.get(name.lower())
         if known is None:
-            raise SourceOptionError(f"there is no option {name!r}", remedy=_meant(name.lower()))
+            told = " (Spark hands names on in lower case)" if name.islower() else ""
+            raise SourceOptionError(f"there is no option {name!r}{told}", remedy=_meant(name.lower()))
         options[known] = value
     return options
 
@@ -244,7 +245,7 @@ def _partitions(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,7})(?:\s*-\s*(\d{1,7}))?\s*", part, re.ASCII)
         if found is None or (found[2] is not None and int(found[2]) < int(found[1])):
-            raise SourceOptionError(f"{text!r} are no partitions", remedy="for example 0 or 0,2,5-7")
+            raise SourceOptionError(f"partitions {text!r} cannot be read", remedy="for example 0 or 0,2,5-7")
         numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return tuple(sorted(numbers))
 

@@ -41,9 +41,11 @@ _JOB_KEY = re.compile(
     r"jobs/(?P<job_id>0|[1-9][0-9]{0,18})/(?P<fingerprint>[0-9a-f]{32})/(?P<name>[a-z0-9][a-z0-9._/-]{0,200})", re.ASCII
 )
 _UNIT_NAME = re.compile(r"u(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
-_FAILED_NAME = re.compile(r"failed-(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
+_FAILED_NAME = re.compile(r"(failed|unread)-(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
 FAILED_NAME = "failed-"
 """How the names begin of what units leave that failed for good."""
+UNREAD_NAME = "unread-"
+"""And of what those leave that could not read an input."""
 PLAN_NAME = "plan.json.zst"
 
 
@@ -116,7 +118,8 @@ class JobKey:
     fingerprint: str
     """Of the plan."""
     name: str
-    """`plan.json.zst`, `u<unit>.json.zst`, `failed-<unit>.json.zst`, or another that has no meaning here."""
+    """`plan.json.zst`, `u<unit>.json.zst`, `failed-<unit>.json.zst`, `unread-<unit>.json.zst`, or another that has no
+    meaning here."""
 
     @property
     def unit(self) -> int | None:
@@ -126,9 +129,9 @@ class JobKey:
 
     @property
     def failed_unit(self) -> int | None:
-        """Whose failure it tells of; None for everything else."""
+        """Whose failure it tells of, for good or not; None for everything else."""
         found = _FAILED_NAME.fullmatch(self.name)
-        return int(found[1]) if found else None
+        return int(found[2]) if found else None
 
 
 def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
@@ -149,6 +152,11 @@ def unit_key(job_id: int, fingerprint: str, unit: int) -> str:
 def failed_key(job_id: int, fingerprint: str, unit: int) -> str:
     """Of what a unit leaves that failed for good."""
     return job_key(job_id, fingerprint, f"{FAILED_NAME}{unit}.json.zst")
+
+
+def unread_key(job_id: int, fingerprint: str, unit: int) -> str:
+    """Of what a unit leaves that could not read an input."""
+    return job_key(job_id, fingerprint, f"{UNREAD_NAME}{unit}.json.zst")
 
 
 def parse_job_key(key: str) -> JobKey:

@@ -9,9 +9,10 @@ the manifests of finished units; the next claim of the job, by whatever compacto
 The manifests are the truth about what is done, the driver's state is a hint: a driver that ends without all manifests
 is followed by another, a few times, and one that fails behind the last manifest has done its work. Where one ends and
 a unit has left word that it cannot be done (`compactor/heavy/failures.py`), the merge ends as it would have in this
-process: with the files that are to blame, when inputs are. A driver is asked
-for by a token that is the same for the same try of the same plan, so a cluster that honours it gives a compactor that
-was started anew the driver that runs already.
+process: with the files that are to blame, when inputs are. Files are to blame also where units could not read them
+until all tries were used up: then the job is given back, and when that was done too often they are left alone.
+A driver is asked for by a token that is the same for the same try of the same plan, so a cluster that honours it gives
+a compactor that was started anew the driver that runs already.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.execute import Progress
 from compactor.heavy.combine import combine
 from compactor.heavy.cut import KEYED_UNIT_BYTES, UNIT_BYTES, cut, may_go_on
-from compactor.heavy.failures import failure_of_all, stored_failures
+from compactor.heavy.failures import failure_of_all, stored_failures, stored_unread, unread_of_all
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
@@ -231,7 +232,8 @@ class _HeavyRun:
         return len(self._results) == len(self._plan.units)
 
     async def all_results(self) -> dict[int, UnitResult]:
-        """By unit. Raises UnitsMissingError, MergeInputError and UnitFailedError of units, what `keep_going` raises."""
+        """By unit. Raises UnitsMissingError, InputUnavailableError, MergeInputError and UnitFailedError of units, what
+        `keep_going` raises."""
         await self._look()
         failures = 0
         for number in range(1, TRIES_KNOWN_MAX + 1):
@@ -247,7 +249,7 @@ class _HeavyRun:
             self._said_last = _last_words(state)
             failures += not was_over
             if failures == TRIES_MAX or number == TRIES_KNOWN_MAX:
-                raise UnitsMissingError(f"{self._said()}; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
+                raise await self._missing(f"; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
             await self._pause()
         return self._results
 
@@ -308,14 +310,19 @@ class _HeavyRun:
         self._keep_going()
         if self._clock.monotonic_ms() > self._ends_ms:
             words = f"; {self._words}" if self._words else ""
-            raise UnitsMissingError(f"{self._said()} when the time of the plan was over{words}")
+            raise await self._missing(f" when the time of the plan was over{words}")
 
     async def _raise_what_failed(self) -> None:
         """Of units that no other try has done."""
-        failures = await stored_failures(self._store, self._plan)
-        error = failure_of_all([each for each in failures if each.unit not in self._results])
+        error = failure_of_all(await stored_failures(self._store, self._plan, done=self._results))
         if error is not None:
             raise error
+
+    async def _missing(self, why: str) -> UnavailableError:
+        """With inputs to blame where units could not read some: behind such a unit others may not have begun."""
+        said = f"{self._said()}{why}"
+        unread = await stored_unread(self._store, self._plan, done=self._results)
+        return unread_of_all(unread, said) or UnitsMissingError(said)
 
     def _said(self) -> str:
         return f"{len(self._results)} of {len(self._plan.units)} units of job {self._plan.job_id} are done"

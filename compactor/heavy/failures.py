@@ -4,12 +4,16 @@ A task whose unit fails for good (an input that is gone, or of a later release) 
 it ends, so that the compactor need not guess it from a driver's last lines. Written once; the first to fail counts. It
 counts only as long as the unit has no manifest and its driver has ended: another try may have had more luck. A crash
 before it is written leaves a driver that failed for no known reason, which is followed by another.
+
+A task that cannot read an input now (access denied, archived, a store in trouble) leaves a weaker note, under a name of
+its own: it ends nothing, but says which files are to blame when tries are used up and its unit is still not done. It
+may be of an earlier try, and what it tells of may have passed: then a file is left alone for a while for nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,10 +22,18 @@ import zstandard
 
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.units import HeavyPlan, PlanError, decompress, load_json
-from compactor.kway_merge import MergeInputError
+from compactor.kway_merge import InputUnavailableError, MergeInputError
 from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
-from storage.keys import FAILED_NAME, BadKeyError, failed_key, job_key, parse_job_key
+from storage.keys import (
+    FAILED_NAME,
+    UNREAD_NAME,
+    BadKeyError,
+    failed_key,
+    job_key,
+    parse_job_key,
+    unread_key,
+)
 from storage.objects import ObjectExistsError, ObjectStore
 from wire.crc import crc32c
 
@@ -32,6 +44,10 @@ FAILURE_BYTES_MAX = 64 << 20
 MESSAGE_CHARS_MAX = 2_000
 FAILURES_READ_MAX = 100
 """More of them say nothing new."""
+
+
+_KeyOf = Callable[[int, str, int], str]
+"""(job id, fingerprint of the plan, unit) -> key."""
 
 
 class UnitFailedError(SiltstoneError):
@@ -85,42 +101,57 @@ def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
 
 @asynccontextmanager
 async def failure_told(store: ObjectStore, plan: HeavyPlan, unit: int) -> AsyncGenerator[None]:
-    """Write why the unit failed when the block ends with an error that another try does not heal."""
+    """Write why the unit failed when the block ends with an error that another try does not heal, or because an input
+    could not be read."""
     try:
         yield
+    except InputUnavailableError as error:
+        await _tell(store, unread_key, plan, unit, error)
+        raise
     except SiltstoneError as error:
         if not error.retriable:
-            await _tell(store, plan, unit, error)
+            await _tell(store, failed_key, plan, unit, error)
         raise
 
 
-async def _tell(store: ObjectStore, plan: HeavyPlan, unit: int, error: SiltstoneError) -> None:
+async def _tell(store: ObjectStore, key_of: _KeyOf, plan: HeavyPlan, unit: int, error: SiltstoneError) -> None:
     failure = UnitFailure(
         plan=plan.fingerprint,
         unit=unit,
         kind=type(error).__name__,
         message=str(error)[:MESSAGE_CHARS_MAX],
-        file_ids=error.file_ids if isinstance(error, MergeInputError) else (),
+        file_ids=error.file_ids if isinstance(error, MergeInputError | InputUnavailableError) else (),
     )
     body = failure.encode()
     try:
         with suppress(ObjectExistsError):
-            await store.put_if_absent(failed_key(plan.job_id, plan.fingerprint, unit), body, crc32c=crc32c(body))
+            await store.put_if_absent(key_of(plan.job_id, plan.fingerprint, unit), body, crc32c=crc32c(body))
     except SiltstoneError as trouble:  # what counts is the unit's own error, which the driver tells too
         _log.warning("a unit's failure could not be written", job=plan.job_id, unit=unit, error=str(trouble))
 
 
-async def stored_failures(store: ObjectStore, plan: HeavyPlan) -> Sequence[UnitFailure]:
-    """By unit. Raises ManifestMismatchError."""
+async def stored_failures(store: ObjectStore, plan: HeavyPlan, *, done: Container[int] = ()) -> Sequence[UnitFailure]:
+    """Failures for good of units that are not `done`, by unit. Raises ManifestMismatchError."""
+    return await _stored(store, FAILED_NAME, failed_key, plan, done)
+
+
+async def stored_unread(store: ObjectStore, plan: HeavyPlan, *, done: Container[int] = ()) -> Sequence[UnitFailure]:
+    """Of units that are not `done` and could not read an input, by unit. Raises ManifestMismatchError."""
+    return await _stored(store, UNREAD_NAME, unread_key, plan, done)
+
+
+async def _stored(
+    store: ObjectStore, name: str, key_of: _KeyOf, plan: HeavyPlan, done: Container[int]
+) -> Sequence[UnitFailure]:
     units: list[int] = []
-    async for stat in store.list(job_key(plan.job_id, plan.fingerprint) + FAILED_NAME):
+    async for stat in store.list(job_key(plan.job_id, plan.fingerprint) + name):
         with suppress(BadKeyError):
             unit = parse_job_key(stat.key).failed_unit
-            if unit is not None:
+            if unit is not None and unit not in done:
                 units.append(unit)
     found: list[UnitFailure] = []
     for unit in sorted(units)[:FAILURES_READ_MAX]:
-        stored = await store.get(failed_key(plan.job_id, plan.fingerprint, unit))
+        stored = await store.get(key_of(plan.job_id, plan.fingerprint, unit))
         found.append(decode_failure(stored, plan, unit))
     return found
 
@@ -133,5 +164,17 @@ def failure_of_all(failures: Sequence[UnitFailure]) -> SiltstoneError | None:
     first = (blaming or failures)[0]
     said = f"unit {first.unit}: {first.message}"
     if blaming:
-        return MergeInputError(said, file_ids=sorted({id_ for each in blaming for id_ in each.file_ids}))
+        return MergeInputError(said, file_ids=_blamed(blaming))
     return UnitFailedError(f"{said} [{first.kind}]")
+
+
+def unread_of_all(unread: Sequence[UnitFailure], said: str) -> InputUnavailableError | None:
+    """What one claim's wait for the units ends with where inputs could not be read, those of all of them. Pure."""
+    file_ids = _blamed(unread)
+    if not file_ids:
+        return None
+    return InputUnavailableError(f"unit {unread[0].unit}: {unread[0].message}; {said}", file_ids=file_ids)
+
+
+def _blamed(failures: Sequence[UnitFailure]) -> Sequence[int]:
+    return sorted({id_ for each in failures for id_ in each.file_ids})

@@ -28,7 +28,8 @@ def demo(rows: int | None, data: Path | None) -> None:
     flights as a compacted topic, keyed by tail number: merged through L1 to L2, read back as the latest flight of each
     aircraft, compared with a plain dict. Then again, keyed by route and merged on a local Spark, which also reads all
     flights and adds them up. Stops everything; the last line begins with OK.
-    Needs the extras: pip install 'siltstone[demo,spark]'; without `spark` that part is left out.
+    Needs extras, in Siltstone's clone: pip install -c constraints.txt '.[demo,spark]'; without `spark` that part is
+    left out.
 
     \b
     Examples:

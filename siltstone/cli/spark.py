@@ -34,8 +34,9 @@ def spark() -> None:
 @spark.command()
 @setting_options
 @click.option("--no-run", is_flag=True, help="Look only: start no Spark.")
+@click.option("--java-home", is_flag=True, help="Print the JAVA_HOME of the Java that was found, and nothing else.")
 @json_option
-def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, as_json: bool) -> None:
+def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java_home: bool, as_json: bool) -> None:
     """Check that Spark runs here and that the submitter in the settings can be reached. Exit code 1 when not.
 
     Starts a Spark on this machine, for about 15 seconds, and runs two tasks in it. Looks at the cluster that
@@ -44,10 +45,16 @@ def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, as_j
     \b
     Examples:
       siltstone spark doctor
+      export JAVA_HOME="$(siltstone spark doctor --java-home)"
       siltstone spark doctor --config compactor.toml --json
       siltstone spark doctor --set spark.submitter=spark-submit \\
           --set spark.master=spark://10.0.0.5:7077
     """
+    if java_home:
+        from spark_jobs.environment import find_environment
+
+        click.echo(find_environment(os.environ).java.home)
+        return
     from spark_jobs.doctor import examine
 
     settings = read_settings(config, assignments)

@@ -1,4 +1,4 @@
-"""`siltstone tables export`: a topic as Parquet files or as an Iceberg table."""
+"""`siltstone tables`: a topic as Parquet files or as an Iceberg table, and how others open the latter's catalog."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from siltstone.cli.live import quiet_interrupts
-from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, print_table, size_text
+from siltstone.cli.output import json_option, print_json, size_text
 from siltstone.cli.places import Places, Urls, place_options, resolved
+from siltstone.cli.tables_shown import Rounds, print_report, report_json, shown_progress
 from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.clock import SystemClock
+from siltstone.embedded.run_file import read_run_file
 from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.offset_spec import Anchor, parse_offsets
+from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
+    from spark_jobs.tables.catalog import CatalogPlace
     from spark_jobs.tables.engines import SparkEngine
     from spark_jobs.tables.export import Ask, Engine, From, Report, Table
 
 PARQUET, ICEBERG = "parquet", "iceberg"
 WAREHOUSE = "tables"
 """Below a `--data` directory: where tables lie unless a place is given."""
-INSTALL = "pip install 'siltstone[tables]'"
+FORMS = "parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=... or iceberg:NAMESPACE.TABLE"
+T = TypeVar("T")
 _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
@@ -43,7 +47,29 @@ def tables() -> None:
     Examples:
       siltstone tables export flights --to parquet:./flights --data ./data
       siltstone tables export flights --to iceberg:demo.flights --follow
+      siltstone tables catalog --data ./data > .pyiceberg.yaml
     """
+
+
+def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
+    """`--catalog`, `--warehouse` and `--catalog-property` (as `properties`)."""
+    for option in (
+        click.option(
+            "--catalog-property",
+            "properties",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="More for pyiceberg; repeatable.",
+        ),
+        click.option(
+            "--warehouse", default="", metavar="URL", help="Where new Iceberg tables go (default: DATA/tables)."
+        ),
+        click.option(
+            "--catalog", default="", metavar="URL", help="Iceberg catalog (default: the metadata's Postgres)."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @tables.command()
@@ -55,11 +81,7 @@ def tables() -> None:
     metavar="KIND:PLACE",
     help="parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., or iceberg:NAMESPACE.TABLE.",
 )
-@click.option("--catalog", default="", metavar="URL", help="Iceberg catalog (default: the metadata's Postgres).")
-@click.option("--warehouse", default="", metavar="URL", help="Where new Iceberg tables go (default: DATA/tables).")
-@click.option(
-    "--catalog-property", "properties", multiple=True, metavar="NAME=VALUE", help="More for pyiceberg; repeatable."
-)
+@_catalog_options
 @click.option("--value", type=click.Choice(["raw", "json", "avro"]), default="raw", show_default=True)
 @click.option(
     "--schema",
@@ -112,16 +134,47 @@ def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, 
     """
     seconds = _seconds(every)
     wanted = _Wanted(topic=topic, places=places, **options)
+    _check_destination(wanted)
     _require_extra()
     with resolved(places) as urls, quiet_interrupts() if follow else _plainly():
         running = _Running(wanted, urls)
         try:
             if follow:
-                running.follow(seconds, as_json=as_json)
+                running.follow(seconds, every, as_json=as_json)
             else:
-                _print(running.once(), running.table.name, as_json=as_json)
+                print_report(running.once(), running.table.name, as_json=as_json)
         finally:
             running.close()
+
+
+@tables.command("catalog")
+@_catalog_options
+@place_options
+@json_option
+def show_catalog(catalog: str, warehouse: str, properties: tuple[str, ...], places: Places, as_json: bool) -> None:
+    """Print how other programs open the Iceberg catalog: a .pyiceberg.yaml, or with --json its properties.
+
+    The password of the Postgres is among them. For a catalog of your own give the same --catalog as to the export.
+
+    \b
+    Examples:
+      siltstone tables catalog --data ./siltstone-data > .pyiceberg.yaml
+      siltstone tables catalog --json --warehouse s3://lake/tables \\
+          --metadata postgresql://siltstone@db/siltstone
+    """
+    if places.data is not None and not catalog and read_run_file(places.data) is None:
+        raise BadInputError(
+            f"no `siltstone dev` runs in {places.data}, and its Postgres, which holds the catalog, with it",
+            remedy=f"siltstone dev --data {places.data}",
+        )
+    from spark_jobs.tables.catalog import as_yaml, properties_of
+
+    with as_usage(), resolved(places) as urls:
+        found = properties_of(_catalog_place(places, urls, catalog, warehouse, properties))
+    if as_json:
+        print_json(dict(found))
+    else:
+        click.echo(as_yaml(found), nl=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,27 +217,34 @@ class _Running:
     def once(self) -> Report:
         from spark_jobs.tables.export import export as run
 
-        with _bar(f"{self._wanted.topic} -> {self.table.name}") as show:
+        with shown_progress(f"{self._wanted.topic} -> {self.table.name}", SystemClock()) as show:
             return run(self._source, self.table, self._engine, self._ask, show)
 
-    def follow(self, seconds: int, *, as_json: bool) -> None:
+    def follow(self, seconds: int, every: str, *, as_json: bool) -> None:
         """Ends by KeyboardInterrupt. What may go away is told, and tried again at the next time."""
         from spark_jobs.scan.contract import PinLostError
 
-        stopped = threading.Event()
-        while True:
-            try:
-                report = self.once()
-            except SiltstoneError as error:
-                if not error.retriable and not isinstance(error, PinLostError):
-                    raise
-                click.echo(f"not this time: {error}", err=True)
-            else:
-                if as_json:
-                    click.echo(json.dumps(_as_json(report, self.table.name)))
-                elif report.commits:
-                    click.echo(_line(report))
-            stopped.wait(seconds)
+        never = threading.Event()
+        rounds = Rounds(self._wanted.topic, self.table.name, every, SystemClock(), as_json=as_json)
+        try:
+            while True:
+                try:
+                    if not rounds.begun:
+                        held = self.table.load()
+                        rounds.began(None if held is None else held.offsets, self._wanted.begin)
+                    report = self.once()
+                except SiltstoneError as error:
+                    if not error.retriable and not isinstance(error, PinLostError):
+                        raise
+                    rounds.failed(error)
+                else:
+                    rounds.ended(report)
+                    if as_json:
+                        click.echo(json.dumps(report_json(report, self.table.name)))
+                never.wait(seconds)
+        except KeyboardInterrupt:
+            rounds.stopped()
+            raise
 
     def close(self) -> None:
         if self._on_spark is not None:
@@ -195,8 +255,8 @@ class _Running:
         large = size_bytes >= self._wanted.places.settings.spark_merge_min_bytes
         if chosen == "auto" and large and find_spec("pyspark") is None:
             click.echo(
-                f"{size_text(size_bytes)} are read in this process; Spark would take them to all cores: "
-                "pip install 'siltstone[spark]'",
+                f"{size_text(size_bytes)} are read in this process; Spark would take them to all cores:"
+                f" {INSTALL_EXTRA}",
                 err=True,
             )
         elif chosen == "spark" or (chosen == "auto" and large):
@@ -204,6 +264,7 @@ class _Running:
                 from spark_jobs.tables.engines import spark_engine
 
                 self._on_spark = spark_engine()
+                click.echo(f"starting Spark on this machine, for {size_text(size_bytes)}", err=True)
             return self._on_spark
         return self._in_process
 
@@ -215,7 +276,7 @@ def _require_extra() -> None:
     """Before anything is opened. Raises BadInputError."""
     for module in ("pyarrow", "pyiceberg"):
         if find_spec(module) is None:
-            raise BadInputError(f"tables need {module}, which is not installed", remedy=INSTALL)
+            raise BadInputError(f"tables need {module}, which is not installed", remedy=INSTALL_TABLES)
 
 
 def _seconds(text: str) -> int:
@@ -261,44 +322,72 @@ def _begin(text: str) -> From:
     raise BadInputError(f"--from {text!r} is no place to begin at", remedy="start, end, N or @TIME")
 
 
-def _table(wanted: _Wanted, urls: Urls) -> Table:
-    from spark_jobs.tables.file_systems import check_outside
-    from storage.urls import parse_store_url
+def _check_destination(wanted: _Wanted) -> None:
+    """What --to says, before anything is opened. Raises WrongUsageError."""
+    from spark_jobs.tables.file_systems import parse_place
 
     kind, _, where = wanted.destination.partition(":")
     if kind not in (PARQUET, ICEBERG) or not where:
-        raise WrongUsageError(
-            f"--to {wanted.destination!r} names no table", remedy="parquet:DIR, parquet:URL or iceberg:NAMESPACE.TABLE"
-        )
+        raise WrongUsageError(f"--to {wanted.destination!r} names no table", remedy=f"write {FORMS}")
+    if kind == ICEBERG:
+        if not all(where.split(".")) or "." not in where:
+            raise WrongUsageError(
+                f"--to {wanted.destination!r} names no table: it has no namespace, or an empty name",
+                remedy=f"write iceberg:NAMESPACE.TABLE, for example iceberg:demo.{where.strip('.') or 'flights'}",
+            )
+        return
+    if wanted.catalog or wanted.warehouse or wanted.properties:
+        raise WrongUsageError("Parquet files are in no catalog", remedy="give --catalog with --to iceberg:...")
+    with as_usage():
+        place = parse_place(_parquet_url(where), "--to parquet:")
+    if place.scheme == "file" and place.directory.exists() and not place.directory.is_dir():
+        raise WrongUsageError(f"--to parquet:{where} is a file", remedy="name a directory, which is made if need be")
+
+
+def _parquet_url(where: str) -> str:
+    return where if "://" in where else Path(where).resolve().as_uri()
+
+
+def _table(wanted: _Wanted, urls: Urls) -> Table:
+    from spark_jobs.tables.file_systems import check_outside, parse_place
+
+    kind, _, where = wanted.destination.partition(":")
     if kind == PARQUET:
-        if wanted.catalog or wanted.warehouse or wanted.properties:
-            raise WrongUsageError("Parquet files are in no catalog", remedy="give --catalog with --to iceberg:...")
         from spark_jobs.tables.parquet_table import ParquetTable
 
-        url = where if "://" in where else Path(where).resolve().as_uri()
-        check_outside(parse_store_url(url), urls.object_store)
+        url = _parquet_url(where)
+        check_outside(parse_place(url, "--to parquet:"), urls.object_store)
         return ParquetTable(url)
-    from spark_jobs.tables.catalog import CatalogPlace, open_catalog
+    from spark_jobs.tables.catalog import open_catalog
     from spark_jobs.tables.iceberg_table import IcebergTable
 
-    warehouse = _warehouse(wanted)
-    if "://" in warehouse:
-        check_outside(parse_store_url(warehouse), urls.object_store)
-    place = CatalogPlace(
-        url=wanted.catalog or _required(urls.metadata, "--catalog"),
-        warehouse=warehouse,
-        properties=_properties(wanted.properties),
-    )
+    place = _catalog_place(wanted.places, urls, wanted.catalog, wanted.warehouse, wanted.properties)
+    if "://" in place.warehouse:
+        check_outside(parse_place(place.warehouse, "--warehouse"), urls.object_store)
     return IcebergTable(open_catalog(place), where)
 
 
-def _warehouse(wanted: _Wanted) -> str:
-    if wanted.warehouse:
-        named = wanted.warehouse
+def _catalog_place(
+    places: Places, urls: Urls, catalog: str, warehouse: str, properties: tuple[str, ...]
+) -> CatalogPlace:
+    from spark_jobs.tables.catalog import CatalogPlace
+    from spark_jobs.tables.file_systems import parse_place
+
+    where = _warehouse(places, catalog, warehouse)
+    if "://" in where:
+        with as_usage():
+            parse_place(where, "--warehouse")
+    return CatalogPlace(
+        url=catalog or _required(urls.metadata, "--catalog"), warehouse=where, properties=_properties(properties)
+    )
+
+
+def _warehouse(places: Places, catalog: str, named: str) -> str:
+    if named:
         return Path(named).resolve().as_uri() if named.startswith((".", "/")) else named
-    if wanted.places.data is not None:
-        return (wanted.places.data.resolve() / WAREHOUSE).as_uri()
-    if wanted.catalog and not wanted.catalog.startswith(("postgres", "sqlite")):
+    if places.data is not None:
+        return (places.data.resolve() / WAREHOUSE).as_uri()
+    if catalog and not catalog.startswith(("postgres", "sqlite")):
         return ""  # such a catalog knows its own
     raise WrongUsageError(
         "nothing says where the table's files go", remedy="give --warehouse URL, for example s3://lake/tables"
@@ -326,56 +415,3 @@ def _required(url: str, option: str) -> str:
 @contextmanager
 def _plainly() -> Generator[None]:
     yield
-
-
-# ---- what is shown ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _bar(text: str) -> Generator[Callable[[int, int], None]]:
-    target = console(stderr=True)
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    with Progress(
-        *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
-    ) as progress:
-        bar = progress.add_task(text, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-
-def _as_json(report: Report, table: str) -> Mapping[str, Any]:
-    return {
-        "table": table,
-        "commits": list(report.commits),
-        "rows": report.rows,
-        "errors": report.errors,
-        "files": report.files,
-        "bytes": report.size_bytes,
-        "fenced": report.fenced,
-        "added_columns": list(report.added_columns),
-        "partitions": {
-            str(partition): {"from": start, "to": end} for partition, (start, end) in (report.offsets or {}).items()
-        },
-    }
-
-
-def _line(report: Report) -> str:
-    wrong = f", {plural(report.errors, 'error')}" if report.errors else ""
-    return f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}, {size_text(report.size_bytes)}{wrong}"
-
-
-def _print(report: Report, table: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json(_as_json(report, table))
-        return
-    if not report.commits:
-        click.echo(f"{table} is up to date")
-        return
-    pairs = {"written": _line(report), "commits": ", ".join(report.commits)}
-    if report.added_columns:
-        pairs["new columns"] = ", ".join(report.added_columns)
-    print_pairs(pairs, title=table)
-    rows = [
-        [str(partition), f"{start:,}", f"{end:,}"] for partition, (start, end) in sorted((report.offsets or {}).items())
-    ]
-    if rows:
-        print_table(["partition", "from offset", "up to"], rows, right=["partition", "from offset", "up to"])

@@ -104,7 +104,7 @@ def require_clients() -> None:
     if missing:
         raise BadInputError(
             f"the demo's Kafka clients are not installed: {', '.join(missing)}",
-            remedy="run `make demo`, or install the extra: pip install 'siltstone[demo]'",
+            remedy="run `make demo`, or in Siltstone's clone: pip install -c constraints.txt '.[demo]'",
         )
 
 

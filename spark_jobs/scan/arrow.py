@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from siltstone.errors import BadInputError
+from spark_jobs.environment import INSTALL_TABLES
 
 
 class MissingExtraError(BadInputError, ImportError):
@@ -17,7 +18,7 @@ except ModuleNotFoundError as error:
     if error.name != "pyarrow":
         raise
     raise MissingExtraError(
-        "reading topics as tables needs pyarrow, which is not installed", remedy="pip install 'siltstone[tables]'"
+        "reading topics as tables needs pyarrow, which is not installed", remedy=INSTALL_TABLES
     ) from error
 
 pa: Any = _pyarrow

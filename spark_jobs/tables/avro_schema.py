@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError, pa
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.kinds import Field
+from spark_jobs.tables.kinds import DEPTH_MAX, Field
 
 FRAME_BYTES = 5
 Decode = Callable[[bytes], Mapping[str, Any]]
@@ -30,6 +31,7 @@ _SIMPLE = {
     "string": pa.string(),
     "enum": pa.string(),
 }
+_NESTING = ("record", "array", "map")
 _LOGICAL = {
     ("int", "date"): pa.date32(),
     ("int", "time-millis"): pa.time64("us"),
@@ -99,9 +101,7 @@ def _fastavro() -> Any:
     try:
         import fastavro  # pyright: ignore[reportMissingTypeStubs] -- its C half has none
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "reading Avro needs fastavro, which is not installed", remedy="pip install 'siltstone[tables]'"
-        ) from error
+        raise MissingExtraError("reading Avro needs fastavro, which is not installed", remedy=INSTALL_TABLES) from error
     return fastavro
 
 
@@ -118,6 +118,12 @@ def _type_of(schema: Any, names: dict[str, Any], at: str, above: tuple[str, ...]
     name = str(described.get("name", ""))
     if name:
         names[name] = described
+    if of in _NESTING and at.count(".") + 1 >= DEPTH_MAX:
+        raise BadTableError(
+            f"the Avro field {at.partition('.')[0]} has {DEPTH_MAX} and more records, arrays and maps inside of each"
+            " other, which readers of tables refuse",
+            remedy="export the values as they are: --value raw",
+        )
     match of:
         case "record":
             return pa.struct([_field(each, names, at, (*above, name)) for each in described["fields"]])

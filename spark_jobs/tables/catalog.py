@@ -3,19 +3,24 @@
 Unless another is named, it is pyiceberg's SQL catalog in the Postgres that holds our metadata, in a schema of its own
 (`siltstone_tables`), so that one backup holds both and nothing of ours shares a name with it. It is made on first use,
 under an advisory lock: pyiceberg looks whether its tables are there and then makes them, which two at once cannot.
+
+What goes wrong with a catalog comes from pyiceberg, SQLAlchemy, psycopg2 or an HTTP client, whose errors have no common
+root: `asked` makes one of ours of all that pyiceberg does not say itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+import json
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from siltstone.errors import UnavailableError
+from siltstone.errors import SiltstoneError, UnavailableError
+from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError
-from spark_jobs.tables.errors import BadTableError
+from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
 from spark_jobs.tables.file_systems import bare_url, io_properties
 from storage.urls import parse_store_url
 
@@ -50,26 +55,74 @@ def open_catalog(place: CatalogPlace) -> Any:
         from pyiceberg.catalog import load_catalog
     except ModuleNotFoundError as error:
         raise missing("pyiceberg") from error
-    properties = {**_files(place), **_kind(place), **place.properties}
+    properties = properties_of(place)
     load: Any = load_catalog
-    scheme = place.url.partition("://")[0].partition("+")[0]
+    with asked(shown(place)):
+        try:
+            if _in_postgres(place):
+                with closing(_connect(place)) as connection:
+                    return _made(connection, lambda: load(NAME, **properties))
+            return load(place.url if "://" not in place.url else NAME, **properties)
+        except ModuleNotFoundError as error:
+            raise missing(error.name or "a module") from error
+
+
+def properties_of(place: CatalogPlace) -> Mapping[str, str]:
+    """pyiceberg's, by which anybody opens the catalog: `load_catalog("siltstone", **properties)`. Where its URL has
+    a password, that is among them. Raises BadTableError."""
+    return {**_files(place), **_kind(place), **place.properties}
+
+
+def as_yaml(properties: Mapping[str, str]) -> str:
+    """A whole `.pyiceberg.yaml`; strings of JSON are strings of YAML."""
+    lines = [f"    {json.dumps(name)}: {json.dumps(value)}\n" for name, value in properties.items()]
+    return f"catalog:\n  {NAME}:\n{''.join(lines)}"
+
+
+def shown(place: CatalogPlace) -> str:
+    """The catalog in a message: without user, password and parameters."""
+    if "://" not in place.url:
+        return f"the Iceberg catalog {place.url!r}"
+    parts = urlsplit(place.url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"the Iceberg catalog at {parts.scheme}://{host}{parts.path}"
+
+
+@contextmanager
+def asked(catalog: str, known: tuple[type[Exception], ...] = ()) -> Generator[None]:
+    """Around a call of pyiceberg: what is neither ours nor `known` becomes CatalogUnavailableError."""
     try:
-        if scheme in ("postgresql", "postgres"):
-            with closing(_connect(place.url)) as connection:
-                return _made(connection, lambda: load(NAME, **properties))
-        return load(place.url if "://" not in place.url else NAME, **properties)
-    except (MissingExtraError, BadTableError, CatalogUnavailableError):
+        yield
+    except (SiltstoneError, *known):
         raise
-    except ModuleNotFoundError as error:
-        raise missing(error.name or "a module") from error
-    except Exception as error:  # of pyiceberg, SQLAlchemy, the HTTP client: no common root
-        raise CatalogUnavailableError(f"the catalog cannot be opened: {_first_line(error)}") from error
+    except Exception as error:
+        said = _cause(error)
+        if type(error).__module__ == "builtins" and isinstance(error, OSError):  # of the file system below pyiceberg
+            raise PlaceUnavailableError(
+                f"files of the Iceberg table cannot be read or written: {said}",
+                remedy="check the place of the table (--warehouse, where new ones go) and the rights to it",
+            ) from error
+        if _unanswered(error, said):
+            raise CatalogUnavailableError(
+                f"{catalog} does not answer: {said}",
+                remedy="check that it runs and can be reached from here; --catalog URL names another",
+            ) from error
+        raise CatalogUnavailableError(
+            f"{catalog} refuses or fails: {said}",
+            remedy="check --catalog, --catalog-property (credentials, warehouse) and --warehouse",
+        ) from error
+
+
+def _unanswered(error: BaseException, said: str) -> bool:
+    """By kind, without loading the libraries that the error may be of."""
+    kinds = {each.__name__ for each in type(error).__mro__}
+    if "FATAL:" in said or type(getattr(error, "orig", None)).__module__ == "sqlite3":
+        return False  # it did, or is a file
+    return bool(kinds & {"OperationalError", "ConnectionError", "Timeout", "ConnectTimeout", "ServiceUnavailableError"})
 
 
 def missing(name: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"Iceberg tables need {name}, which is not installed", remedy="pip install 'siltstone[tables]'"
-    )
+    return MissingExtraError(f"Iceberg tables need {name}, which is not installed", remedy=INSTALL_TABLES)
 
 
 def _files(place: CatalogPlace) -> dict[str, str]:
@@ -83,7 +136,7 @@ def _files(place: CatalogPlace) -> dict[str, str]:
 
 def _kind(place: CatalogPlace) -> dict[str, str]:
     scheme = place.url.partition("://")[0].partition("+")[0]
-    if scheme in ("postgresql", "postgres"):
+    if _in_postgres(place):
         return {"type": "sql", "uri": sqlalchemy_url(place.url), "pool_pre_ping": "true"}
     if scheme == "sqlite":
         return {"type": "sql", "uri": place.url}
@@ -91,10 +144,14 @@ def _kind(place: CatalogPlace) -> dict[str, str]:
         return {"type": "rest", "uri": place.url}
     if "://" in place.url:
         raise BadTableError(
-            f"a catalog with scheme {scheme!r}",
-            remedy="postgresql://, sqlite:///, http(s)://, or a name in pyiceberg's configuration",
+            f"--catalog has the scheme {scheme!r}",
+            remedy="write postgresql://, sqlite:///, http(s)://, or a name in pyiceberg's configuration",
         )
     return {}
+
+
+def _in_postgres(place: CatalogPlace) -> bool:
+    return place.url.partition("://")[0].partition("+")[0] in ("postgresql", "postgres")
 
 
 def sqlalchemy_url(url: str) -> str:
@@ -105,13 +162,13 @@ def sqlalchemy_url(url: str) -> str:
     return f"postgresql+psycopg2://{parts.netloc}{parts.path}?{query}"
 
 
-def _connect(url: str) -> Any:
+def _connect(place: CatalogPlace) -> Any:
     try:
         import psycopg2  # pyright: ignore[reportMissingTypeStubs, reportMissingModuleSource]
     except ModuleNotFoundError as error:
         raise missing("psycopg2") from error
     driver: Any = psycopg2
-    parts = urlsplit(url)
+    parts = urlsplit(place.url)
     kept = urlencode([(name, value) for name, value in parse_qsl(parts.query) if name in _LIBPQ], quote_via=quote)
     plain = f"postgresql://{parts.netloc}{parts.path}" + (f"?{kept}" if kept else "")
     try:
@@ -119,7 +176,16 @@ def _connect(url: str) -> Any:
         connection.autocommit = True
         return connection
     except driver.Error as error:
-        raise CatalogUnavailableError(f"the catalog's Postgres does not let us in: {_first_line(error)}") from error
+        said = _cause(error)
+        if "FATAL:" in said:  # it answered
+            raise CatalogUnavailableError(
+                f"the Postgres of {shown(place)} does not let us in: {said}",
+                remedy="correct user, password and database in --catalog, or where it is not given in --metadata",
+            ) from error
+        raise CatalogUnavailableError(
+            f"the Postgres of {shown(place)} does not answer: {said}",
+            remedy="start it, or correct host and port in --catalog, or where it is not given in --metadata",
+        ) from error
 
 
 def _made(connection: Any, load: Any) -> Any:
@@ -138,5 +204,19 @@ def _made(connection: Any, load: Any) -> Any:
         return load()  # the lock ends with the connection
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _cause(error: BaseException) -> str:
+    """In one line, of the error that lies deepest: what is wrapped around it tells of pools and retries."""
+    said = _first_line(error)
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        pooled = getattr(error.args[0], "reason", None) if error.args else None  # of requests
+        if isinstance(pooled, Exception):
+            return _first_line(pooled).partition("): ")[2] or _first_line(pooled)
+        error = error.__cause__ or error
+    deepest = _first_line(error)
+    return deepest if len(deepest) < len(said) else said

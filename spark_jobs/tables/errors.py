@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.errors import BadInputError, FencedError, SiltstoneError
+from siltstone.errors import BadInputError, FencedError, SiltstoneError, UnavailableError
 
 
 class TableError(SiltstoneError):
@@ -11,6 +11,10 @@ class TableError(SiltstoneError):
 
 class BadTableError(BadInputError):
     """An option, a place or a schema that cannot be."""
+
+
+class PlaceUnavailableError(UnavailableError):
+    """Where the table's files lie does not answer, is full or refuses us."""
 
 
 class WrongTableError(BadInputError):

@@ -121,6 +121,10 @@ class Report:
     offsets: Mapping[int, tuple[int, int]] | None = None
     """Partition -> from, up to: what this run read."""
     added_columns: tuple[str, ...] = ()
+    held: Mapping[int, int] | None = None
+    """Partition -> where the table now ends."""
+    behind: int = 0
+    """Offsets that lay above it when the run began: those of open transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +187,8 @@ class _Run:
         values = ask.values.text
         progress = check_same(table.load(), snapshot, mode=ask.mode, values=values, recreated=ask.recreated)
         latest = ask.mode == LATEST_MODE
-        if latest and unchanged(progress, snapshot):
-            return self._report
+        if latest and progress is not None and unchanged(progress, snapshot):
+            return self._ended(progress)
         begins = start_offsets(snapshot, progress, self._wanted_start() if progress is None else Edge.EARLIEST)
         if latest:
             begins = {each.partition: each.log_start_offset for each in snapshot.partitions}
@@ -201,14 +205,21 @@ class _Run:
         engine = self._choose(sum(part.bytes for part in slices))
         groups = [list(slices)] if latest else in_groups([(part.bytes, part) for part in slices], ask.commit_bytes)
         done = 0
+        if slices:
+            self._show(done, len(slices))
         for group in groups if slices else []:
             results = self._written(engine, group, options, done, len(slices))
             done += len(group)
             base = self._commit(results, base, replaces=latest)
         if not slices and (progress is None or latest):
-            whole = fresh(snapshot, ask.mode, values, ends(snapshot)) if latest else base
-            self._commit([], whole, replaces=latest)
-        return self._report
+            base = fresh(snapshot, ask.mode, values, ends(snapshot)) if latest else base
+            self._commit([], base, replaces=latest)
+        return self._ended(base)
+
+    def _ended(self, held: Progress) -> Report:
+        marks = {each.partition: each.high_watermark for each in self._snapshot.partitions}
+        behind = sum(max(0, mark - held.offsets.get(partition, 0)) for partition, mark in marks.items())
+        return replace(self._report, held=held.offsets, behind=behind)
 
     def _wanted_start(self) -> Mapping[int, int] | Edge:
         begin = self._ask.begin

@@ -8,7 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 from spark_jobs.tables.errors import BadTableError
+from storage.objects import StoreMisconfiguredError
 from storage.urls import ObjectStoreUrl, parse_store_url
+
+
+def parse_place(url: str, option: str) -> ObjectStoreUrl:
+    """A place for tables that `option` names. Raises BadTableError, in the words of that option."""
+    forms = "DIR, s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME or file:///DIR"
+    try:
+        place = parse_store_url(url)
+    except StoreMisconfiguredError as error:
+        message = error.message.replace("object.store.url", option)
+        remedy = f"write {forms}" if "scheme" in message else error.remedy or f"write {forms}"
+        raise BadTableError(message, remedy=remedy) from None
+    if place.scheme == "memory":
+        raise BadTableError(
+            f"{option} is memory://, which holds no files that others could read", remedy=f"write {forms}"
+        )
+    return place
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -65,5 +82,5 @@ def check_outside(destination: ObjectStoreUrl, records: str) -> None:
     if inside:
         raise BadTableError(
             f"{destination} lies in the object store of the records ({theirs})",
-            remedy="name a place beside it: what is in there and no record's is swept",
+            remedy="name a place beside it by --to or --warehouse: what is in there and no record's is swept",
         )

@@ -21,13 +21,14 @@ that is fenced removes its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from siltstone.errors import BugError
+from siltstone.errors import BugError, Outcome
 from spark_jobs.scan.arrow import pa
-from spark_jobs.tables.catalog import missing
-from spark_jobs.tables.errors import StaleWriterError, TableError, WrongTableError
+from spark_jobs.tables.catalog import CatalogPlace, asked, missing, shown
+from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError
 from spark_jobs.tables.file_task import WrittenFile
 from spark_jobs.tables.kinds import DOC, Field
 from spark_jobs.tables.progress import Progress
@@ -49,12 +50,21 @@ _REPAIR = "_rebuild_snapshot_updates"
 """pyiceberg has no public name for it; `tests/integration/test_tables.py` sees a stale writer refused."""
 _OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 """Beginnings of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
+_KNOWN = (
+    _exceptions.CommitFailedException,
+    _exceptions.CommitStateUnknownException,
+    _exceptions.NoSuchTableError,
+    _exceptions.TableAlreadyExistsError,
+)
 _to_arrow: Any = cast("Any", _pyarrow_io).schema_to_pyarrow
 _load_io: Any = load_file_io
 
 
 class CommitUnknownError(TableError):
     """Whether the commit happened is not known. The next run reads it from the table and goes on from there."""
+
+    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+    retriable: ClassVar[bool] = True
 
 
 class FencedTransaction(Transaction):
@@ -80,8 +90,14 @@ class IcebergPlace:
         return f"{self.directory}/{name}"
 
     def put(self, name: str, body: memoryview) -> None:
-        with self._io().new_output(self.path(name)).create() as stream:
-            stream.write(body)
+        try:
+            with self._io().new_output(self.path(name)).create() as stream:
+                stream.write(body)
+        except OSError as error:
+            raise PlaceUnavailableError(
+                f"files of the Iceberg table cannot be written to {self.directory}: {error}",
+                remedy="check the rights to it, its room and that it can be reached",
+            ) from error
 
     def remove(self, names: Sequence[str]) -> None:
         io = self._io()
@@ -125,7 +141,8 @@ class IcebergTable:
     def load(self) -> Progress | None:
         """Read how far the table is. Raises WrongTableError for one that somebody else filled, BadProgressError."""
         try:
-            self._table = self._catalog.load_table(self._identifier)
+            with self._asked():
+                self._table = self._catalog.load_table(self._identifier)
         except _exceptions.NoSuchTableError:
             self._table = None
             return None
@@ -149,9 +166,10 @@ class IcebergTable:
         """Make the table if it is not there. Somebody who makes it at the same time is no trouble."""
         if self._table is not None:
             return
-        self._catalog.create_namespace_if_not_exists(self._namespace)
         try:
-            self._table = self._catalog.create_table(self._identifier, columns, properties={TOPIC: topic})
+            with self._asked():
+                self._catalog.create_namespace_if_not_exists(self._namespace)
+                self._table = self._catalog.create_table(self._identifier, columns, properties={TOPIC: topic})
         except _exceptions.TableAlreadyExistsError:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
@@ -168,24 +186,43 @@ class IcebergTable:
 
     def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
         """The new snapshot's id. Raises StaleWriterError, CommitUnknownError."""
-        place, properties = self.place, {PROGRESS: progress.as_json()}
         transaction: Any = FencedTransaction(self._table)
         try:
-            self._extend(transaction, columns)
-            if replaces and self._holds_files():
-                transaction.delete(AlwaysTrue(), snapshot_properties=properties)
-            if files:
-                paths = [place.path(file.name) for file in files]
-                transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
-            else:
-                with transaction.update_snapshot(snapshot_properties=properties).fast_append():
-                    pass  # a snapshot for the offsets alone
+            with self._asked():
+                self._stage(transaction, files, columns, progress, replaces=replaces)
             self._table = transaction.commit_transaction()
         except _exceptions.CommitFailedException as error:
             raise StaleWriterError(f"somebody else committed to {self._identifier}: {error}") from error
         except _exceptions.CommitStateUnknownException as error:
-            raise CommitUnknownError(f"whether the commit to {self._identifier} happened is not known") from error
+            raise self._unknown() from error
+        except Exception as error:  # the catalog's connection broke, before or after it had heard us
+            raise self._unknown(f": {str(error).partition(chr(10))[0]}") from error
         return str(self._table.current_snapshot().snapshot_id)
+
+    def _stage(
+        self, transaction: Any, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool
+    ) -> None:
+        place, properties = self.place, {PROGRESS: progress.as_json()}
+        self._extend(transaction, columns)
+        if replaces and self._holds_files():
+            transaction.delete(AlwaysTrue(), snapshot_properties=properties)
+        if files:
+            paths = [place.path(file.name) for file in files]
+            transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+        else:
+            with transaction.update_snapshot(snapshot_properties=properties).fast_append():
+                pass  # a snapshot for the offsets alone
+
+    def _unknown(self, why: str = "") -> CommitUnknownError:
+        return CommitUnknownError(
+            f"whether the commit to {self._identifier} happened is not known{why}",
+            remedy="run the export again: it reads from the table how far it is, and goes on there",
+        )
+
+    def _asked(self) -> AbstractContextManager[None]:
+        """Around calls of pyiceberg. Raises CatalogUnavailableError, PlaceUnavailableError."""
+        uri = str(self._catalog.properties.get("uri", "")) or self._catalog.name
+        return asked(shown(CatalogPlace(url=uri)), _KNOWN)
 
     def _holds_files(self) -> bool:
         snapshot = self._table.current_snapshot()

@@ -1,7 +1,8 @@
 """Columns from a JSON Schema file, for values that are JSON. Pure.
 
 Of JSON Schema (json-schema.org, any draft) what names types: `type`, `properties`, `items`, and unions with null. What
-says several things at once (`oneOf`, `$ref`, ...) becomes a column of JSON text, which holds any value.
+says several things at once (`oneOf`, `$ref`, ...) becomes a column of JSON text, which holds any value; so do lists and
+objects inside of DEPTH_MAX others, as they do where columns are made from the values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, cast
 
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.errors import BadTableError
-from spark_jobs.tables.kinds import Field, can_name, shown, text_field
+from spark_jobs.tables.kinds import DEPTH_MAX, Field, can_name, shown, text_field
 
 _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(), "boolean": pa.bool_()}
 
@@ -23,6 +24,11 @@ def fields_of_json_schema(text: str) -> list[Field]:
         schema: Any = json.loads(text)
     except ValueError as error:
         raise BadTableError(f"the schema is not JSON: {error}") from None
+    except RecursionError:
+        raise BadTableError(
+            "the schema has lists or objects inside of each other, too many to be read",
+            remedy=f"columns go {DEPTH_MAX} deep: what is deeper is JSON text, and needs no more than its name",
+        ) from None
     properties: Any = cast("Any", schema).get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties:
         raise BadTableError(
@@ -30,10 +36,11 @@ def fields_of_json_schema(text: str) -> list[Field]:
             remedy='give a JSON Schema of an object, for example {"type": "object", "properties": '
             '{"id": {"type": "integer"}}}',
         )
-    return [_field(name, each) for name, each in cast("Mapping[str, Any]", properties).items()]
+    return [_field(name, each, 1) for name, each in cast("Mapping[str, Any]", properties).items()]
 
 
-def _field(name: str, schema: Any) -> Field:
+def _field(name: str, schema: Any, depth: int) -> Field:
+    """`depth`: lists and objects around it."""
     if not can_name(name):
         raise BadTableError(f"the schema names a column {shown(name)!r}, which cannot be")
     if not isinstance(schema, dict):
@@ -46,8 +53,11 @@ def _field(name: str, schema: Any) -> Field:
     of = str(types[0])
     if of in _SIMPLE:
         return pa.field(name, _SIMPLE[of])
+    if depth >= DEPTH_MAX:
+        return text_field(name)
     if of == "array" and isinstance(described.get("items"), dict):
-        return pa.field(name, pa.list_(_field("element", described["items"])))
+        return pa.field(name, pa.list_(_field("element", described["items"], depth + 1)))
     if of == "object" and isinstance(described.get("properties"), dict) and described["properties"]:
-        return pa.field(name, pa.struct([_field(inner, each) for inner, each in described["properties"].items()]))
+        inner = cast("Mapping[str, Any]", described["properties"])
+        return pa.field(name, pa.struct([_field(each, of_each, depth + 1) for each, of_each in inner.items()]))
     return text_field(name)

@@ -185,7 +185,8 @@ class Columns:
     - what cannot be printed or encoded (lone surrogates, control characters), what is very long, and nothing at all;
     - what differs from another in case alone, as readers that ignore case would see one column twice;
     - what the path of a column inside of another is: Iceberg knows columns by their paths joined by dots, so that
-      `a.b` is no column beside an `a` that has columns inside, nor the other way round.
+      `a.b` is no column beside an `a` that has columns inside, nor the other way round. A name that is taken counts as
+      one of a column that has some: `kafka_headers` does.
     """
 
     taken: Iterable[str] = ()
@@ -196,6 +197,7 @@ class Columns:
 
     def __post_init__(self) -> None:
         self._names.update(name.lower() for name in self.taken)
+        self._nested.update(self._names)
 
     def can_have(self, name: str, kind: Kind) -> bool:
         low = name.lower()

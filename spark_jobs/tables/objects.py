@@ -9,12 +9,21 @@ from typing import TypeVar
 from siltstone.clock import SystemClock
 from siltstone.ids import SystemIds
 from spark_jobs.scan.blocking import LoopThread
-from storage.objects import Body, ObjectStore, SupportsOpen
+from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
+from storage.objects import (
+    Body,
+    ObjectStore,
+    StoreFullError,
+    StoreMisconfiguredError,
+    StoreUnavailableError,
+    SupportsOpen,
+)
 from storage.retrying import Retrying
 from storage.urls import open_store
 from wire.crc import crc32c
 
 T = TypeVar("T")
+_REMEDY = "check that it can be reached and written, or name another place by --to parquet:..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +33,17 @@ class Objects:
     url: str
 
     def call(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """Raises what `work` raises, and StoreMisconfiguredError, StoreUnavailableError."""
+        """Raises what `work` raises, but BadTableError and PlaceUnavailableError for a store that cannot be used: the
+        words of its own errors are about the store of the records."""
         thread = LoopThread("siltstone-tables")  # the caller's own thread may have a loop: a notebook's has
         try:
             return thread.call(self._call(work))
+        except StoreMisconfiguredError as error:
+            raise BadTableError(f"{self.url} cannot hold a table: {_words(error.message)}", remedy=_REMEDY) from error
+        except (StoreUnavailableError, StoreFullError) as error:
+            raise PlaceUnavailableError(
+                f"{self.url}, where the table lies, cannot be used now: {_words(error.message)}", remedy=_REMEDY
+            ) from error
         finally:
             thread.close()
 
@@ -48,3 +64,7 @@ class Objects:
     def remove(self, keys: Sequence[str]) -> None:
         if keys:
             self.call(lambda store: store.delete_many(list(keys)))
+
+
+def _words(message: str) -> str:
+    return message.replace("object.store.url", "it").replace("the object directory", "the directory")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.contract.merges import claim, commit_of, job
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 
 
-async def test_the_view_counts_live_jobs_by_kind_and_knows_the_last_daily_merge(world: World) -> None:
+async def test_the_view_has_the_sizes_of_live_jobs_by_kind_and_knows_the_last_daily_merge(world: World) -> None:
     writer = await Writer.register(world.service)
     topic = await new_topic(world.service, "orders")
     files = [(await writer.commit(batch(topic.partition_ids[0], 1))).file_id for _ in range(5)]
@@ -18,10 +20,10 @@ async def test_the_view_counts_live_jobs_by_kind_and_knows_the_last_daily_merge(
     await world.service.commit_merge(commit_of(done))
     failed = await claim(world.service, job("daily", l0_file_ids=files[1:2]))
     await world.service.fail_job(failed.job.job_id, failed.job.epoch, error="unreadable", retry_after_ms=0)
-    await claim(world.service, job("merge", l0_file_ids=files[2:3]))
+    await claim(world.service, replace(job("merge", l0_file_ids=files[2:3]), input_bytes=8 << 30))
     for file_id in files[3:]:
         await world.service.create_job(job("level", l0_file_ids=[file_id]))
 
     view = await world.service.compaction_view()
-    assert dict(view.live_jobs) == {"level": 2, "merge": 1}
+    assert dict(view.live_jobs) == {"level": [0, 0], "merge": [8 << 30]}
     assert view.last_daily_ms == done.job.created_ms

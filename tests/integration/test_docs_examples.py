@@ -57,9 +57,13 @@ def run_sh(text: str, line: int) -> str:
     for command in filter(None, text.replace("\\\n", " ").splitlines()):
         words = shlex.split(command, comments=True)
         assert words[0] == "siltstone", command
+        words, into = (words[:-2], words[-1]) if words[-2] == ">" else (words, "")
         ran = CliRunner().invoke(main, words[1:])
         assert ran.exit_code == 0, f"line {line}: {command}\n{ran.output}"
-        output += ran.stdout
+        if into:
+            Path(into).write_text(ran.stdout, encoding="utf-8")
+        else:
+            output += ran.stdout
     return output
 
 

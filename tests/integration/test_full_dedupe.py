@@ -25,7 +25,7 @@ from compactor.heavy.cut import cut
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.run_unit import run_unit
-from compactor.heavy.stored import plan_key, read_result, store_plan
+from compactor.heavy.stored import plan_key, read_result, settle, store_plan
 from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.spec import MIB, MergeSpec
@@ -245,6 +245,23 @@ async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit
     # when its keys are read again, then it is not taken for the same slice
     with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
         _ = [block async for block in full_dedupe._key_blocks(url, unit.number)]
+
+
+async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_count(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    # given a try at a unit whose rows were given, and its manifest not written yet
+    inputs, _ = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    unit, other = plan.units_of(UnitKind.KEYS)[:2]
+    _ = [block async for block in full_dedupe._key_blocks(url, other.number)]
+    read = await read_result(store, plan, other.number)
+    assert read is not None
+    # when another, at the same time, says first that it found something else there
+    with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* have read other keys"):
+        async for _ in full_dedupe._key_blocks(url, unit.number):
+            found = {**read.details, "rows": read.details["rows"] + 1}
+            await settle(store, plan, replace(read, unit=unit.number, details=found))
 
 
 # Soak

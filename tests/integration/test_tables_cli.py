@@ -59,7 +59,16 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--to", "parquet"], "remedy: parquet:DIR"),
+        (["--to", "parquet"], "remedy: write parquet:DIR"),
+        (["--to", "iceberg:demo"], "remedy: write iceberg:NAMESPACE.TABLE, for example iceberg:demo.demo"),
+        (["--to", "iceberg:demo.", "--warehouse", "/x"], "--to 'iceberg:demo.' names no table"),
+        (["--to", "parquet:gs://lake/t"], "--to parquet: has the scheme 'gs'"),
+        (["--to", "parquet:s3://lake/t?endpoint=host"], "--to parquet: has the endpoint 'host'"),
+        (["--to", "parquet:memory://"], "--to parquet: is memory://"),
+        (["--to", f"parquet:{__file__}"], "test_tables_cli.py is a file"),
+        (["--to", "iceberg:a.b", "--warehouse", "gs://x"], "--warehouse has the scheme 'gs'"),
+        (["--to", "iceberg:a.b", "--warehouse", "/x", "--catalog", "ftp://x"], "--catalog has the scheme 'ftp'"),
+        (["--to", "iceberg:a.b", "--warehouse", "/x"], "remedy: start it, or correct host and port in --catalog"),
         (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
         (["--to", "parquet:x", "--every", "soon"], "remedy: for example 10s"),
@@ -73,6 +82,50 @@ def test_what_cannot_be_is_said_with_a_remedy(options: list[str], says: str, tmp
     ran = CliRunner().invoke(main, ["tables", "export", "t", *options, *places])
     assert ran.exit_code != 0
     assert says in ran.stderr and "Traceback" not in ran.output
+    assert "object.store.url" not in ran.stderr and "remedy: " in ran.stderr
+
+
+async def test_a_place_that_cannot_be_written_is_called_the_tables(lake: Lake) -> None:
+    # given a directory below what is a file by now
+    await lake.client.create_topic("t", partitions=1)
+    (lake.place / "file").touch()
+    ran = await typed(lake, "--to", f"parquet:{lake.place}/file/t")
+    assert ran.exit_code == 1 and "file/t cannot hold a table" in ran.stderr and "--to parquet:" in ran.stderr
+    assert "object" not in ran.stderr
+
+
+async def test_the_printed_catalog_opens_the_table(lake: Lake) -> None:
+    # given a table in the default catalog
+    await lake.client.create_topic("t", partitions=1)
+    await lake.send_json("t", 0, {"id": 1}, {"id": 2})
+    warehouse = ["--warehouse", (lake.place / "warehouse").as_uri()]
+    assert (await typed(lake, "--to", "iceberg:lake.t", *warehouse, "--value", "json")).exit_code == 0
+    # when its catalog is printed into a directory
+    asked = ["tables", "catalog", *warehouse, "--metadata", lake.metadata_url]
+    printed = await asyncio.to_thread(CliRunner().invoke, main, asked)
+    (lake.place / ".pyiceberg.yaml").write_text(printed.stdout, encoding="utf-8")
+    # then a program there knows it by name, and has the table's rows
+    code = (
+        "from pyiceberg.catalog import load_catalog\n"
+        "print(load_catalog('siltstone').load_table('lake.t').scan().to_arrow()['id'].to_pylist())"
+    )
+    ran = await asyncio.to_thread(_python, code, lake.place)
+    assert (ran.returncode, ran.stdout) == (0, "[1, 2]\n"), ran.stderr
+    # and the properties are the same ones
+    properties = json.loads((await asyncio.to_thread(CliRunner().invoke, main, [*asked, "--json"])).stdout)
+    assert properties["uri"].startswith("postgresql+psycopg2://") and properties["uri"] in printed.stdout
+
+
+def _python(code: str, place: Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "PYICEBERG_HOME": str(place)}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=place, env=environ, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_catalog_of_a_stack_that_does_not_run_is_not_printed(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(main, ["tables", "catalog", "--data", str(tmp_path)])
+    assert ran.exit_code == 1 and "no `siltstone dev` runs in" in ran.stderr
 
 
 def test_a_table_among_the_records_is_refused(tmp_path: Path) -> None:
@@ -97,7 +150,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert ran.returncode == 1
-    assert "pip install 'siltstone[tables]'" in ran.stderr and "Traceback" not in ran.stderr
+    assert "pip install -c constraints.txt '.[tables]'" in ran.stderr and "Traceback" not in ran.stderr
 
 
 async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: Lake) -> None:
@@ -122,7 +175,14 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
         process.kill()
         process.wait()
     assert (process.returncode, errors) == (0, "")
-    assert len(output.splitlines()) == 4
+    first, *rounds, last = output.splitlines()
+    assert first == f"following t -> {table.url} every 1s, from the start; Ctrl-C ends it"
+    assert [line.split(" ", 1)[1].split(",")[0] for line in rounds if "nothing new" not in line] == 4 * [
+        "1 row in 1 file"
+    ]
+    assert rounds[-1].endswith("at offsets 0:4")
+    assert last.startswith("stopped after ") and "4 rows in 4 files" in last
+    assert last.endswith("; the table ends at offsets 0:4")
     assert [row["id"] for row in await lake.rows(table)] == [0, 1, 2, 3]
 
 

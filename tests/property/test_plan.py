@@ -126,7 +126,9 @@ def views(draw: st.DrawFn, *, busy: bool = True) -> CompactionView:
         partitions=logs,
         busy_files=frozenset(busy_files),
         busy_extents=frozenset(busy_extents),
-        live_jobs={"merge": draw(st.integers(0, 3)), "forced": draw(st.integers(0, 2))} if busy else {},
+        live_jobs={"merge": draw(st.lists(sizes, max_size=3)), "forced": draw(st.lists(sizes, max_size=2))}
+        if busy
+        else {},
         last_daily_ms=draw(maybe_times),
     )
 
@@ -189,11 +191,21 @@ def test_nothing_forbidden_is_planned(view: CompactionView) -> None:
 def test_the_places_for_jobs_are_kept(view: CompactionView) -> None:
     kinds = Counter(spec.kind for spec in plan_merges(view, OPTIONS))
     assert kinds.pop(MergeKind.LEVEL, 0) <= OPTIONS.l0_jobs_max
-    planned, live = sum(kinds.values()), sum(view.live_jobs.values())
+    planned, live = sum(kinds.values()), sum(map(len, view.live_jobs.values()))
     assert planned == 0 or planned + live <= OPTIONS.jobs_max
-    assert kinds[MergeKind.FORCED] + view.live_jobs.get("forced", 0) <= max(
-        OPTIONS.forced_jobs_max, view.live_jobs.get("forced", 0)
-    )
+    forced = len(view.live_jobs.get("forced", ()))
+    assert kinds[MergeKind.FORCED] + forced <= max(OPTIONS.forced_jobs_max, forced)
+
+
+@given(views(), st.integers(1, 4))
+def test_merges_for_spark_and_others_have_places_of_their_own(view: CompactionView, heavy_jobs_max: int) -> None:
+    options = replace(OPTIONS, spark=True, spark_bytes_min=15 * MIB, heavy_jobs_max=heavy_jobs_max)
+    specs = [spec for spec in plan_merges(view, options) if spec.kind is not MergeKind.LEVEL]
+    for is_heavy, most in ((True, heavy_jobs_max), (False, options.jobs_max)):
+        planned = [spec.kind for spec in specs if (spec.input_bytes >= 15 * MIB) is is_heavy]
+        live = [kind for kind, found in view.live_jobs.items() for size in found if (size >= 15 * MIB) is is_heavy]
+        assert not planned or len(planned) + len(live) <= most
+        assert MergeKind.FORCED not in planned or (planned + live).count(MergeKind.FORCED) <= options.forced_jobs_max
 
 
 @given(views())

@@ -51,6 +51,26 @@ ALL_TAKEN = """
     """
 
 
+def test_a_pass_for_spark_without_a_place_names_the_setting_of_those() -> None:
+    text = """
+    now 10h
+    option spark=yes
+    jobs merge={merges}*16GiB forced={passes}*16GiB
+    jobs forced=3
+    run 1 L2 compacted size=16GiB
+    partition users-0 id=1 hw=100
+      extent 0..99 run=1 size=16GiB
+    """
+    _, found = judged(text.format(merges=3, passes=1))
+    reason = only(found, "no place for heavy jobs")
+    assert "all jobs for Spark are taken" in reason.says
+    assert "compactor.heavy.jobs.max is 4, and so many run on Spark or wait for it" in reason.says
+    assert reason.remedy.startswith("`siltstone jobs list")
+    # passes that are run elsewhere are not what limits those that are run here, nor the other way round
+    _, found = judged(text.format(merges=0, passes=4))
+    assert "at most 4 passes over one partition" in only(found, "no place for heavy jobs").says
+
+
 def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds() -> None:
     states, found = judged(ALL_TAKEN)
     reason = next(each for each in found if each.partition == 2)

@@ -169,9 +169,41 @@ def test_notes_are_found_by_partition_and_by_file() -> None:
 def test_live_jobs_count_against_every_limit() -> None:
     view, options = view_of("now 10h\nruns 96 L1 plain first=1 size=1MiB\nl0 96 from=500 size=1MiB created=9h")
     options = replace(options, jobs_max=4, l0_jobs_max=2, l0_job_files_max=32)
-    for live, merges, l0 in [({}, 3, 2), ({"merge": 2}, 2, 2), ({"purge": 2, "forced": 2, "level": 1}, 0, 1)]:
+    small = [0, 0]
+    for live, merges, l0 in [
+        ({}, 3, 2),
+        ({"merge": small}, 2, 2),
+        ({"purge": small, "forced": small, "level": [0]}, 0, 1),
+    ]:
         kinds = [spec.kind for spec in plan_merges(replace(view, live_jobs=live), options)]
         assert (kinds.count(MergeKind.MERGE), kinds.count(MergeKind.LEVEL)) == (merges, l0)
+
+
+def test_merges_that_wait_for_spark_keep_others_from_nothing() -> None:
+    # given as many live jobs as there may be, all of them for a cluster that is away, and much to be leveled
+    view, options = view_of(
+        """
+        now 10h
+        option spark=yes
+        jobs merge=7*16GiB forced=4*9GiB
+        runs 64 L1 plain first=1 size=512MiB
+        runs 400 L1 compacted first=101 size=1MiB
+        run 600 L2 compacted size=200MiB
+        partition users-0 id=1 hw=100
+          extent 0..99 run=600 size=200MiB
+        """
+    )
+    # then what is run here is planned up to its own limit, passes too
+    specs = plan_merges(view, options)
+    assert [spec.kind for spec in specs] == [MergeKind.MERGE] * (options.jobs_max - 1) + [MergeKind.FORCED]
+    assert all(spec.input_bytes < options.spark_bytes_min for spec in specs)
+    # and without Spark they count like all others, because they are run here
+    assert plan_merges(view, replace(options, spark=False)) == []
+
+
+def test_merges_here_take_no_place_of_those_for_spark() -> None:
+    view, options = view_of("now 10h\noption spark=yes\njobs merge=8\nruns 320 L1 plain first=1 size=512MiB")
+    assert [spec.input_bytes for spec in plan_merges(view, options)] == [16 * GIB] * 4
 
 
 def test_an_l0_file_larger_than_a_job_goes_alone() -> None:

@@ -96,7 +96,7 @@ def test_urls_come_from_the_environment_of_the_driver_where_no_option_names_them
         ({"startingOffsets": '{"flights": {"3": 1}}', "partitions": "0-2"}, "names partition 3"),
         ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "exclude each other"),
         ({"startingTimestamp": "yesterday"}, "'yesterday' is no time"),
-        ({"partitions": "2-1"}, "'2-1' are no partitions"),
+        ({"partitions": "2-1"}, "partitions '2-1' cannot be read"),
         ({"columns": "key,valeu"}, "no column 'valeu'"),
         ({"view": "newest"}, "view 'newest'"),
         ({"isolation": "none"}, "isolation 'none'"),

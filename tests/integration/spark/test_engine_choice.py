@@ -141,7 +141,7 @@ def test_where_nothing_says_where_spark_is_that_is_said_before_anything_runs(sta
     write(stack.bootstrap, "nowhere", BALANCES)
     refused = run(stack, "compact", "nowhere", "--now", "--engine", "spark")
     assert refused.exit_code == 1
-    assert "spark.submitter is none" in refused.stderr and "siltstone[spark]" in refused.stderr
+    assert "spark.submitter is none" in refused.stderr and "'.[spark]'" in refused.stderr
     assert len(read(stack.bootstrap, "nowhere")) == len(BALANCES)
     without_now = run(stack, "compact", "nowhere", "--engine", "embedded")
     assert without_now.exit_code == 2 and "--now" in without_now.stderr
@@ -190,5 +190,5 @@ def test_a_job_that_spark_would_run_says_how_to_add_it(changed: dict[str, Any], 
         error="",
     )
     note = spark_note(job, Settings(spark_merge_min_bytes=10))
-    assert ("siltstone[spark]" in note) is told
+    assert ("'.[spark]'" in note) is told
     assert not spark_note(job, Settings(spark_merge_min_bytes=10, spark_submitter="local"))

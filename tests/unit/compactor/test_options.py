@@ -36,6 +36,7 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
         job_limit_ms_per_mib=14,
         compactor_jobs_max=15,
         compactor_l0_jobs_max=16,
+        compactor_heavy_jobs_max=20,
         compaction_daily_interval_ms=17,
         compaction_output_bytes=65_536,
         gc_grace_ms=500_000,
@@ -49,6 +50,7 @@ def test_every_number_of_the_planner_that_is_a_setting_follows_it() -> None:
     assert (options.expiry_margin_ms, options.retention_late_ms) == (12, 3 * 19)
     assert (options.job_limit_base_ms, options.job_limit_ms_per_mib) == (13, 14)
     assert (options.jobs_max, options.l0_jobs_max, options.daily_interval_ms) == (15, 16, 17)
+    assert options.heavy_jobs_max == 20
     assert (options.output_bytes, options.grace_ms, options.purge_deadline_ms) == (65_536, 500_000, 600_000)
 
 

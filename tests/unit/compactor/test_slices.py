@@ -199,6 +199,26 @@ async def test_a_slice_that_reads_otherwise_the_second_time_ends_the_unit() -> N
         await key_rows(read_keys(store, plan, unit, known, in_thread=False))
 
 
+async def test_a_batch_that_the_first_try_could_not_read_is_left_out_by_the_second_which_can() -> None:
+    """Its keys were not given then: rows must fit the manifest that there is."""
+    store, plan = await three_slices()
+    unit = plan.units_of(UnitKind.KEYS)[1]
+    rows = await key_rows(read_keys(store, plan, unit, None, in_thread=False))
+    assert [offset for _, offset in rows] == list(range(8, 16))
+    known = KeysFound(
+        batches=2,
+        rows=4,
+        records=4,
+        dead_at_once=0,
+        unreadable=((0, 1),),
+        unreadable_first_offset=8,
+        unreadable_reason="no memory for its records",
+    )
+    again = read_keys(store, plan, unit, known, in_thread=False)
+    assert await key_rows(again) == rows[4:]
+    assert again.found == known
+
+
 async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
     _, plan = await three_slices()
     found = [KeysFound(batches=2, rows=8, records=8, dead_at_once=0) for _ in range(3)]

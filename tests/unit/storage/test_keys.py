@@ -21,6 +21,7 @@ from storage.keys import (
     parse_file_key,
     parse_job_key,
     unit_key,
+    unread_key,
 )
 
 UUID7 = uuid.UUID("018bcfe5-68fa-7abc-8def-0123456789ab")
@@ -99,6 +100,8 @@ def test_keys_of_merge_jobs_say_job_plan_and_unit() -> None:
     assert parse_job_key(plan).unit is None
     assert parse_job_key(unit_key(12, FINGERPRINT, 7)).unit == 7
     assert parse_job_key(job_key(12, FINGERPRINT, "survivors/u7.json.zst")).unit is None
+    unread = parse_job_key(unread_key(12, FINGERPRINT, 8))
+    assert (unread.unit, unread.failed_unit) == (None, 8)
     failed = parse_job_key(failed_key(12, FINGERPRINT, 7))
     assert (failed.unit, failed.failed_unit, parse_job_key(plan).failed_unit) == (None, 7, None)
 

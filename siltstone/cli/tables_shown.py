@@ -1,0 +1,148 @@
+"""What `siltstone tables export` shows: how far a run is, what it wrote, and the rounds of `--follow`."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from siltstone.cli.output import console, plural, print_json, print_pairs, print_table, size_text
+from siltstone.clock import Clock
+
+if TYPE_CHECKING:
+    from spark_jobs.tables.export import Report
+
+TELL_MS = 10_000
+"""Where there is no terminal for a bar, a line comes so often."""
+QUIET_MS = 60_000
+"""Rounds of `--follow` that find nothing are told so often."""
+PARTITIONS_SHOWN = 8
+
+
+class Show(Protocol):
+    def __call__(self, done: int, total: int, /) -> None: ...
+
+
+@contextmanager
+def shown_progress(text: str, clock: Clock) -> Generator[Show]:
+    """A bar on a terminal; elsewhere, every ten seconds, a line on stderr."""
+    target = console(stderr=True)
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    told_ms = clock.monotonic_ms()
+    with Progress(
+        *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
+    ) as progress:
+        bar = progress.add_task(text, total=None)
+
+        def show(done: int, total: int, /) -> None:
+            nonlocal told_ms
+            progress.update(bar, completed=done, total=total)
+            if not target.is_terminal and clock.monotonic_ms() - told_ms >= TELL_MS:
+                told_ms = clock.monotonic_ms()
+                click.echo(f"{text}: {done} of {plural(total, 'slice')}", err=True)
+
+        yield show
+
+
+def offsets_text(offsets: Mapping[int, int]) -> str:
+    """{0: 3, 1: 7} -> "0:3 1:7"; of many partitions the sum alone."""
+    if len(offsets) > PARTITIONS_SHOWN:
+        return f"{sum(offsets.values()):,} over {len(offsets)} partitions"
+    return " ".join(f"{partition}:{offset}" for partition, offset in sorted(offsets.items()))
+
+
+class Rounds:
+    """The lines of `--follow`. With `as_json` stdout is for the reports alone, and the first and last go to stderr."""
+
+    def __init__(self, topic: str, table: str, every: str, clock: Clock, *, as_json: bool) -> None:
+        self._topic, self._table, self._every, self._clock = topic, table, every, clock
+        self._as_json = as_json
+        self.begun = False
+        self._rounds = self._rows = self._files = self._bytes = self._errors = 0
+        self._held: Mapping[int, int] = {}
+        self._told_ms: float | None = None
+
+    def began(self, held: Mapping[int, int] | None, begin: str) -> None:
+        """`held`: the offsets where the table ends; None where there is no table yet."""
+        self.begun = True
+        self._held = held or {}
+        place = begin if begin != "start" else "the start"
+        where = place if held is None else f"offsets {offsets_text(held)}"
+        click.echo(
+            f"following {self._topic} -> {self._table} every {self._every}, from {where}; Ctrl-C ends it",
+            err=self._as_json,
+        )
+
+    def ended(self, report: Report) -> None:
+        self._rounds += 1
+        self._rows += report.rows
+        self._files += report.files
+        self._bytes += report.size_bytes
+        self._errors += report.errors
+        self._held = report.held or self._held
+        if self._as_json:
+            return
+        now_ms = self._clock.monotonic_ms()
+        if report.commits or self._told_ms is None or now_ms - self._told_ms >= QUIET_MS:
+            self._told_ms = now_ms
+            what = report_line(report) if report.commits else "nothing new"
+            behind = f", {report.behind:,} behind its end" if report.behind else ""
+            click.echo(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}")
+
+    def failed(self, error: Exception) -> None:
+        click.echo(f"{self._time()} not this time: {error}", err=True)
+
+    def stopped(self) -> None:
+        wrong = f", {plural(self._errors, 'error')}" if self._errors else ""
+        at = f"; the table ends at offsets {offsets_text(self._held)}" if self._held else ""
+        click.echo(
+            f"stopped after {plural(self._rounds, 'round')}: {plural(self._rows, 'row')} in"
+            f" {plural(self._files, 'file')}, {size_text(self._bytes)}{wrong}{at}",
+            err=self._as_json,
+        )
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).strftime("%H:%M:%SZ")
+
+
+def report_json(report: Report, table: str) -> Mapping[str, Any]:
+    return {
+        "table": table,
+        "commits": list(report.commits),
+        "rows": report.rows,
+        "errors": report.errors,
+        "files": report.files,
+        "bytes": report.size_bytes,
+        "fenced": report.fenced,
+        "added_columns": list(report.added_columns),
+        "partitions": {
+            str(partition): {"from": start, "to": end} for partition, (start, end) in (report.offsets or {}).items()
+        },
+    }
+
+
+def report_line(report: Report) -> str:
+    wrong = f", {plural(report.errors, 'error')}" if report.errors else ""
+    return f"{plural(report.rows, 'row')} in {plural(report.files, 'file')}, {size_text(report.size_bytes)}{wrong}"
+
+
+def print_report(report: Report, table: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report_json(report, table))
+        return
+    if not report.commits:
+        click.echo(f"{table} is up to date")
+        return
+    pairs = {"written": report_line(report), "commits": ", ".join(report.commits)}
+    if report.added_columns:
+        pairs["new columns"] = ", ".join(report.added_columns)
+    print_pairs(pairs, title=table)
+    rows = [
+        [str(partition), f"{start:,}", f"{end:,}"] for partition, (start, end) in sorted((report.offsets or {}).items())
+    ]
+    if rows:
+        print_table(["partition", "from offset", "up to"], rows, right=["partition", "from offset", "up to"])

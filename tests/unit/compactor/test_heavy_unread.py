@@ -1,0 +1,195 @@
+"""Inputs that cannot be read for now, by units of a heavy merge: whom that is blamed on, and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from compactor.heavy.engine import UnitsMissingError
+from compactor.heavy.failures import UnitFailedError, failure_told, stored_failures, stored_unread
+from compactor.heavy.run_unit import run_unit
+from compactor.heavy.stored import stored_plans
+from compactor.heavy.units import HeavyPlan
+from compactor.kway_merge import InputUnavailableError, MergeInputError
+from compactor.memory_gate import MemoryGate
+from compactor.worker import Worker
+from metadata.compaction import JobState, LeveledExtent
+from metadata.job_rules import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
+from siltstone.metrics import Metrics
+from storage.objects import StoreUnavailableError
+from storage.wrapper import WrappedStore
+from tests.fixtures.heavy_merges import HeavySystem
+
+
+class DenyingStore(WrappedStore):
+    """Reads of some objects are answered 403, every time."""
+
+    denied: frozenset[str] = frozenset()
+
+    async def get(self, key: str) -> bytes:
+        self._deny(key)
+        return await super().get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        self._deny(key)
+        return await super().get_range(key, start, length)
+
+    def _deny(self, key: str) -> None:
+        if key in self.denied:
+            raise StoreUnavailableError(f"403 for {key}")
+
+
+@pytest.fixture
+async def system(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeavySystem]:
+    monkeypatch.setattr("tests.fixtures.heavy_merges.LIMIT_MS", 10**9)  # the clock runs with every sleep
+    system = HeavySystem()
+    await system.begin()
+    system.store = DenyingStore(system.store)  # type: ignore[assignment]
+    yield system
+
+
+def deny(system: HeavySystem, *extents: LeveledExtent) -> None:
+    assert isinstance(system.store, DenyingStore)
+    system.store.denied = frozenset(each.key for each in extents)
+
+
+async def job_of(system: HeavySystem, how: str = "copied") -> tuple[int, list[LeveledExtent]]:
+    """Of six files of one partition."""
+    topic = await system.topic("t", cleanup_policy="compact")
+    for number in range(6):
+        await system.write(topic, [[(b"k%d" % n, b"%d:%d" % (number, n)) for n in range(8)]])
+    inputs = list(await system.extents(topic.partition_ids[0]))
+    return await system.merge_all(topic, deduped=() if how == "copied" else topic.partition_ids), inputs
+
+
+async def given_up_plan(system: HeavySystem) -> HeavyPlan:
+    """Of a job whose driver never did anything."""
+    job_id, _ = await job_of(system)
+    lease = await system.metadata.register_compactor("a")
+    with pytest.raises(UnitsMissingError):
+        await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
+    await system.metadata.unregister_compactor(lease)
+    (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
+    return plan
+
+
+async def done_by_hand(system: HeavySystem, plan: HeavyPlan, unit: int) -> None:
+    await run_unit(system.store, plan, unit, clock=system.clock, ids=system.ids, in_thread=False)
+
+
+@pytest.mark.parametrize("how", ["copied", "deduped in slices"])
+async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries_and_no_other(
+    system: HeavySystem, how: str
+) -> None:
+    # given a job of which one input is there and cannot be read
+    job_id, inputs = await job_of(system, how)
+    deny(system, inputs[2])
+    lease = await system.metadata.register_compactor("a")
+    worker = Worker(
+        metadata=system.metadata,
+        engine=system.engine(lease, system.submitter(), **({} if how == "copied" else {"keyed_unit_bytes": 1})),
+        lease=lease,
+        gate=MemoryGate(1),
+        clock=system.clock,
+        ids=system.ids,
+        metrics=Metrics(),
+        elsewhere=True,
+    )
+    # when it is claimed as often as a job is given back
+    for _ in range(GIVE_BACKS_MAX):
+        system.clock.advance_ms(60_000)
+        await system.metadata.beat_compactor(lease)
+        with pytest.raises(InputUnavailableError, match="cannot be read now: 403"):
+            await worker.work_on(job_id)
+    # then it has failed and says why, and that file alone rests, as when the merge had been done by the compactor
+    job = await system.metadata.job(job_id)
+    assert job is not None and job.state is JobState.FAILED
+    assert job.error.startswith("unit ") and inputs[2].key in job.error
+    view = await system.metadata.compaction_view()
+    rests = {each.file_id: each.trouble_until_ms - view.now_ms for each in view.files if each.trouble}
+    assert list(rests) == [inputs[2].file_id]
+    assert UNREADABLE_RETRY_MS - 60_000 < rests[inputs[2].file_id] <= UNREADABLE_RETRY_MS
+
+
+async def test_an_input_that_can_be_read_again_is_nobodys_trouble(system: HeavySystem) -> None:
+    _, inputs = await job_of(system)
+    deny(system, inputs[2])
+    lease = await system.metadata.register_compactor("a")
+    claimed = await system.claim(lease)
+    with pytest.raises(InputUnavailableError) as raised:
+        await system.engine(lease, system.submitter()).run(claimed)
+    assert raised.value.file_ids == (inputs[2].file_id,)
+    # when units that had left word of it are done by the next try
+    deny(system)
+    await system.metadata.commit_merge(await system.engine(lease, system.submitter()).run(claimed))
+
+
+async def test_files_are_blamed_for_units_that_are_still_missing_alone(system: HeavySystem) -> None:
+    plan = await given_up_plan(system)
+    assert len(plan.units) >= 3
+    first, second = plan.extents[0].file_id, plan.extents[-1].file_id
+    for unit, file_id in ((0, first), (1, second)):
+        with pytest.raises(InputUnavailableError):
+            async with failure_told(system.store, plan, unit):
+                raise InputUnavailableError("away", file_ids=[file_id])
+    assert await stored_failures(system.store, plan) == []
+    assert [each.file_ids for each in await stored_unread(system.store, plan)] == [(first,), (second,)]
+    lease = await system.metadata.register_compactor("b")
+    claimed = await system.claim(lease)
+
+    async def blamed() -> tuple[int, ...]:
+        with pytest.raises((InputUnavailableError, UnitsMissingError)) as raised:
+            await system.engine(lease, system.submitter(units_max=0)).run(claimed)
+        return raised.value.file_ids if isinstance(raised.value, InputUnavailableError) else ()
+
+    # others are missing too, and say nothing: behind a unit that fails a cluster may not begin them
+    assert await blamed() == (first, second)
+    await done_by_hand(system, plan, 0)
+    assert await blamed() == (second,)
+    await done_by_hand(system, plan, 1)
+    assert await blamed() == ()
+
+
+async def test_a_failure_for_good_counts_before_and_behind_an_input_that_could_not_be_read(system: HeavySystem) -> None:
+    plan = await given_up_plan(system)
+    errors = (
+        InputUnavailableError("away", file_ids=[plan.extents[0].file_id]),
+        MergeInputError("gone", file_ids=[plan.extents[1].file_id]),
+    )
+    for error in errors:
+        with pytest.raises(type(error)):
+            async with failure_told(system.store, plan, 0):
+                raise error
+    lease = await system.metadata.register_compactor("b")
+    with pytest.raises(MergeInputError, match="unit 0: gone") as raised:
+        await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
+    assert raised.value.file_ids == (plan.extents[1].file_id,)
+
+
+async def test_a_failure_of_a_unit_that_was_done_since_does_not_end_the_merge_while_others_are_missing(
+    system: HeavySystem,
+) -> None:
+    plan = await given_up_plan(system)
+    with pytest.raises(UnitFailedError):
+        async with failure_told(system.store, plan, 0):
+            raise UnitFailedError("a host of an older release")
+    await done_by_hand(system, plan, 0)
+    lease = await system.metadata.register_compactor("b")
+    with pytest.raises(UnitsMissingError, match=f"1 of {len(plan.units)} units"):
+        await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
+
+
+async def test_failures_of_units_done_since_take_no_room_among_those_that_are_read(
+    system: HeavySystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compactor.heavy.failures.FAILURES_READ_MAX", 1)
+    plan = await given_up_plan(system)
+    for unit in (0, 1):
+        with pytest.raises(UnitFailedError):
+            async with failure_told(system.store, plan, unit):
+                raise UnitFailedError(f"failed {unit}")
+    await done_by_hand(system, plan, 0)
+    lease = await system.metadata.register_compactor("b")
+    with pytest.raises(UnitFailedError, match="unit 1: failed 1"):
+        await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))

@@ -1,0 +1,30 @@
+"""What `siltstone.read_topic` refuses before it opens anything; what it reads is in tests/integration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+import siltstone
+from spark_jobs.scan.contract import BadScanError
+
+
+@pytest.mark.parametrize("partitions", ["0", b"0", 0, ["0"], [], [True], [0.5]])
+def test_partitions_that_are_no_numbers_in_a_list_are_refused_with_what_to_write(partitions: Any) -> None:
+    with pytest.raises(BadScanError, match="names no partitions") as refused:
+        siltstone.read_topic("t", data="nowhere", partitions=partitions)
+    assert "[0, 2]" in refused.value.remedy
+
+
+@pytest.mark.parametrize("columns", ["key", 3, [b"key"]])
+def test_columns_that_are_no_names_in_a_list_are_refused_with_what_to_write(columns: Any) -> None:
+    with pytest.raises(BadScanError, match="names no columns") as refused:
+        siltstone.read_topic("t", data="nowhere", columns=columns)
+    assert '["key", "value"]' in refused.value.remedy
+
+
+def test_numbers_of_numpy_are_partitions() -> None:
+    with pytest.raises(siltstone.errors.SiltstoneError, match="nowhere"):  # as far as the place
+        siltstone.read_topic("t", data="nowhere", partitions=numpy.array([0, 1]))  # type: ignore[arg-type]

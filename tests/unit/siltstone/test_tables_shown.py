@@ -1,0 +1,67 @@
+"""The lines of `siltstone tables export --follow`."""
+
+from __future__ import annotations
+
+import pytest
+
+from siltstone.cli.tables_shown import QUIET_MS, TELL_MS, Rounds, offsets_text, shown_progress
+from siltstone.clock import ManualClock
+from spark_jobs.tables.export import Report
+
+START_MS = 1_700_000_000_000
+"""22:13:20 UTC."""
+
+
+def wrote(rows: int, end: int, behind: int = 0) -> Report:
+    return Report(commits=("1",), rows=rows, files=1, size_bytes=2048, held={0: end}, behind=behind)
+
+
+def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # given a table that ends at offset 3
+    clock = ManualClock(START_MS)
+    rounds = Rounds("bookings", "demo.bookings", "5s", clock, as_json=False)
+    rounds.began({0: 3}, "start")
+    # when records come, nothing comes for more than a minute, and one round fails
+    rounds.ended(wrote(2, 5, behind=1))
+    for _ in range(13):
+        clock.advance_ms(5_000)
+        rounds.ended(Report(held={0: 5}))
+    rounds.failed(OSError("away"))
+    rounds.stopped()
+    # then what came is told, that nothing came once a minute, and the sum
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C ends it",
+        "22:13:20Z 2 rows in 1 file, 2.0 KiB, at offsets 0:5, 1 behind its end",
+        "22:14:20Z nothing new, at offsets 0:5",
+        "stopped after 14 rounds: 2 rows in 1 file, 2.0 KiB; the table ends at offsets 0:5",
+    ]
+    assert told.err == "22:14:25Z not this time: away\n"
+    assert QUIET_MS == 60_000
+
+
+def test_for_programs_stdout_holds_the_reports_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = Rounds("t", "a.b", "5s", ManualClock(START_MS), as_json=True)
+    rounds.began(None, "@2026-01-31")
+    rounds.ended(wrote(2, 5))
+    rounds.stopped()
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "from --from @2026-01-31" not in told.err and "from @2026-01-31" in told.err
+    assert told.err.splitlines()[-1].startswith("stopped after 1 round: 2 rows in 1 file")
+
+
+def test_where_there_is_no_terminal_slices_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = ManualClock(START_MS)
+    with shown_progress("t -> a.b", clock) as show:
+        for done in range(4):
+            show(done, 12)
+            clock.advance_ms(TELL_MS * 0.6)
+    assert capsys.readouterr().err.splitlines() == ["t -> a.b: 2 of 12 slices"]
+
+
+def test_of_many_partitions_the_sum_is_told() -> None:
+    assert offsets_text({1: 7, 0: 3}) == "0:3 1:7"
+    assert offsets_text(dict.fromkeys(range(9), 1000)) == "9,000 over 9 partitions"

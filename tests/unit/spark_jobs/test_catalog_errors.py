@@ -1,0 +1,111 @@
+"""What is said of an Iceberg catalog, or a table's place, that is away or refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.tables.catalog import CatalogPlace, CatalogUnavailableError, open_catalog, properties_of, shown
+from spark_jobs.tables.errors import PlaceUnavailableError
+from spark_jobs.tables.iceberg_table import CommitUnknownError, IcebergTable
+from spark_jobs.tables.progress import Progress
+
+NOBODY = "127.0.0.1:1"
+COLUMNS = pa.schema([pa.field("id", pa.int64())])
+PROGRESS = Progress(topic="t", topic_id="x", mode="log", values="raw", offsets={0: 1}, starts={0: 0})
+
+
+@pytest.mark.parametrize("url", [f"postgresql://user:secret@{NOBODY}/silt", f"http://{NOBODY}/api?token=secret"])
+def test_a_catalog_where_nobody_listens_does_not_answer(url: str, tmp_path: Path) -> None:
+    with pytest.raises(CatalogUnavailableError, match=r"Iceberg catalog at .* does not answer: .*refused") as refused:
+        open_catalog(CatalogPlace(url=url, warehouse=tmp_path.as_uri()))
+    assert NOBODY in refused.value.message and "secret" not in refused.value.message
+    assert "let us in" not in refused.value.message and "--catalog" in refused.value.remedy
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"error": {"message": "no such warehouse", "type": "Forbidden", "code": 403}}'
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def refusing_url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
+        serving = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        serving.join()
+
+
+def test_a_catalog_that_refuses_is_not_called_away(refusing_url: str) -> None:
+    with pytest.raises(CatalogUnavailableError, match=r"refuses or fails: .*no such warehouse") as refused:
+        open_catalog(CatalogPlace(url=refusing_url, warehouse="lake"))
+    assert "--catalog-property" in refused.value.remedy
+
+
+def test_a_postgres_that_refuses_the_user_is_said_to(postgres_url: str, tmp_path: Path) -> None:
+    nobody = postgres_url.replace("siltstone:", "nobody:", 1)
+    assert nobody != postgres_url
+    with pytest.raises(CatalogUnavailableError, match=r"does not let us in: .*nobody") as refused:
+        open_catalog(CatalogPlace(url=nobody, warehouse=tmp_path.as_uri()))
+    assert "user, password" in refused.value.remedy
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> IcebergTable:
+    """One that was just made."""
+    place = CatalogPlace(url=f"sqlite:///{tmp_path}/catalog.db", warehouse=(tmp_path / "lake").as_uri())
+    made = IcebergTable(open_catalog(place), "a.b")
+    assert made.load() is None
+    made.ensure(COLUMNS, "t")
+    return made
+
+
+def forget_tables(folder: Path) -> None:
+    with sqlite3.connect(folder / "catalog.db") as catalog:
+        catalog.execute("DROP TABLE iceberg_tables")
+    catalog.close()
+
+
+def test_a_catalog_that_goes_away_under_an_export_is_told_as_one(table: IcebergTable, tmp_path: Path) -> None:
+    forget_tables(tmp_path)
+    with pytest.raises(CatalogUnavailableError, match=r"catalog.db refuses or fails: .*no such table") as refused:
+        table.load()
+    assert refused.value.retriable
+
+
+def test_a_catalog_that_breaks_in_a_commit_leaves_its_outcome_unknown(table: IcebergTable, tmp_path: Path) -> None:
+    forget_tables(tmp_path)
+    with pytest.raises(CommitUnknownError, match=r"commit to a\.b happened is not known: .*no such table") as unknown:
+        table.commit([], COLUMNS, PROGRESS, replaces=False)
+    assert unknown.value.retriable and "run the export again" in unknown.value.remedy
+
+
+def test_a_place_that_cannot_be_written_is_not_called_the_catalogs_fault(table: IcebergTable, tmp_path: Path) -> None:
+    (tmp_path / "lake").rename(tmp_path / "elsewhere")
+    (tmp_path / "lake").touch()
+    with pytest.raises(PlaceUnavailableError, match=r"cannot be written to .*lake"):
+        table.place.put("x.parquet", memoryview(b"x"))
+    with pytest.raises(PlaceUnavailableError, match="files of the Iceberg table cannot be read or written"):
+        table.load()
+
+
+def test_passwords_are_in_properties_and_not_in_messages() -> None:
+    place = CatalogPlace(url="postgresql://u:secret@db:5432/silt?sslmode=require", warehouse="s3://lake/tables")
+    assert shown(place) == "the Iceberg catalog at postgresql://db:5432/silt"
+    assert properties_of(place)["uri"] == (
+        "postgresql+psycopg2://u:secret@db:5432/silt?sslmode=require&options=-csearch_path%3Dsiltstone_tables"
+    )

@@ -1,0 +1,58 @@
+"""How deep the columns of a given schema go."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.tables.avro_schema import read_schema
+from spark_jobs.tables.errors import BadTableError
+from spark_jobs.tables.json_schema import fields_of_json_schema
+from spark_jobs.tables.kinds import DEPTH_MAX, extended, is_text, kind_of
+
+
+def nested(kind: str, levels: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": "integer"}
+    for _ in range(levels):
+        inner = {"type": "array", "items": inner} if kind == "array" else {"type": kind, "properties": {"x": inner}}
+    return inner
+
+
+@pytest.mark.parametrize("kind", ["object", "array"])
+def test_a_schema_is_cut_at_the_depth_at_which_values_are(kind: str) -> None:
+    # given a value as deep as its schema
+    value: Any = 1
+    for _ in range(30):
+        value = [value] if kind == "array" else {"x": value}
+    # then both make the same columns, JSON text at the bottom
+    given = fields_of_json_schema(json.dumps({"type": "object", "properties": {"f": nested(kind, 30)}}))
+    assert given == extended([], kind_of({"f": value}))
+    field, depth = given[0], 1
+    while not is_text(field):
+        field, depth = field.type.value_field if pa.types.is_list(field.type) else field.type[0], depth + 1
+    assert depth == DEPTH_MAX
+
+
+def test_a_schema_too_deep_to_be_read_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(BadTableError, match="too many to be read") as refused:
+        fields_of_json_schema('{"items":' * 100_000 + "{}" + "}" * 100_000)
+    assert str(DEPTH_MAX) in refused.value.remedy
+
+
+def avro(levels: int) -> str:
+    inner: Any = "long"
+    for level in range(levels):
+        inner = {"type": "record", "name": f"r{level}", "fields": [{"name": "x", "type": inner}]}
+    return json.dumps({"type": "record", "name": "top", "fields": [{"name": "f", "type": inner}]})
+
+
+def test_an_avro_schema_deeper_than_readers_follow_is_refused_by_its_field() -> None:
+    assert len(read_schema(avro(DEPTH_MAX - 1))[1]) == 1
+    with pytest.raises(BadTableError, match="the Avro field f has 20 and more records") as refused:
+        read_schema(avro(DEPTH_MAX))
+    assert "--value raw" in refused.value.remedy
+    with pytest.raises(BadTableError, match="the Avro schema"):
+        read_schema('{"type":"array","items":' * 100_000 + '"long"' + "}" * 100_000)
