@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
     "rebuild": ("siltstone.cli.rebuild:rebuild", "Bring the metadata back from the bucket into an empty Postgres."),
     "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
+    "cost": ("siltstone.cli.cost:cost", "Reckon what a load costs a month, and a Kafka for it."),
     "jobs": ("siltstone.cli.jobs:jobs", "List merges and show one: state, progress, result."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
     "compactor": ("siltstone.cli.compactor:compactor", "Run one compactor against a given Postgres and object store."),

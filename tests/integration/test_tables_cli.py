@@ -174,7 +174,8 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     finally:
         process.kill()
         process.wait()
-    assert (process.returncode, errors) == (0, "")
+    trouble = [line for line in errors.splitlines() if "is asked again" not in line]  # that a busy machine may say
+    assert (process.returncode, trouble) == (0, [])
     first, *rounds, last = output.splitlines()
     assert first == f"following t -> {table.url} every 1s, from the start; Ctrl-C ends it"
     assert [line.split(" ", 1)[1].split(",")[0] for line in rounds if "nothing new" not in line] == 4 * [

@@ -1,0 +1,180 @@
+"""`siltstone cost`: the bill of a load before there is a cluster. Touches nothing and asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
+from siltstone.cost import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
+from siltstone.cost_storage import STORAGE_CLASSES
+from siltstone.prices import AS_OF, PRICES, REGION
+
+BAR_WIDTH = 24
+LAUNCHES = ("fargate", "fargate-arm", "ec2")
+
+
+@click.command()
+@click.option("--mib-s", type=click.FloatRange(0.001, 1e6), default=1.0, show_default=True, help="Written, as stored.")
+@click.option("--agents", type=click.IntRange(0, 100_000), default=0, help="Default: as many as the load takes.")
+@click.option("--compactors", type=click.IntRange(0, 10_000), default=0, help="Default: as many as the load takes.")
+@click.option("--zones", type=click.IntRange(1, 6), default=3, show_default=True)
+@click.option("--retention-days", type=click.FloatRange(0.01, 3650), default=7.0, show_default=True)
+@click.option(
+    "--consumers", type=click.IntRange(0, 1000), default=1, show_default=True, help="Groups that read it all."
+)
+@click.option(
+    "--replay-share", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="Of it read from history."
+)
+@click.option("--partitions", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
+@click.option("--linger-ms", type=click.FloatRange(1, 60_000), default=250.0, show_default=True)
+@click.option(
+    "--early-per-second",
+    type=click.FloatRange(0, 1000),
+    default=20.0,
+    show_default=True,
+    help="Early seals of an agent.",
+)
+@click.option("--storage-class", type=click.Choice(list(STORAGE_CLASSES)), default="standard", help="Of L2, by a rule.")
+@click.option("--class-day", type=click.FloatRange(0, 3650), help="Age at which it is moved.  [default: the least]")
+@click.option("--noncurrent-days", type=click.FloatRange(0, 3650), default=0.0, help="Versioned bucket: days kept.")
+@click.option("--compacted-gib", type=click.FloatRange(0, 1e9), default=0.0, help="Latest values of compacted topics.")
+@click.option("--zone-unaware", is_flag=True, help="Clients that do not name their zone.")
+@click.option("--launch", type=click.Choice(LAUNCHES), default="fargate", show_default=True)
+@click.option("--spark", is_flag=True, help="Merges of 8 GiB and more on EMR Serverless.")
+@click.option(
+    "--agent-ms-per-mb", type=click.FloatRange(0.1, 1000), default=3.3, show_default=True, help="CPU of a MB produced."
+)
+@click.option("--price", "changes", multiple=True, metavar="NAME=USD", help="Another price; may be given repeatedly.")
+@click.option("--prices", "show_prices", is_flag=True, help="Print the prices, their units and sources, and end.")
+@json_option
+def cost(
+    *,
+    changes: tuple[str, ...],
+    show_prices: bool,
+    zone_unaware: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Reckon what a load costs a month on AWS, by line, beside a Kafka with three replicas. Touches nothing.
+
+    Prices are a table of this release, with dates and sources; nothing is fetched. The shape of the bill is worth more
+    than its sum: which line grows with what.
+
+    \b
+    Examples:
+      siltstone cost --mib-s 100 --agents 3 --zones 3 --consumers 3
+      siltstone cost --mib-s 10 --retention-days 90 \\
+          --storage-class standard-ia --replay-share 0.1
+      siltstone cost --mib-s 100 --price s3.put.1000=0.0054 --json
+      siltstone cost --prices
+    """
+    prices = prices_with(dict(map(_price, changes)))
+    if show_prices:
+        _print_prices(prices, as_json=as_json)
+        return
+    load = Load(zone_aware=not zone_unaware, **options)
+    reckoned, steps = cost_of(load, prices), linger_steps(load, prices)
+    if as_json:
+        print_json(cost_json(reckoned, steps))
+    else:
+        _print(reckoned, steps)
+
+
+def cost_json(reckoned: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]:
+    flow = asdict(reckoned.flow)
+    return {
+        "load": flow.pop("load"),
+        "flow": flow,
+        "lines": [asdict(line) for line in reckoned.lines],
+        "usd_per_month": reckoned.usd,
+        "kafka": {"lines": [asdict(line) for line in reckoned.kafka], "usd_per_month": reckoned.kafka_usd},
+        "linger": [asdict(step) for step in steps],
+        "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(reckoned.prices)},
+        "assumptions": list(ASSUMPTIONS),
+    }
+
+
+def bar(share: float, *, width: int = BAR_WIDTH) -> str:
+    """Full at 1, in eighths; what is more than nothing is seen."""
+    eighths = max(round(min(1.0, share) * width * 8), 1 if share > 0 else 0)
+    return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+
+
+def _price(text: str) -> tuple[str, float]:
+    name, _, usd = text.partition("=")
+    try:
+        value = float(usd)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not NAME=USD", param_hint="--price") from None
+    if not 0 <= value < float("inf"):
+        raise click.BadParameter(f"{text!r} is no price", param_hint="--price")
+    return name, value
+
+
+def _print(reckoned: Cost, steps: Sequence[LingerStep]) -> None:
+    flow, load = reckoned.flow, reckoned.flow.load
+    most = max((line.usd for line in (*reckoned.lines, *reckoned.kafka)), default=0) or 1
+    _print_lines(f"Siltstone, {load.mib_s:g} MiB/s in, {load.consumers} x out", reckoned.lines, reckoned.usd, most)
+    click.echo()
+    _print_lines("Kafka, three replicas on EBS", reckoned.kafka, reckoned.kafka_usd, most)
+    click.echo()
+    print_table(
+        ["linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"],
+        [
+            [
+                f"{step.linger_ms:g}",
+                f"{step.produce_ms_p50:.0f}",
+                f"{step.produce_ms_p99:.0f}",
+                _usd(step.puts_usd),
+                _usd(step.puts_usd_least),
+            ]
+            for step in steps
+        ],
+        right=("linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"),
+        title="What if produce.linger.ms were (S3 takes 125 ms, at p99 250, by WarpStream's published latencies)",
+    )
+    click.echo()
+    if flow.agents < flow.agents_needed:
+        console().print(
+            f"too few agents: {flow.agents}, and the load takes {flow.agents_needed}", style="bold red", markup=False
+        )
+    print_pairs(
+        {
+            "of Kafka": f"{reckoned.usd / reckoned.kafka_usd:.0%}",
+            "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {len(flow.outputs_mib)} merges",
+            "agents needed": f"{flow.agents_needed}, for {flow.agent_cores:.2f} cores",
+            "prices": f"{REGION}, {AS_OF}; not fetched",
+        }
+    )
+    for assumption in ASSUMPTIONS:
+        console().print(f"- {assumption}", style="dim", markup=False)
+
+
+def _print_lines(title: str, lines: Sequence[Line], total: float, most: float) -> None:
+    rows = [[line.item, _usd(line.usd), bar(line.usd / most), line.what] for line in lines]
+    print_table(
+        ["line", "$ a month", "", "what"], [*rows, ["total", _usd(total), "", ""]], right=("$ a month",), title=title
+    )
+
+
+def _print_prices(prices: Mapping[str, float], *, as_json: bool) -> None:
+    if as_json:
+        print_json({name: {**asdict(price), "usd": prices[name]} for name, price in PRICES.items()})
+        return
+    print_table(
+        ["price", "$", "of", "source", "read"],
+        [
+            [name, f"{prices[name]:g}", price.unit, price.source, price.seen or "not looked up"]
+            for name, price in PRICES.items()
+        ],
+        right=("$",),
+        title=f"{REGION}, on demand, {AS_OF}",
+    )
+
+
+def _usd(usd: float) -> str:
+    return f"{usd:,.0f}" if usd >= 100 else f"{usd:,.2f}"

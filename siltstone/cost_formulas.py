@@ -1,0 +1,224 @@
+"""What a load causes, a formula a function: requests, bytes kept, processor time. Pure; units are in the names.
+
+Sizes are MiB and GiB (powers of two), rates are per second, a month is 730 hours. "Per MB" of measured processor times
+is per 1,000,000 bytes, as in docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+HOURS_PER_MONTH = 730
+SECONDS_PER_MONTH = HOURS_PER_MONTH * 3600
+DAYS_PER_MONTH = HOURS_PER_MONTH / 24
+MIB_PER_GIB = 1024
+MB_PER_MIB = 1.048576
+
+OBJECT_GIB_BILLED_MIN = 128 / 1024 / 1024
+"""Standard-IA, Glacier Instant Retrieval: a smaller object is billed as 128 KiB."""
+
+
+def l0_files_per_second(
+    mib_per_s: float,
+    *,
+    agents: int,
+    linger_ms: float,
+    file_mib: float,
+    early_mib: float,
+    early_per_second: float,
+) -> float:
+    """Of all agents. A file is sealed when it is full or `linger_ms` old, or early, when it holds `early_mib` already.
+
+    Early seals are taken as frequent as the setting allows, which is what one blocked producer does; that no early
+    file is smaller than `early_mib` bounds the sum. Files early and larger than `produce.early.free.bytes`, which are
+    not counted by the setting, are left out: an agent that is driven to its limit seals up to twice as many.
+    """
+    of_one = mib_per_s / agents
+    unhurried = max(1000 / linger_ms, of_one / file_mib)
+    return agents * max(unhurried, min(unhurried + early_per_second, of_one / early_mib))
+
+
+def l1_run_mib(
+    mib_per_s: float, *, files_per_second: float, files_min: int, wait_s: float, wait_s_max: float, job_mib_max: float
+) -> float:
+    """What one merge of L0 files takes: those of the wait, unless the largest merge is smaller."""
+    waited_s = min(wait_s_max, max(wait_s, files_min / files_per_second))
+    return min(job_mib_max, mib_per_s * waited_s)
+
+
+def merge_outputs_mib(
+    run_mib: float, *, mib_per_s: float, l1_runs: int, l2_runs: int, plain_mib_max: float, retention_s: float
+) -> Sequence[float]:
+    """Sizes of the runs that each byte of a plain topic is written to, one after the other, from L1 up.
+
+    L2 runs grow tenfold until two of them are more than `plain_mib_max`; a run that collects for longer than records
+    are kept is not made.
+    """
+    sizes = [run_mib]
+    following = run_mib * l1_runs
+    while following <= mib_per_s * retention_s:
+        sizes.append(following)
+        if following * 2 > plain_mib_max:
+            break
+        following = min(following * l2_runs, plain_mib_max)
+    return sizes
+
+
+def write_amplification(outputs_mib: Sequence[float]) -> float:
+    """Bytes written to the store for a byte produced: to L0, and once by each merge."""
+    return 1 + len(outputs_mib)
+
+
+def merge_put_requests_per_second(mib_per_s: float, *, part_mib: float, object_mib: float) -> float:
+    """Of one merge of all that is written: parts, and for each object the beginning and the end of its upload."""
+    if object_mib <= part_mib:
+        return mib_per_s / object_mib
+    return mib_per_s / part_mib + 2 * mib_per_s / object_mib
+
+
+def merge_get_requests_per_second(mib_per_s: float, *, files_per_second: float, window_mib: float) -> float:
+    """Of one pass of a merge: at least one a file, and windows of `window_mib`."""
+    return files_per_second + mib_per_s / window_mib
+
+
+def reading_zones(zones: int, groups: int) -> float:
+    """In how many zones a partition is read, on average: each group reads it in one, whichever."""
+    return zones * (1 - (1 - 1 / zones) ** groups)
+
+
+def tail_get_requests_per_second(
+    *,
+    files_per_second: float,
+    file_mib: float,
+    block_mib: float,
+    agents: int,
+    zones: int,
+    groups: int,
+    partitions: int,
+) -> float:
+    """Clients of their own zone: what one zone wrote, another fetches from the store, once for all its groups.
+
+    A file holds the partitions of the agent that wrote it; their readers in another zone are spread over its agents,
+    each of which fetches the blocks that its partitions touch. What an agent wrote itself is in its memory.
+    """
+    of_zone = max(1.0, agents / zones)
+    in_file = max(1.0, partitions / of_zone)
+    blocks = max(1.0, file_mib / block_mib)
+    gets_per_file = min(of_zone * blocks, in_file + file_mib / block_mib)
+    elsewhere = reading_zones(zones, groups) * (1 - 1 / zones)
+    return files_per_second * elsewhere * gets_per_file
+
+
+def tail_mib_from_store_per_second(mib_per_s: float, *, zones: int, groups: int) -> float:
+    return mib_per_s * reading_zones(zones, groups) * (1 - 1 / zones)
+
+
+def cross_zone_mib_per_second(mib_per_s: float, *, zones: int, groups: int) -> float:
+    """Clients that do not say their zone: they meet an agent of another one in all cases but one of `zones`."""
+    return mib_per_s * (1 + groups) * (1 - 1 / zones)
+
+
+def stored_l0_gib(mib_per_s: float, *, waits_s: float, grace_s: float) -> float:
+    """Live until merged, then dead for the grace."""
+    return mib_per_s * (waits_s + grace_s) / MIB_PER_GIB
+
+
+def stored_l1_gib(mib_per_s: float, *, run_mib: float, l1_runs: int, grace_s: float) -> float:
+    """Half of the runs that make a merge, on average, and what is dead for the grace."""
+    return (run_mib * l1_runs / 2 + mib_per_s * grace_s) / MIB_PER_GIB
+
+
+def stored_l2_gib(mib_per_s: float, *, retention_s: float, rewrites: int, grace_s: float) -> float:
+    """Extents go whole, and hold an eighth of the retention at most: a sixteenth more than it, on average."""
+    return mib_per_s * (retention_s * (1 + 1 / 16) + rewrites * grace_s) / MIB_PER_GIB
+
+
+def noncurrent_gib(written_mib_per_s: float, *, noncurrent_days: float) -> float:
+    """Versioned bucket: all that is deleted stays for so long, and all that is written is deleted some day."""
+    return written_mib_per_s * noncurrent_days * 86_400 / MIB_PER_GIB
+
+
+def billed_gib(gib: float, *, object_gib: float) -> float:
+    """Where objects below 128 KiB are billed as such."""
+    return gib * max(1.0, OBJECT_GIB_BILLED_MIN / object_gib)
+
+
+def class_days(retention_days: float, *, from_day: float, least_days: float) -> tuple[float, float]:
+    """Days of a record in S3 Standard, and billed days in the class it is moved to: 0 where it never gets there."""
+    if retention_days <= from_day:
+        return retention_days, 0.0
+    return from_day, max(retention_days - from_day, least_days)
+
+
+def agent_cpu_cores(
+    *,
+    produced_mb_per_s: float,
+    from_memory_mb_per_s: float,
+    from_store_mb_per_s: float,
+    produce_ms_per_mb: float,
+    memory_ms_per_mb: float,
+    store_ms_per_mb: float,
+) -> float:
+    return (
+        produced_mb_per_s * produce_ms_per_mb
+        + from_memory_mb_per_s * memory_ms_per_mb
+        + from_store_mb_per_s * store_ms_per_mb
+    ) / 1000
+
+
+def compactor_cpu_cores(merged_mb_per_s: float, *, merge_ms_per_mb: float) -> float:
+    return merged_mb_per_s * merge_ms_per_mb / 1000
+
+
+def commit_server_ms(partitions_per_file: float, *, fixed_ms: float, partition_ms: float) -> float:
+    """Processor time of Postgres for one commit."""
+    return fixed_ms + partition_ms * partitions_per_file
+
+
+def postgres_cpu_cores(
+    *, commits_per_second: float, commit_ms: float, polls_per_second: float, poll_ms: float
+) -> float:
+    return (commits_per_second * commit_ms + polls_per_second * poll_ms) / 1000
+
+
+def processes_needed(cpu_cores: float, *, busy_share: float, least: int) -> int:
+    """Processes of one core each, of which no more than `busy_share` is to be used."""
+    return max(least, ceil(cpu_cores / busy_share - 1e-9))
+
+
+def vcpus_of_class(cpu_cores: float, *, busy_share: float) -> int:
+    """vCPUs of the smallest class of a database: 2, 4, 8, 16 ..."""
+    vcpus = 2
+    while vcpus * busy_share < cpu_cores:
+        vcpus *= 2
+    return vcpus
+
+
+def spark_vcpu_seconds(
+    mib: float, *, jobs: float, unit_mib: float, unit_s: float, merge_ms_per_mb: float, start_vcpu_s: float
+) -> float:
+    """Starting the session of each job, and each unit's own cost and its merge."""
+    return jobs * start_vcpu_s + mib / unit_mib * unit_s + mib * MB_PER_MIB * merge_ms_per_mb / 1000
+
+
+def kafka_stored_gib(mib_per_s: float, *, retention_s: float, replicas: int, full_share: float) -> float:
+    """Of volumes, which are not to be filled beyond `full_share`."""
+    return mib_per_s * retention_s * replicas / full_share / MIB_PER_GIB
+
+
+def kafka_cross_zone_mib_per_second(
+    mib_per_s: float, *, zones: int, replicas: int, groups: int, follower_fetching: bool
+) -> float:
+    """Producers to leaders of other zones, leaders to their followers, and consumers where they read from leaders."""
+    elsewhere = 1 - 1 / zones
+    followers = replicas - 1 if zones > 1 else 0
+    return mib_per_s * (elsewhere + followers + (0 if follower_fetching else groups * elsewhere))
+
+
+def gib_per_month(mib_per_s: float) -> float:
+    return mib_per_s * SECONDS_PER_MONTH / MIB_PER_GIB
+
+
+def requests_usd_per_month(requests_per_second: float, *, usd_per_1000: float) -> float:
+    return requests_per_second * SECONDS_PER_MONTH / 1000 * usd_per_1000
