@@ -159,21 +159,22 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     await lake.send_json("t", 0, {"id": 0})
     table = ParquetTable((lake.place / "followed").as_uri())
     command = [sys.executable, "-m", "siltstone", *words(lake, "--to", f"parquet:{table.url}", "--value", "json")]
-    process = subprocess.Popen(
-        [*command, "--follow", "--every", "1s"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    said, complained = lake.place / "said", lake.place / "complained"
+    with said.open("w") as out, complained.open("w") as err:
+        process = subprocess.Popen([*command, "--follow", "--every", "1s"], stdout=out, stderr=err)
     try:
         # when records come, tick by tick, each after the last was seen in the table
         for number in range(1, 4):
             await _until(lambda rows=number: _count(table) == rows)
             await lake.send_json("t", 0, {"id": number})
-        await _until(lambda: _count(table) == 4)
+        await _until(lambda: _count(table) == 4 and "0:4" in said.read_text())  # it says so only after its commit
         # then each is there once, by a commit of its tick; and asked to end it does, without a word of trouble
         process.send_signal(signal.SIGTERM)
-        output, errors = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
+        await asyncio.to_thread(process.wait, timeout=DEADLINE_S)
     finally:
         process.kill()
         process.wait()
+    output, errors = said.read_text(), complained.read_text()
     trouble = [line for line in errors.splitlines() if "is asked again" not in line]  # that a busy machine may say
     assert (process.returncode, trouble) == (0, [])
     first, *rounds, last = output.splitlines()
