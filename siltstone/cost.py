@@ -327,7 +327,8 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
 def _traffic_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
     load = flow.load
     if load.zone_aware or load.zones == 1:
-        return [("between zones", "none: clients name their zone, and S3 costs nothing", 0.0)]
+        why = "clients name their zone" if load.zones > 1 else "there is one zone"
+        return [("between zones", f"none: {why}, and S3 costs nothing", 0.0)]
     crossing = formulas.cross_zone_mib_per_second(load.mib_s, zones=load.zones, groups=load.consumers)
     gib = formulas.gib_per_month(crossing)
     return [("between zones", f"{gib:,.0f} GiB: clients do not name their zone", gib * prices["zones.gib"])]

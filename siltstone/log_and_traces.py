@@ -64,7 +64,7 @@ def _open_tracing(settings: Settings, role: str, ids: IdSource) -> OtelTracing |
     except ImportError as error:
         raise TracingMissingError(
             "trace.sample.ratio is above 0, and OpenTelemetry is not installed",
-            remedy="pip install 'siltstone[otel]', or set trace.sample.ratio to 0",
+            remedy="in Siltstone's clone: pip install -c constraints.txt '.[otel]', or set trace.sample.ratio to 0",
         ) from error
     tracing = OtelTracing(
         ratio=settings.trace_ratio, service_name=f"siltstone-{role}", version=version("siltstone"), ids=ids

@@ -14,40 +14,48 @@ from siltstone.cost_storage import STORAGE_CLASSES
 from siltstone.prices import AS_OF, PRICES, REGION
 
 BAR_WIDTH = 24
+
+
+class Number(click.FloatRange):
+    """A range of numbers without NaN, which is in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
 LAUNCHES = ("fargate", "fargate-arm", "ec2")
 
 
 @click.command()
-@click.option("--mib-s", type=click.FloatRange(0.001, 1e6), default=1.0, show_default=True, help="Written, as stored.")
+@click.option("--mib-s", type=Number(0.001, 1e6), default=1.0, show_default=True, help="Written, as stored.")
 @click.option("--agents", type=click.IntRange(0, 100_000), default=0, help="Default: as many as the load takes.")
 @click.option("--compactors", type=click.IntRange(0, 10_000), default=0, help="Default: as many as the load takes.")
 @click.option("--zones", type=click.IntRange(1, 6), default=3, show_default=True)
-@click.option("--retention-days", type=click.FloatRange(0.01, 3650), default=7.0, show_default=True)
+@click.option("--retention-days", type=Number(0.01, 3650), default=7.0, show_default=True)
 @click.option(
     "--consumers", type=click.IntRange(0, 1000), default=1, show_default=True, help="Groups that read it all."
 )
-@click.option(
-    "--replay-share", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="Of it read from history."
-)
+@click.option("--replay-share", type=Number(0, 100), default=0.0, show_default=True, help="Of it read from history.")
 @click.option("--partitions", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
-@click.option("--linger-ms", type=click.FloatRange(1, 60_000), default=250.0, show_default=True)
+@click.option("--linger-ms", type=Number(1, 60_000), default=250.0, show_default=True)
 @click.option(
     "--early-per-second",
-    type=click.FloatRange(0, 1000),
+    type=Number(0, 1000),
     default=20.0,
     show_default=True,
     help="Early seals of an agent.",
 )
 @click.option("--storage-class", type=click.Choice(list(STORAGE_CLASSES)), default="standard", help="Of L2, by a rule.")
-@click.option("--class-day", type=click.FloatRange(0, 3650), help="Age at which it is moved.  [default: the least]")
-@click.option("--noncurrent-days", type=click.FloatRange(0, 3650), default=0.0, help="Versioned bucket: days kept.")
-@click.option("--compacted-gib", type=click.FloatRange(0, 1e9), default=0.0, help="Latest values of compacted topics.")
+@click.option("--class-day", type=Number(0, 3650), help="Age at which it is moved.  [default: the least]")
+@click.option("--noncurrent-days", type=Number(0, 3650), default=0.0, help="Versioned bucket: days kept.")
+@click.option("--compacted-gib", type=Number(0, 1e9), default=0.0, help="Latest values of compacted topics.")
 @click.option("--zone-unaware", is_flag=True, help="Clients that do not name their zone.")
 @click.option("--launch", type=click.Choice(LAUNCHES), default="fargate", show_default=True)
 @click.option("--spark", is_flag=True, help="Merges of 8 GiB and more on EMR Serverless.")
-@click.option(
-    "--agent-ms-per-mb", type=click.FloatRange(0.1, 1000), default=3.3, show_default=True, help="CPU of a MB produced."
-)
+@click.option("--agent-ms-per-mb", type=Number(0.1, 1000), default=3.3, show_default=True, help="CPU of a MB produced.")
 @click.option("--price", "changes", multiple=True, metavar="NAME=USD", help="Another price; may be given repeatedly.")
 @click.option("--prices", "show_prices", is_flag=True, help="Print the prices, their units and sources, and end.")
 @json_option
@@ -76,6 +84,8 @@ def cost(
     if show_prices:
         _print_prices(prices, as_json=as_json)
         return
+    if options["class_day"] is not None and STORAGE_CLASSES[options["storage_class"]] is None:
+        raise click.UsageError("--class-day is the age at which records move to a --storage-class: name one")
     load = Load(zone_aware=not zone_unaware, **options)
     reckoned, steps = cost_of(load, prices), linger_steps(load, prices)
     if as_json:

@@ -16,7 +16,8 @@ from tests.fixtures.faulty_proxies import CommitProxy, Forwarder
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, check_fsck, wait_until
 from tests.fixtures.s3 import free_port
 
-PARTITIONS = 6
+PARTITIONS = 24
+"""So many that each of two agents is named for some of them: which are is chance, by the id of the topic."""
 REQUEST_MS = 2_000
 """How long a client waits for an agent that says nothing."""
 
