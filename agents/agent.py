@@ -109,7 +109,8 @@ class Agent:
         """HOST:PORT as clients are told it; known once started."""
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with an exception when the agent must halt by itself (the metadata store went back in time)."""
+        """Ends with an exception when the agent must halt by itself: the metadata store went back in time, or
+        was migrated to a schema that does not take this program."""
 
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
@@ -123,6 +124,7 @@ class Agent:
                 metadata=self._metadata, address=address, clock=self._clock, metrics=self._metrics
             )
             await membership.join()
+            membership.on_fatal = self._fail
             await self._follower.start()
             write_path = self._write_path = self._new_write_path(membership)
             groups = self._groups = self._new_groups(membership)

@@ -14,7 +14,9 @@ fell behind the rows kept starts cold from a snapshot.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextvars import Context
+from typing import Any
 
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
@@ -27,6 +29,7 @@ from metadata.service import (
     Cursor,
     L0File,
     MetadataService,
+    SchemaMismatchError,
     Snapshot,
     Tail,
     WentBackError,
@@ -90,13 +93,13 @@ class Follower:
         running = self._poll if self._poll is not None and not self._poll.done() else None
         waiting = self._next_poll if self._next_poll is not None and not self._next_poll.done() else None
         if waiting is None and running is not None:
-            waiting = self._next_poll = asyncio.create_task(self._poll_after(running), name="next tail")
+            waiting = self._next_poll = _shared(self._poll_after(running), "next tail")
         if waiting is not None:
             # Also when its turn has come and it has not run yet: two polls at once would take in changes twice, and
             # the older answer might come last.
             await asyncio.shield(waiting)
             return
-        self._poll = asyncio.create_task(self._take_tail(), name="tail")
+        self._poll = _shared(self._take_tail(), "tail")
         await asyncio.shield(self._poll)
 
     def saw_own(self, lease: WriterLease, seq: int, key: str, size_bytes: int, committed: Committed) -> None:
@@ -117,7 +120,7 @@ class Follower:
             try:
                 await self._metadata.wait_for_news(self._poll_ms)
                 await self.catch_up()
-            except WentBackError as error:
+            except (WentBackError, SchemaMismatchError) as error:
                 self._on_fatal(error)
                 return
             except Exception as error:  # the store is away: what is known stands, and we ask again
@@ -191,6 +194,11 @@ class Follower:
         self._metrics.live_l0_files.set(self._index.files)
         self._on_live_files(self._index.files)
         self._metrics.tail_gaps.set(self._index.gaps)
+
+
+def _shared(poll: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """In a context of its own: what a poll says is not on behalf of the request that happened to begin it."""
+    return asyncio.create_task(poll, name=name, context=Context())
 
 
 def _ref(file: L0File) -> FileRef:

@@ -27,6 +27,7 @@ from metadata.service import (
     AgentInfo,
     MetadataService,
     MetadataUnavailableError,
+    SchemaMismatchError,
     WriterFencedError,
     WriterLease,
 )
@@ -76,6 +77,8 @@ class Membership:
         """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
         self.on_change: Callable[[], None] | None = None
         """Called when `agents` has changed."""
+        self.on_fatal: Callable[[Exception], None] | None = None
+        """Called when we may not register any more: the schema was migrated, and does not take this program."""
         self.on_lapse: Callable[[], None] | None = None
         """Called when our lease may have run out before it was extended, when it is a new one, and when the list of
         agents was not read for as long as a lease: by now others may have had, and given back, what was ours."""
@@ -149,7 +152,9 @@ class Membership:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
     async def renew(self, fenced: WriterLease) -> None:
-        """Take a new epoch, unless that was done since `fenced` was current. Waits until the store answers."""
+        """Take a new epoch, unless that was done since `fenced` was current. Waits until the store answers.
+
+        Raises SchemaMismatchError, after `on_fatal` was told."""
         async with self._renewing:
             while self._lease == fenced:
                 try:
@@ -159,6 +164,10 @@ class Membership:
                     self._lapsed()
                     await self._metadata.announce_agents()
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
+                except SchemaMismatchError as error:
+                    if self.on_fatal is not None:
+                        self.on_fatal(error)
+                    raise
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()
                     _log.warning("lease not renewed yet", error=str(error))
@@ -179,7 +188,10 @@ class Membership:
                         await self._metadata.announce_agents()
             except WriterFencedError:
                 self._metrics.lease_errors_total.inc()
-                await self.renew(lease)
+                try:
+                    await self.renew(lease)
+                except SchemaMismatchError:
+                    return  # and the agent halts
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))

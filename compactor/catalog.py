@@ -39,7 +39,7 @@ from compactor.catalog_format import (
     snapshot_id,
     snapshot_key,
 )
-from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable
+from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor
 from metadata.compaction import Metadata
 from metadata.service import Cursor
 from siltstone.clock import Clock
@@ -59,12 +59,12 @@ SNAPSHOTS_KEPT = 3
 PURGE_PARTS = 2 * SNAPSHOTS_KEPT
 """Snapshots are taken this many times within `purge.deadline.ms`, or more often."""
 PART_BYTES = 8 << 20
-COMMITS_IN_FLIGHT_MS = 120_000
-"""A merge's commit may show up this long after the time in its row."""
+UNASKED_MS_MAX = 12 * 3_600_000
+"""Who has not asked for so long which merges ended begins with a snapshot."""
 UNFINISHED_MS = 3_600_000
 """A snapshot without a manifest that is so much older than the newest whole one was given up."""
 OVERLAP_MS = 600_000
-"""Increments from so long before the oldest snapshot kept are kept with it: names go by the clock of a server."""
+"""Increments from so long before the oldest snapshot kept are kept with it, by their names and by the store's clock."""
 
 
 class Catalog:
@@ -94,16 +94,19 @@ class Catalog:
         self._lock = asyncio.Lock()
         self._cluster_id = ""
         self._cursor: Cursor | None = None
-        self._told_ms = 0
-        """Of the last increment or snapshot that we know of."""
+        self._jobs: JobCursor | None = None
+        self._asked_ms = 0.0
+        """When we last asked which merges ended; monotonic."""
+        self._named_ms = 0
+        """The latest time in a name that we know of: names go up though the clock goes back."""
         self._snapshot_ms = 0
-        """Of the last snapshot that we know of."""
+        """Of our last snapshot."""
+        self._began_ms = 0
         self._last_key = ""
-        self._told_jobs: set[int] = set()
 
     # ---- what the loops do
     async def round(self) -> bool:
-        """A snapshot when one is due, else an increment when there is news. Returns whether anything was written."""
+        """An increment when there is news, and a snapshot when one is due. Returns whether anything was written."""
         return await self._counted(self._round)
 
     async def flush(self) -> None:
@@ -112,28 +115,46 @@ class Catalog:
 
     async def snapshot(self) -> str:
         """Take one now; its id."""
-        return await self._counted(self._measured_snapshot)
+        return await self._counted(self._caught_up_snapshot)
 
     async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
         async with self._lock:
             try:
-                await self._catch_up()
                 return await work()
             except Exception:
                 self._metrics.catalog_failures_total.inc()
                 raise
 
+    async def _caught_up_snapshot(self) -> str:
+        await self._catch_up()
+        return await self._measured_snapshot()
+
     async def _round(self) -> bool:
-        age_ms = await self._metadata.now_ms() - self._snapshot_ms
-        if self._cursor is None or age_ms >= self._interval_ms:
+        """The increment comes first: it can be written where a snapshot cannot, for want of room on the disk."""
+        now_ms = await self._metadata.now_ms()
+        self._began_ms = self._began_ms or now_ms
+        snapshot_ms = self._snapshot_ms
+        age_ms = now_ms - (snapshot_ms or self._began_ms)
+        self._metrics.catalog_age_seconds.set(max(age_ms, 0) / 1000)
+        await self._catch_up()
+        if self._must_begin():
             await self._measured_snapshot()
             return True
         written = await self._increments()
-        self._metrics.catalog_age_seconds.set(max(age_ms, 0) / 1000)
+        # younger than nothing: the clock was put back, and nobody knows for how long it would look young
+        is_due = not 0 <= age_ms < self._interval_ms
+        if is_due and self._snapshot_ms == snapshot_ms:
+            await self._measured_snapshot()
+            return True
         return written
 
+    def _must_begin(self) -> bool:
+        """Whether increments would not tell all: rows of merges that ended a day ago are forgotten, told or not."""
+        return self._cursor is None or self._clock.monotonic_ms() - self._asked_ms > UNASKED_MS_MAX
+
     async def _flush(self) -> None:
-        if self._cursor is None:
+        await self._catch_up()
+        if self._must_begin():
             await self._measured_snapshot()
         else:
             await self._increments()
@@ -144,23 +165,26 @@ class Catalog:
 
         The first thing that a process writes is a snapshot: what it finds may be of a Postgres that was put back since.
         """
-        if not self._cluster_id:
-            self._cluster_id = (await self._metadata.cluster_identity()).cluster_id
         newest = ""
         async for stat in self._store.list(INCREMENTS_PREFIX, start_after=self._last_key):
             newest = stat.key
         found = parse_catalog_key(newest) if newest else None
         if found is None:
             return
-        self._last_key = newest
-        if self._cursor is None or found.ms <= self._told_ms:
+        self._last_key, self._named_ms = newest, max(self._named_ms, found.ms)
+        if self._cursor is None:
             return
         try:
-            increment = decode_increment(await self._store.get(newest), cluster_id=self._cluster_id)
+            increment = decode_increment(await self._store.get(newest), cluster_id=await self._cluster())
         except (CatalogDamagedError, ObjectNotFoundError) as error:
             _log.warning("an increment of the catalogue cannot be read", key=newest, error=str(error))
             return
-        self._cursor, self._told_ms = increment.cursor, increment.taken_ms
+        self._cursor = increment.cursor
+
+    async def _cluster(self) -> str:
+        if not self._cluster_id:
+            self._cluster_id = (await self._metadata.cluster_identity()).cluster_id
+        return self._cluster_id
 
     # ---- increments
     async def _increments(self) -> bool:
@@ -174,25 +198,27 @@ class Catalog:
             if tail.cold:
                 await self._measured_snapshot()
                 return True
-            done = await self._rows.done_jobs(self._told_ms - COMMITS_IN_FLIGHT_MS)
-            new = [job for job in done if job.job_id not in self._told_jobs]
-            if not (tail.files or tail.changes or new):
+            asked_ms = self._clock.monotonic_ms()
+            done, jobs = await self._rows.done_jobs(self._jobs)
+            if not (tail.files or tail.changes or done):
+                self._jobs, self._asked_ms = jobs, asked_ms
                 return written
             increment = Increment(
                 taken_ms=taken_ms,
-                cluster_id=self._cluster_id,
+                cluster_id=await self._cluster(),
                 cursor=tail.cursor,
                 files=tail.files,
                 changes=tail.changes,
-                jobs=new,
+                jobs=done,
             )
             body = encode_increment(increment)
-            key = increment_key(max(taken_ms, self._told_ms), self._ids.uuid7(self._clock.wall_ms()))
+            self._named_ms = max(taken_ms, self._named_ms)
+            key = increment_key(self._named_ms, self._ids.uuid7(self._clock.wall_ms()))
             await self._store.put_if_absent(key, body, crc32c=crc32c(body))
             self._metrics.catalog_increments_total.inc()
             self._metrics.catalog_increment_bytes_total.inc(len(body))
-            self._cursor, self._told_ms = tail.cursor, max(taken_ms, self._told_ms)
-            self._told_jobs = {job.job_id for job in done}
+            self._cursor, self._jobs, self._asked_ms = tail.cursor, jobs, asked_ms
+            self._last_key = max(key, self._last_key)
             written = True
 
     # ---- snapshots
@@ -211,18 +237,21 @@ class Catalog:
         return id_
 
     async def _snapshot(self, folder: Path) -> tuple[str, int]:
+        asked_ms = self._clock.monotonic_ms()
+        _, jobs = await self._rows.done_jobs(None)  # before the rows: what ends meanwhile is told once more
         instant, tables = await self._spool(folder)
         # Names in order, even after a Postgres whose clock was ahead.
         newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
-        id_ = snapshot_id(max(instant.taken_ms, newest + 1), self._ids.uuid7(self._clock.wall_ms()))
+        named_ms = max(instant.taken_ms, newest + 1)
+        id_ = snapshot_id(named_ms, self._ids.uuid7(self._clock.wall_ms()))
         entries: dict[str, TableEntry] = {}
         for name, file in tables.items():
             entries[name] = await self._upload(file, snapshot_key(id_, f"{name}.parquet"))
         body = encode_manifest(Manifest(instant=instant, tables=entries))
         await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
-        self._cursor, self._snapshot_ms = instant.cursor, instant.taken_ms
-        self._told_ms = instant.taken_ms
-        self._told_jobs = set()
+        self._cursor, self._jobs, self._snapshot_ms = instant.cursor, jobs, instant.taken_ms
+        self._asked_ms = asked_ms
+        self._named_ms = max(self._named_ms, named_ms)
         return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
 
     async def _spool(self, folder: Path) -> tuple[CatalogInstant, dict[str, TableFile]]:
@@ -281,22 +310,23 @@ async def _snapshots(store: ObjectStore) -> dict[str, bool]:
 async def keys_over(store: ObjectStore) -> Sequence[str]:
     """What nobody will read again: all but the last `SNAPSHOTS_KEPT` whole snapshots and the increments since the first
     of these. Manifests come first, so that no half snapshot looks whole. Objects that are not ours are left alone."""
-    keys = [(stat.key, found) async for stat in store.list(CATALOG_PREFIX) if (found := parse_catalog_key(stat.key))]
-    whole = sorted({found.snapshot for _, found in keys if found.name == MANIFEST})
-    kept = whole[-SNAPSHOTS_KEPT:]
+    keys = [(stat, found) async for stat in store.list(CATALOG_PREFIX) if (found := parse_catalog_key(stat.key))]
+    manifests = {found.snapshot: stat.last_modified_ms for stat, found in keys if found.name == MANIFEST}
+    kept = sorted(manifests)[-SNAPSHOTS_KEPT:]
     if not kept:
         return ()
     first_ms, newest_ms = int(kept[0][:15]), int(kept[-1][:15])
     over: list[str] = []
-    for key, found in keys:
+    for stat, found in keys:
         if not found.snapshot:
-            is_over = found.ms < first_ms - OVERLAP_MS
-        elif found.snapshot in whole:
+            # by both: names of a Postgres whose clock was ahead are too high, and a copied bucket is all new
+            is_over = max(found.ms - first_ms, stat.last_modified_ms - manifests[kept[0]]) < -OVERLAP_MS
+        elif found.snapshot in manifests:
             is_over = found.snapshot not in kept
         else:
             is_over = found.ms < newest_ms - UNFINISHED_MS
         if is_over:
-            over.append(key)
+            over.append(stat.key)
     return sorted(over, key=lambda key: (not key.endswith(MANIFEST), key))
 
 

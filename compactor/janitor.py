@@ -17,6 +17,9 @@ metadata from it must not look for what is not there.
 3. plans, manifests and the like of heavy merges that are over, and of the catalogue what is replaced;
 4. rows of deleted and aborted files that are older than any commit that may still come.
 
+Where 1 fails (the catalogue cannot be written, say) the others are done before that is raised. What waits is measured
+in any case.
+
 `sweep_orphans` lists the store and deletes what `compactor/orphans.py` calls forgotten: the key is aborted first (from
 then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an object, which the
 next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing (`TooManyOrphansError`,
@@ -155,19 +158,34 @@ class Janitor:
         deleted."""
         try:
             await self._check_history()
-        except JanitorHaltedError:
+            swept = await self._sweep()
+        except Exception:
             await self._measure()
             raise
-        files, size_bytes, failed = await self._delete_dead()
+        await self._measure()
+        return swept
+
+    async def _sweep(self) -> Swept:
+        """Where dead files cannot be deleted (the catalogue cannot be written, say), the rest is done before that is
+        raised."""
+        files = size_bytes = failed = 0
+        refused: Exception | None = None
+        try:
+            files, size_bytes, failed = await self._delete_dead()
+        except JanitorHaltedError:
+            raise
+        except Exception as error:  # whatever it is: what follows does not rest on it
+            refused = error
         now_ms = await self._metadata.now_ms()
         uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
         self._metrics.multiparts_aborted_total.inc(uploads)
         failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
         failed += await self._delete_all(await keys_over(self._store))
         rows = await self._metadata.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
-        await self._measure()
         if files or failed or uploads:
             _log.info("swept", files=files, bytes=size_bytes, failed=failed, uploads=uploads)
+        if refused is not None:
+            raise refused
         return Swept(
             deleted_files=files, deleted_bytes=size_bytes, failed=failed, aborted_uploads=uploads, forgotten_rows=rows
         )

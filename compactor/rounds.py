@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from metadata.service import WentBackError, WriterFencedError
+from metadata.service import SchemaMismatchError, WentBackError, WriterFencedError
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
@@ -92,7 +92,7 @@ class Rounds:
                 idle = 1.0 if found else min(idle * 1.5, self._factor_max)
                 if not (found and self._eager):
                     pause_ms = self._interval_ms * idle * (0.9 + 0.2 * self._ids.jitter())
-            except (WentBackError, WriterFencedError) as error:
+            except (WentBackError, WriterFencedError, SchemaMismatchError) as error:
                 _log.error("compactor halts", loop=self._name, error=str(error))
                 self._on_fatal(error)
                 return

@@ -43,6 +43,9 @@ Row = dict[str, Any]
 REBUILT_HOST, REBUILT_EPOCH = "siltstone-rebuild", 1
 """Of a writer that no agent is: it says that a database was rebuilt, and appends what may be appended."""
 
+JOB_IDS_IN_FLIGHT = 1_000
+"""A job may show up after another whose id is so much higher: ids are given before a transaction commits."""
+
 SEQUENCES = ("file_ids", "partition_ids", "node_ids", "group_epochs", "change_ids", "job_ids")
 """`job_ids` is the identity of `merge_jobs`."""
 
@@ -113,6 +116,11 @@ def _all_but(table: sa.Table, *left_out: str) -> tuple[str, ...]:
     return tuple(column.name for column in table.columns if column.name not in left_out)
 
 
+_FILES_KEPT = """state IN ('live', 'dead', 'aborted')
+    OR (writer_id, epoch, seq) IN (SELECT w.writer_id, w.epoch, w.last_seq FROM writers w)"""
+"""Those of which there is an object, or may be; and the last that each writer committed: unknown files that it sealed
+before were never committed."""
+
 TABLES: Mapping[str, CatalogTable] = {
     each.name: each
     for each in (
@@ -124,7 +132,7 @@ TABLES: Mapping[str, CatalogTable] = {
         CatalogTable(table=WATERMARKS, columns=_all_but(WATERMARKS)),
         CatalogTable(table=LOG_STARTS, columns=_all_but(LOG_STARTS)),
         # what was answered to a writer is for its repeat alone, and writers do not outlive their Postgres
-        CatalogTable(table=FILES, columns=_all_but(FILES, "results"), condition="state IN ('live', 'dead')"),
+        CatalogTable(table=FILES, columns=_all_but(FILES, "results"), condition=_FILES_KEPT),
         CatalogTable(
             table=EXTENTS,
             columns=_all_but(EXTENTS),
@@ -147,6 +155,18 @@ class DoneJob(NamedTuple):
     epoch: int
     finished_ms: int
     output_keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCursor:
+    """Which merges somebody has heard the end of. By ids alone: a clock that steps back hides none."""
+
+    highest: int
+    """Of all ids so far."""
+    live: frozenset[int]
+    """Had not ended."""
+    told: frozenset[int]
+    """Were done, of the last `JOB_IDS_IN_FLIGHT` ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +196,7 @@ class CatalogMetadata(Protocol):
         stay for as long as it takes: `take` must wait for nothing but this machine. Raises MetadataUnavailableError."""
         ...
 
-    async def done_jobs(self, since_ms: int) -> Sequence[DoneJob]:
-        """Merges committed at or after it, by the time of the commit. A commit that was in flight may show up later
-        with a time before now: ask for a little more than since the last call."""
+    async def done_jobs(self, cursor: JobCursor | None) -> tuple[Sequence[DoneJob], JobCursor]:
+        """Merges that were committed since, in the order of their ids, and where to go on. None: no merges, and where
+        to begin."""
         ...

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -18,7 +18,7 @@ from metadata.catalog import REBUILT_HOST, TABLES, Row
 from metadata.migrate import STATEMENT_TIMEOUT_MS
 from metadata.postgres_connection import connect, unavailable
 from metadata.tables import CLUSTER, FILES, TOPICS, WRITERS
-from siltstone.errors import BadInputError
+from siltstone.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
 _JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"
@@ -90,7 +90,7 @@ async def restore_catalog(url: str, tables: Mapping[str, Sequence[Row]], sequenc
     """Write all rows and set all sequences, in one transaction. The database is migrated and empty.
 
     `tables` may hold no more than `TABLES` does; extents are numbered anew. Raises NotEmptyError,
-    MetadataUnavailableError.
+    MetadataUnavailableError, BugError for rows that the schema excludes. Nothing was written then.
     """
     engine = _engine(url)
     try:
@@ -109,6 +109,8 @@ async def restore_catalog(url: str, tables: Mapping[str, Sequence[Row]], sequenc
                 await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
             # where the janitor looks for whose server this is: somebody has to vouch for it first
             await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
+    except (IntegrityError, DataError) as error:
+        raise BugError(f"the database takes no such rows, nothing was written: {error.orig}") from error
     except (DBAPIError, OSError, TimeoutError) as error:
         raise unavailable(error) from error
     finally:

@@ -1,14 +1,16 @@
 """Which life of which Postgres server the metadata live, and whether the janitor may delete by it. Pure.
 
 A server has a system identifier, made by `initdb`, and a timeline, which every promotion and every recovery to a point
-in time counts up. The cluster's row remembers the pair that a person vouched for (or `siltstone migrate`, when it made
-the row): the *adopted* history. With another pair present the database may have gone back to an earlier state, in which
-files that were committed since are named by no row and look like orphans. So nothing may be deleted until a person has
-looked and adopts the present pair (`siltstone fsck --adopt`).
+in time counts up. Each of its databases has an oid, which a copy of the server keeps and a dump that is read into
+another database of the same server does not get. The cluster's row remembers the three that a person vouched for (or
+`siltstone migrate`, when it made the row): the *adopted* history. With others present the database may have gone back
+to an earlier state, in which files that were committed since are named by no row and look like orphans. So nothing may
+be deleted until a person has looked and adopts those present (`siltstone fsck --adopt`).
 
-What the pair does not show: a copy of the server's volume put back (a snapshot of the disk, a copied data directory)
-has the pair it was taken under, and all that Postgres could remember went back with it. There the janitor's limit on
-orphans stands alone (`compactor/orphans.py`), unless the operator tells it: see ARCHITECTURE.md, "Who may do what".
+What they do not show: a copy of the server's volume put back (a snapshot of the disk, a copied data directory) has
+those it was taken under, and all that Postgres could remember went back with it. Nor is a dump seen that was read into
+the database it came from. There the janitor's limit on orphans stands alone (`compactor/orphans.py`), unless the
+operator tells it: see ARCHITECTURE.md, "Who may do what".
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ class HistoryMovedError(SiltstoneError):
 
 
 class ServerHistory(NamedTuple):
-    """As `pg_control_system()` and the name of the current WAL file say."""
+    """As `pg_control_system()`, the name of the current WAL file and `pg_database` say."""
 
     system_identifier: int
     timeline: int
+    database_oid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +56,9 @@ class History:
             )
         if old.timeline != new.timeline:
             return f"the metadata Postgres failed over or was restored: timeline {old.timeline} became {new.timeline}"
+        if old.database_oid != new.database_oid:
+            return (
+                "the metadata lie in another database of their Postgres than they did: oid"
+                f" {old.database_oid} became {new.database_oid}"
+            )
         return ""

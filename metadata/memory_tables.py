@@ -16,7 +16,7 @@ from metadata.history import ServerHistory
 from metadata.merge_commit import CleanedState
 from metadata.producer_state import Producer
 
-FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1)
+FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1, database_oid=1)
 
 
 @dataclass(slots=True)

@@ -1,9 +1,11 @@
 """Bringing a database to the schema of this release. Its own command (`siltstone migrate`), never done by an agent.
 
-Order: take an advisory lock (two cannot run at once), see that no program is at work that the new schema does not take,
-run the missing revisions, say which programs it takes (metadata/schema_versions.py) and write the cluster row, all in
-one transaction. A crash leaves the database as it was. Locks are waited for 5 s at most, so that a migration never
-queues the agents' commits behind itself for longer; one that loses a deadlock to them begins anew.
+Order: take an advisory lock (two cannot run at once, and no program registers meanwhile, see
+metadata/postgres_registering.py), see that no program is at work that the new schema does not take, run the missing
+revisions, say which programs it takes (metadata/schema_versions.py), take their lapsed leases from the others, and
+write the cluster row, all in one transaction. A crash leaves the database as it was. Locks are waited for 5 s at most,
+so that a migration never queues the agents' commits behind itself for longer; one that loses a deadlock to them begins
+anew.
 
 Every revision but the first states `oldest_program`: the schema of the oldest programs that may go on after it.
 """
@@ -14,7 +16,8 @@ import asyncio
 import base64
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,8 @@ from sqlalchemy.pool import NullPool
 
 from metadata.asyncpg_driver import Connection
 from metadata.postgres_connection import CONNECTION_ERRORS, connect, sqlstate_of, unavailable
-from metadata.postgres_history import PRESENT, server_history
+from metadata.postgres_history import PRESENT, adopted_columns, server_history
+from metadata.postgres_registering import MIGRATION_LOCK, end_too_old, lock_too_old
 from metadata.schema_versions import (
     Running,
     SchemaState,
@@ -46,7 +50,6 @@ from siltstone.clock import SystemClock
 from siltstone.errors import BadInputError, BugError
 from siltstone.ids import IdSource, SystemIds
 
-MIGRATION_LOCK = 7_310_575_218
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 3_600_000
 LOCK_NOT_AVAILABLE = "55P03"
@@ -269,12 +272,21 @@ def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) 
     for step in plan.steps:
         row = {"version": version_of(step.revision), "oldest_program": step.oldest_program}
         connection.execute(insert(SCHEMA_VERSIONS).values(row).on_conflict_do_nothing())
+    dbapi.run_async(partial(_end_leases, plan=plan))
     if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
         row = connection.execute(PRESENT).one()
-        present = server_history(row.system_identifier, row.timeline)
-        adopted = {"adopted_system_identifier": present.system_identifier, "adopted_timeline": present.timeline}
-        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id, **adopted))
+        present = server_history(row.system_identifier, row.timeline, row.database_oid)
+        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id, **adopted_columns(present)))
     return plan.target
+
+
+async def _end_leases(driver: Connection, plan: MigrationPlan) -> None:
+    """Programs that were asleep, not gone, must not wake up again. Raises OldProgramsAtWorkError."""
+    if plan.steps:
+        await lock_too_old(driver, plan.oldest_program)
+        # one may have woken up since the plan was made; none can from here on
+        _check_nobody_must_stop(replace(plan, running=await read_running(driver)))
+        await end_too_old(driver, plan.oldest_program)
 
 
 async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPlan:

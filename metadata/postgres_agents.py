@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.job_rules import LEASE_SLACK
 from metadata.postgres_connection import Database
+from metadata.postgres_registering import begin_registering
 from metadata.postgres_rows import between_now_and
 from metadata.schema_versions import version_of
 from metadata.service import LEASE_MS, AgentAddress, AgentInfo, ClusterIdentity, WriterFencedError, WriterLease
@@ -43,6 +44,7 @@ class PostgresAgents:
 
     async def register_agent(self, address: AgentAddress) -> WriterLease:
         async def work(connection: AsyncConnection) -> WriterLease:
+            await begin_registering(connection)
             here = (WRITERS.c.host == address.host, WRITERS.c.port == address.port)
             take = sa.update(WRITERS).where(*here).values(epoch=WRITERS.c.epoch + 1, last_seq=-1)
             taken = await connection.execute(take.returning(WRITERS.c.writer_id, WRITERS.c.epoch))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.catalog import SEQUENCES, TABLES, CatalogInstant, DoneJob, TakeRows
+from metadata.catalog import JOB_IDS_IN_FLIGHT, SEQUENCES, TABLES, CatalogInstant, DoneJob, JobCursor, TakeRows
 from metadata.postgres_connection import Database
-from metadata.postgres_rows import now_ms, statement
+from metadata.postgres_rows import now_ms
 from metadata.service import Cursor
-from metadata.tables import WRITERS
+from metadata.tables import MERGE_JOBS, WRITERS
 
 ROWS_AT_A_TIME = 2_000
 
@@ -29,12 +30,16 @@ _INSTANT = sa.text(
     f"""SELECT {_LAST}, coalesce(pg_sequence_last_value({_JOB_IDS}::regclass), 0) AS job_ids, cluster_id,
     greatest((SELECT max(change_id) FROM changes), forgotten_change_id) AS change_id FROM cluster"""  # noqa: S608
 )
-_DONE = statement(
+_DONE = sa.text(
     """SELECT j.job_id, j.epoch, j.finished_ms,
         coalesce((SELECT array_agg(f.key ORDER BY f.file_id) FROM files f WHERE f.file_id = ANY (j.output_file_ids)),
             '{}') AS keys
-    FROM merge_jobs j WHERE j.state = 'done' AND j.finished_ms >= :since_ms ORDER BY j.finished_ms, j.job_id""",
-    since_ms=sa.BigInteger,
+    FROM merge_jobs j WHERE j.state = 'done' AND (j.job_id = ANY (:live) OR j.job_id > :above)
+        AND NOT j.job_id = ANY (:told) ORDER BY j.job_id"""
+).bindparams(
+    sa.bindparam("live", type_=pg.ARRAY(sa.BigInteger)),
+    sa.bindparam("told", type_=pg.ARRAY(sa.BigInteger)),
+    sa.bindparam("above", type_=sa.BigInteger),
 )
 
 
@@ -73,9 +78,24 @@ class PostgresCatalog:
 
         return await self._database.read(work, repeatable=True)
 
-    async def done_jobs(self, since_ms: int) -> Sequence[DoneJob]:
-        async def work(connection: AsyncConnection) -> Sequence[DoneJob]:
-            rows = await connection.execute(_DONE, {"since_ms": since_ms})
-            return [DoneJob(row.job_id, row.epoch, row.finished_ms, tuple(row.keys)) for row in rows]
+    async def done_jobs(self, cursor: JobCursor | None) -> tuple[Sequence[DoneJob], JobCursor]:
+        async def work(connection: AsyncConnection) -> tuple[Sequence[DoneJob], JobCursor]:
+            job_id, state = MERGE_JOBS.c.job_id, MERGE_JOBS.c.state
+            highest = (await connection.execute(sa.select(sa.func.max(job_id)))).scalar_one() or 0
+            if cursor is not None:
+                highest = max(highest, cursor.highest)
+            live = await connection.execute(sa.select(job_id).where(sa.text("state IN ('ready', 'running')")))
+            recent = sa.select(job_id).where(job_id > highest - JOB_IDS_IN_FLIGHT, state == "done")
+            told = await connection.execute(recent)
+            after = JobCursor(
+                highest=highest, live=frozenset(live.scalars().all()), told=frozenset(told.scalars().all())
+            )
+            if cursor is None:
+                return [], after
+            asked = {
+                "live": sorted(cursor.live), "told": sorted(cursor.told), "above": cursor.highest - JOB_IDS_IN_FLIGHT
+            }  # fmt: skip
+            rows = await connection.execute(_DONE, asked)
+            return [DoneJob(row.job_id, row.epoch, row.finished_ms, tuple(row.keys)) for row in rows], after
 
-        return await self._database.read(work)
+        return await self._database.read(work, repeatable=True)

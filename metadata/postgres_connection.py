@@ -2,7 +2,8 @@
 
 Every connection, of the pool or dedicated, is made by `connect`, and the service's by `Database.connect`, which also
 checks that the server has not gone back: another system identifier, an older timeline or a missing newest file mean a
-restore, or a failover to a standby that lacked what we acknowledged. Then nothing may be written any more.
+restore, or a failover to a standby that lacked what we acknowledged. Then nothing may be written any more. Nor may it
+when a migration has been there that does not take this program.
 
 Timeouts: the server gives up a statement (10 s) before the client does (15 s), so that a lost answer is rare and short.
 """
@@ -116,7 +117,7 @@ class DedicatedConnection:
         self._connection: Connection | None = None
 
     async def get(self) -> Connection:
-        """The connection; call with `lock` held. Raises MetadataUnavailableError, WentBackError."""
+        """The connection; call with `lock` held. Raises what `Database.connect` does."""
         if self._connection is None or self._connection.is_closed():
             self._connection = None
             self._connection = await self._database.connect(self._application)
@@ -182,11 +183,12 @@ class Database:
         await self._engine.dispose()
 
     async def connect(self, application: str) -> Connection:
-        """A checked raw connection. Raises MetadataUnavailableError, WentBackError."""
+        """A checked raw connection. Raises MetadataUnavailableError, WentBackError, SchemaMismatchError."""
         connection = await connect(self._url, application=application)
         try:
             await _make_durable(connection)
             await self._check_not_back(connection)
+            check_takes(await read_state(connection), SCHEMA_REVISION)  # a migration may have come since the last one
         except CONNECTION_ERRORS as error:
             connection.terminate()
             raise unavailable(error) from error

@@ -14,26 +14,32 @@ TIMELINE = """CASE WHEN pg_is_in_recovery() THEN '00000000'
     ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"""
 """In hexadecimal; zeros on a standby, which cannot tell."""
 
-PRESENT = sa.text(f"SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline")
+DATABASE_OID = "(SELECT oid::bigint FROM pg_database WHERE datname = current_database())"
+
+PRESENT = sa.text(
+    f"SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline, {DATABASE_OID} AS database_oid"
+)
 _BOTH = sa.text(
+    # where nobody has said which database it was, it is taken for this one
     f"""SELECT adopted_system_identifier, adopted_timeline, {SYSTEM_IDENTIFIER} AS system_identifier,
-    {TIMELINE} AS timeline FROM cluster"""  # noqa: S608
+    {TIMELINE} AS timeline, {DATABASE_OID} AS database_oid,
+    coalesce(adopted_database_oid, {DATABASE_OID}) AS adopted_database_oid FROM cluster"""  # noqa: S608
 )
 
 
-def server_history(system_identifier: int, timeline: str) -> ServerHistory:
+def server_history(system_identifier: int, timeline: str, database_oid: int) -> ServerHistory:
     """Raises MetadataUnavailableError on a standby."""
     if not int(timeline, 16):
         raise MetadataUnavailableError("this Postgres is a standby and takes no writes")
-    return ServerHistory(system_identifier=system_identifier, timeline=int(timeline, 16))
+    return ServerHistory(system_identifier=system_identifier, timeline=int(timeline, 16), database_oid=database_oid)
 
 
 async def read_history(connection: AsyncConnection) -> History:
     """In one statement, so of one server. Raises MetadataUnavailableError on a standby."""
     row = (await connection.execute(_BOTH)).one()
     return History(
-        adopted=ServerHistory(system_identifier=row.adopted_system_identifier, timeline=row.adopted_timeline),
-        present=server_history(row.system_identifier, row.timeline),
+        adopted=ServerHistory(row.adopted_system_identifier, row.adopted_timeline, row.adopted_database_oid),
+        present=server_history(row.system_identifier, row.timeline, row.database_oid),
     )
 
 
@@ -45,5 +51,13 @@ async def adopt_history(connection: AsyncConnection, present: ServerHistory) -> 
             f"the metadata Postgres was {present} when it was checked and is {found} now",
             remedy="run `siltstone fsck --adopt` again",
         )
-    adopted = {"adopted_system_identifier": present.system_identifier, "adopted_timeline": present.timeline}
-    await connection.execute(sa.update(CLUSTER).values(adopted))
+    await connection.execute(sa.update(CLUSTER).values(adopted_columns(present)))
+
+
+def adopted_columns(adopted: ServerHistory) -> dict[str, int]:
+    """Of the cluster's row."""
+    return {
+        "adopted_system_identifier": adopted.system_identifier,
+        "adopted_timeline": adopted.timeline,
+        "adopted_database_oid": adopted.database_oid,
+    }

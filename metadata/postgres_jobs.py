@@ -20,6 +20,7 @@ from metadata import compaction as c
 from metadata import job_rules
 from metadata.packed_index import iter_index
 from metadata.postgres_connection import Database
+from metadata.postgres_registering import begin_registering
 from metadata.postgres_rows import INTS, LEVELED, LONGS, any_of, between_now_and, leveled, lock_partitions, statement
 from metadata.schema_versions import version_of
 from metadata.service import WriterFencedError, WriterLease
@@ -104,6 +105,7 @@ class PostgresJobs:
 
     async def register_compactor(self, host: str) -> WriterLease:
         async def work(connection: AsyncConnection) -> WriterLease:
+            await begin_registering(connection)
             node_id = sa.text("nextval('node_ids')")
             made = sa.insert(COMPACTORS).values(node_id=node_id, host=host, lease_until_ms=_LEASE_END)
             made = made.values(program_schema=version_of(SCHEMA_REVISION))

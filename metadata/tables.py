@@ -43,6 +43,7 @@ CLUSTER = sa.Table(
     sa.Column("forgotten_key_hour", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("forgotten_change_id", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("forgotten_file_id", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("adopted_database_oid", sa.BigInteger),
 )
 
 SCHEMA_VERSIONS = sa.Table(

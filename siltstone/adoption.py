@@ -58,6 +58,7 @@ def adopted_changes(history: History) -> str:
     pairs = (
         ("system identifier", old.system_identifier, new.system_identifier),
         ("timeline", old.timeline, new.timeline),
+        ("database oid", old.database_oid, new.database_oid),
     )
     return ", ".join(
         f"{name} {before} became {now}" if before != now else f"{name} {now} as before" for name, before, now in pairs

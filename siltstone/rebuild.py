@@ -96,6 +96,11 @@ class Rebuild:
         the stores raise."""
         cluster_id = await self._cluster_id()
         target = await target_state(self.metadata_url)  # before the long part
+        if target is not None and target.is_rebuilt and target.cluster_id != cluster_id:
+            raise ClusterMismatchError(
+                f"the database was rebuilt as cluster {target.cluster_id}, the object store is cluster {cluster_id}'s",
+                remedy="correct one of the URLs, or name an empty database; nothing was changed",
+            )
         found = await read_bucket(self.store, cluster_id, say=self.say)
         now_ms = self.clock.wall_ms()
         self._check_alone(found, now_ms)

@@ -28,6 +28,7 @@ from siltstone.rebuild_state import (
     rolled_forward,
 )
 from siltstone.rebuild_tiling import FILLED_KIND, Footer, FooterExtent, Material, Stretch, Taken, inferred_done, tilings
+from siltstone.rebuild_uncommitted import uncommitted_l0
 
 INT31 = 2**31 - 1
 NEWER_L0 = "newer L0"
@@ -90,6 +91,8 @@ class RebuildPlan:
     the partitions in them that do not come back otherwise."""
     unknown_topics: list[str]
     """Files of topics that the catalogue never heard of."""
+    uncommitted_l0: list[str]
+    """Keys of L0 files that were never committed: nobody was told that they are stored."""
     superseded: int = 0
     """Merged files that nothing needs: dead."""
     places: dict[int, Place] = field(default_factory=dict[int, Place])
@@ -146,6 +149,7 @@ def plan_rebuild(
         new_stretches=[],
         newer_l0={},
         unknown_topics=[],
+        uncommitted_l0=uncommitted_l0(catalogued, l0_footers),
         places={partition_id: state.place(partition_id) for partition_id in state.partitions},
     )
     _find_holes(plan, state, taken)
@@ -229,7 +233,8 @@ class _Files:
         alive = {stretch.row["extent_id"] for each in self._of_key.values() for _, stretch in each if stretch.row}
         files = self._catalogued.tables["files"]
         for row in files:
-            if row["key"] in self._there and row["key"] not in self._state.l0_files:
+            is_kept = row["state"] in {"live", "dead"} and row["key"] in self._there
+            if is_kept and row["key"] not in self._state.l0_files:
                 self._of_snapshot(row)
         live_ids = {row["file_id"] for row in self._files if row["state"] == "live"}
         for row in self._catalogued.tables["extents"]:
@@ -359,9 +364,10 @@ def _find_newer_l0(
         for _, name in material.footers[stretch.key].inputs
     }
     read_by_done = {name for key in material.done for _, name in material.footers[key].inputs}
+    never = frozenset(plan.uncommitted_l0)
     records: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
     for key in sorted(l0_footers, key=lambda key: key.rpartition("/")[2].split("-", 2)[-1]):  # by their time
-        for extent in l0_footers[key]:
+        for extent in () if key in never else l0_footers[key]:
             partition_id = state.partition_id(extent.topic_id, extent.partition)
             if partition_id is None or key in read_by_done or (key, partition_id) in copied:
                 continue
@@ -403,7 +409,9 @@ def _write_others(
         }
     ]
     tables["writers"] = [
-        {**row, "epoch": max(row["epoch"], epochs[row["writer_id"]]) + 1, "last_seq": -1} for row in given["writers"]
+        {**row, "epoch": max(row["epoch"], epochs[row["writer_id"]]) + 1, "last_seq": -1}
+        for row in given["writers"]
+        if row["host"] != REBUILT_HOST  # of an earlier rebuild: its name is the next one's, and it writes no more
     ]
     sequences["node_ids"] += 1
     tables["writers"].append(

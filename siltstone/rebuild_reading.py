@@ -123,14 +123,15 @@ def _is_file(key: str) -> bool:
 
 async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
     passed_over: list[str] = []
-    ids: dict[str, bool] = {}
+    written_ms: dict[str, int | None] = {}  # by the store's clock
     async for stat in store.list(SNAPSHOTS_PREFIX):
         key = parse_catalog_key(stat.key)
         if key is not None:
-            ids[key.snapshot] = ids.get(key.snapshot, False) or key.name == MANIFEST
-    for id_ in sorted(ids, reverse=True):
+            at_ms = stat.last_modified_ms if key.name == MANIFEST else None
+            written_ms[key.snapshot] = written_ms.get(key.snapshot) or at_ms
+    for id_ in sorted(written_ms, reverse=True):
         try:
-            if not ids[id_]:
+            if written_ms[id_] is None:
                 raise CatalogDamagedError("it has no manifest: whoever wrote it did not come to its end")
             manifest = decode_manifest(await store.get(snapshot_key(id_, MANIFEST)), cluster_id=cluster_id)
             tables = {name: await _table(store, name, entry) for name, entry in manifest.tables.items()}
@@ -139,9 +140,9 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
         except (CatalogDamagedError, ObjectNotFoundError) as error:
             passed_over.append(f"snapshot {id_}: {error}")
             continue
-        first_ms = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS
-        increments, damaged = await _increments(store, first_ms, cluster_id)
-        catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments)
+        since = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS, (written_ms[id_] or 0) - INCREMENTS_BEFORE_MS
+        increments, damaged = await _increments(store, since, cluster_id)
+        catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments, is_whole=not damaged)
         return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged)
     raise NoCatalogError(
         f"there is no whole catalogue snapshot under {SNAPSHOTS_PREFIX}"
@@ -160,12 +161,13 @@ async def _table(store: ObjectStore, name: str, entry: TableEntry) -> list[Row]:
     return rows
 
 
-async def _increments(store: ObjectStore, first_ms: int, cluster_id: str) -> tuple[list[Increment], list[str]]:
+async def _increments(store: ObjectStore, since: tuple[int, int], cluster_id: str) -> tuple[list[Increment], list[str]]:
+    """`since`: by the clock of names, or by the store's: one of them may have been wrong."""
     increments: list[Increment] = []
     damaged: list[str] = []
     async for stat in store.list(INCREMENTS_PREFIX):
         key = parse_catalog_key(stat.key)
-        if key is None or key.ms < first_ms:
+        if key is None or (key.ms < since[0] and stat.last_modified_ms < since[1]):
             continue
         try:
             increments.append(decode_increment(await store.get(stat.key), cluster_id=cluster_id))

@@ -30,7 +30,9 @@ class Catalogued:
     instant: CatalogInstant
     tables: Mapping[str, Sequence[Row]]
     increments: Sequence[Increment] = ()
-    """Those taken since, and shortly before; by time."""
+    """Those taken since, and shortly before; by their names."""
+    is_whole: bool = True
+    """No increment was there that could not be read."""
 
 
 class KnownL0(NamedTuple):
@@ -63,7 +65,8 @@ class State:
     l0_files: dict[str, KnownL0]
     """Live in the snapshot, or committed since; by key."""
     done: dict[str, tuple[int, int]]
-    """Key of an output of a merge that was committed since -> (when, job id)."""
+    """Key of an output of a merge that was committed since -> (job id, when). Ids tell the order: a merge was planned
+    after that whose outputs it reads was committed. Times do not, for clocks step back."""
     deleted_topics: set[uuid.UUID]
     deleted_names: dict[str, int]
     cluster: Row
@@ -116,7 +119,7 @@ def rolled_forward(catalogued: Catalogued) -> State:
             if change.change_id > instant.cursor.change_id:
                 changes.setdefault(change.change_id, (change, each.taken_ms))
         for job in each.jobs:
-            state.done |= dict.fromkeys(job.output_keys, (job.finished_ms, job.job_id))
+            state.done |= dict.fromkeys(job.output_keys, (job.job_id, job.finished_ms))
             _seen(state, "job_ids", job.job_id)
     for change_id in sorted(changes):
         _apply(state, *changes[change_id])

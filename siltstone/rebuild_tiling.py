@@ -126,7 +126,7 @@ class Material:
     footers: Mapping[str, Footer]
     """Of merged files that the snapshot does not have."""
     done: Mapping[str, tuple[int, int]]
-    """Keys among them whose merges were committed -> (when, job id)."""
+    """Keys among them whose merges were committed -> (job id, when)."""
     present: frozenset[str]
     """Keys of L0 files whose objects are there."""
 
@@ -151,7 +151,7 @@ def inferred_done(
     more = dict(done)
     for key in unexplained:
         for footer in of_attempt[max(readers[key])] if readers[key] else ():
-            more.setdefault(footer.key, (footer.created_ms, footer.job_id))
+            more.setdefault(footer.key, (footer.job_id, footer.created_ms))
     return more
 
 

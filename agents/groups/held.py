@@ -204,7 +204,8 @@ class HeldGroup:
         self._count(self.machine.state)
         self._set_timer(now_ms)
         if self._saves and self._saver is None:
-            self._saver = asyncio.create_task(self._save(), name="group save")
+            # Nor is a save: it stores what all have asked for since, and goes on with what others ask for meanwhile.
+            self._saver = asyncio.create_task(self._save(), name="group save", context=Context())
             self._coordinator.tasks.add(self._saver)  # a save under way outlives its group, to its fenced end
             self._saver.add_done_callback(self._coordinator.tasks.discard)
 

@@ -68,13 +68,18 @@ class System:
 
 def place_options(command: Callable[..., T]) -> Callable[..., T]:
     """`--data`, `--metadata`, `--object-store`, `--config` and `--set`, handed to the command as `places`."""
-
-    @click.option(
+    data = click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="DIR",
         help="A directory of `siltstone dev`, running or not.",
     )
+    return data(url_options(command))
+
+
+def url_options(command: Callable[..., T]) -> Callable[..., T]:
+    """As `place_options` without `--data`."""
+
     @click.option("--metadata", "metadata_url", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
     @click.option(
         "--object-store",
@@ -86,7 +91,7 @@ def place_options(command: Callable[..., T]) -> Callable[..., T]:
     @wraps(command)
     def with_places(
         *args: Any,
-        data: Path | None,
+        data: Path | None = None,
         metadata_url: str | None,
         object_store_url: str | None,
         config: Path | None,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, opened_store, place_options
+from siltstone.cli.places import Places, opened_store, url_options
 from siltstone.clock import SystemClock
 from siltstone.errors import BadInputError
 from siltstone.ids import SystemIds
@@ -30,7 +30,7 @@ SHOWN_MAX = 20
     is_flag=True,
     help="Append records whose offsets nobody knows, at new offsets, behind all others.",
 )
-@place_options
+@url_options
 @json_option
 def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, as_json: bool) -> None:
     """Bring the metadata back from the bucket into an empty Postgres.
@@ -48,8 +48,6 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, a
           --metadata postgresql://siltstone@newdb/siltstone
       siltstone rebuild --config agent.toml --json
     """
-    if places.data is not None:
-        raise click.UsageError("--data is a directory of `siltstone dev`: name --metadata and --object-store")
     if not places.metadata_url or is_memory(places.metadata_url):
         raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
     rebuilt = asyncio.run(_rebuild(places, dry_run=dry_run, force=force, append_newer_l0=append_newer_l0))
@@ -122,6 +120,9 @@ def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
             yield from (f"  {name}" for name in names[:SHOWN_MAX])
     if rebuilt.refused_batches:
         yield f"{plural(rebuilt.refused_batches, 'batch')} refused while appending: their producers had gone on"
+    if rebuilt.plan.uncommitted_l0:
+        number = plural(len(rebuilt.plan.uncommitted_l0), "L0 file")
+        yield f"left out: {number} that were never committed: nobody was told that they are stored (see --json)"
     if rebuilt.plan.newer_l0 and not rebuilt.appended:
         yield "newer L0 files stay in the bucket; --append-newer-l0 brings their records back at new offsets"
     yield (
@@ -151,6 +152,7 @@ def _as_json(rebuilt: Rebuilt) -> dict[str, Any]:
         "counts": _counts(rebuilt),
         "losses": [loss._asdict() for loss in rebuilt.losses],
         "newer_l0": list(plan.newer_l0),
+        "uncommitted_l0": plan.uncommitted_l0,
         "appended": [each._asdict() for each in rebuilt.appended],
         "refused_batches": rebuilt.refused_batches,
         "unreadable": found.unreadable,

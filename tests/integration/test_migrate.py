@@ -20,7 +20,7 @@ from metadata.postgres_connection import connect
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import METADATA, SCHEMA_REVISION
 from siltstone.cli import main
-from tests.fixtures.postgres import run_sql
+from tests.fixtures.postgres import database_url, run_sql
 
 
 async def identity(url: str) -> str:
@@ -117,3 +117,27 @@ async def test_ids_are_drawn_one_by_one(postgres_url: str) -> None:
 
     cached = {row["sequencename"]: row["cache_size"] for row in rows}
     assert cached["file_ids"] == cached["change_ids"] == 1
+
+
+async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor(
+    bare_postgres_url: str, postgres_server: str
+) -> None:
+    await migrate_async(bare_postgres_url)
+    service = PostgresMetadata(bare_postgres_url)
+    await service.open()
+    assert (await service.history()).halts == ""
+    await service.close()
+    # when its rows are in another database, as a dump brings them there
+    name = f"{bare_postgres_url.rpartition('/')[2]}_copy"
+    await run_sql(postgres_server, f"CREATE DATABASE {name} TEMPLATE {name.removesuffix('_copy')}")
+    try:
+        service = PostgresMetadata(database_url(postgres_server, name))
+        await service.open()
+        history = await service.history()
+        assert history.halts.startswith("the metadata lie in another database of their Postgres than they did: oid")
+        # and until somebody says that this is the one
+        await service.adopt_history(history.present)
+        assert (await service.history()).halts == ""
+        await service.close()
+    finally:
+        await run_sql(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")

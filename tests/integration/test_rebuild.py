@@ -361,6 +361,7 @@ async def test_the_catalogue_says_that_a_file_is_dead_before_it_is_deleted_and_k
 def test_the_command_tells_by_its_exit_code_whether_all_came_back(
     store_url: str, postgres_url: str, bare_postgres_url: str, tmp_path: Path
 ) -> None:
+    assert "--data" not in CliRunner().invoke(main, ["rebuild", "--help"]).stdout, "it is for a Postgres of one's own"
     places = ["--object-store", store_url, "--metadata", bare_postgres_url]
     refused = CliRunner().invoke(main, ["rebuild", *places])
     assert refused.exit_code == 1 and "cluster.json" in refused.stderr

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from metadata.groups import GroupLease, GroupRecord
 from metadata.memory import MemoryMetadata
-from metadata.service import CommitInDoubtError, CommitL0, Committed
+from metadata.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
 from siltstone.client import KafkaClient
 from siltstone.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from storage.memory import MemoryStore
@@ -22,6 +23,7 @@ from wire.messages.delete_records import (
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
 from wire.records import NewRecord, build_batch
 from wire.schema import Message
 
@@ -58,6 +60,17 @@ class LosesAnswers(MemoryMetadata):
             self.answers_to_lose -= 1
             raise CommitInDoubtError("the connection was lost")
         return committed
+
+
+class LosesSaves(MemoryMetadata):
+    """What became of a group that was to be stored is not known."""
+
+    loses = False
+
+    async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
+        if self.loses:
+            raise MetadataUnavailableError("the connection was lost")
+        await super().save_group(lease, record)
 
 
 class SlowStore(MemoryStore):
@@ -158,6 +171,27 @@ async def test_a_request_that_is_begun_in_the_midst_of_other_work_leaves_nothing
         server.produce_bytes_changed()
         assert LOG_CONTEXT.get() is before
     assert (await raw.answer(ProduceResponse, 9)).responses[0].partition_responses[0].error_code == 0
+
+
+async def test_a_group_is_stored_on_behalf_of_nobody_in_particular(
+    log_lines: LogLines, dial: Dial, start_agent: StartAgent
+) -> None:
+    metadata = LosesSaves()
+    await metadata.open()
+    running = await start_agent(metadata=metadata, group_initial_rebalance_delay_ms=0)
+    raw = await dial.raw(running.address)
+    join = JoinGroupRequest(group_id="g", protocol_type="consumer", session_timeout_ms=10_000)
+    join.rebalance_timeout_ms = 10_000
+    join.protocols = [JoinGroupRequestProtocol(name="range", metadata=b"")]
+    joined = await raw.call(join, JoinGroupResponse, 3)
+    assert joined.error_code == 0
+    # when a request, and no timer, begins a save
+    metadata.loses = True
+    sync = SyncGroupRequest(group_id="g", generation_id=joined.generation_id, member_id=joined.member_id)
+    sync.assignments = [SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"all")]
+    await raw.call(sync, SyncGroupResponse, 3)
+    (line,) = await log_lines.until("group not stored, or nobody knows")
+    assert line["group"] == "g" and not REQUEST_FACTS & set(line)
 
 
 async def test_a_file_that_is_given_up_names_the_requests_that_fail_with_it(

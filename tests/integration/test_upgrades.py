@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
+from metadata.asyncpg_driver import Connection
 from metadata.migrate import (
     OldProgramsAtWorkError,
     grant_reader,
@@ -20,7 +23,7 @@ from metadata.migrate import (
 from metadata.postgres import PostgresMetadata
 from metadata.postgres_connection import connect
 from metadata.schema_versions import Running, SchemaState, revision_of
-from metadata.service import AgentAddress, SchemaMismatchError
+from metadata.service import AgentAddress, CommitL0, SchemaMismatchError, WriterFencedError, WriterLease
 from metadata.tables import SCHEMA_REVISION
 from siltstone.cli import main
 from siltstone.errors import BugError
@@ -127,6 +130,122 @@ async def test_a_migration_waits_for_nobody_but_refuses_while_programs_work_that
     await service.unregister_agent(lease)
     await service.close()
     assert await migrate_async(postgres_url, versions=versions) == NEXT
+
+
+REGISTERING = {
+    "agent": lambda service: service.register_agent(AgentAddress(host="a", port=9092, zone="")),
+    "compactor": lambda service: service.register_compactor("b"),
+}
+
+
+async def until_waits(watcher: Connection, application: str, task: asyncio.Task[Any]) -> None:
+    """It waits for a lock, or is done with it: what follows tells which of the two it should have been."""
+    waits = """SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'"""
+    async with asyncio.timeout(30):
+        while not task.done() and not await watcher.fetchval(waits, application):
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", REGISTERING)
+async def test_who_registers_while_a_migration_runs_that_does_not_take_it_is_refused(
+    postgres_url: str, tmp_path: Path, kind: str
+) -> None:
+    # given a program that was let in, and then a migration that waits in its midst for the last of its tables
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    await service.cluster_identity()
+    holder, watcher = await connect(postgres_url), await connect(postgres_url)
+    await holder.execute("BEGIN")
+    await holder.execute("LOCK TABLE watermarks IN ROW EXCLUSIVE MODE")
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    migration = asyncio.create_task(migrate_async(postgres_url, versions=versions))
+    await until_waits(watcher, "siltstone-migrate", migration)
+    # when it registers
+    registering = asyncio.create_task(REGISTERING[kind](service))
+    await until_waits(watcher, "siltstone-pool", registering)
+    await holder.execute("COMMIT")
+    # then
+    assert await migration == NEXT
+    with pytest.raises(SchemaMismatchError, match="this program is too old") as refused:
+        await registering
+    assert refused.value.remedy == "start the release that migrated the database, or a newer one"
+    assert (await plan_migration(postgres_url, versions=versions)).running == []
+    await service.close()
+    for line in (holder, watcher):
+        await line.close()
+
+
+@pytest.mark.parametrize(("kind", "table"), [("agent", "writers"), ("compactor", "compactors")])
+async def test_a_migration_sees_who_is_registering(postgres_url: str, tmp_path: Path, kind: str, table: str) -> None:
+    # given a program that has begun to register, and waits in its midst
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    holder, watcher = await connect(postgres_url), await connect(postgres_url)
+    await holder.execute("BEGIN")
+    await holder.execute(f"LOCK TABLE {table} IN SHARE MODE")
+    registering = asyncio.create_task(REGISTERING[kind](service))
+    await until_waits(watcher, "siltstone-pool", registering)
+    # when a migration begins that does not take it
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    migration = asyncio.create_task(migrate_async(postgres_url, versions=versions))
+    await until_waits(watcher, "siltstone-migrate", migration)
+    await holder.execute("COMMIT")
+    # then
+    await registering
+    with pytest.raises(OldProgramsAtWorkError, match=f"older ones are at work: {kind}"):
+        await migration
+    assert await schema_revision(postgres_url) == SCHEMA_REVISION
+    await service.close()
+    for line in (holder, watcher):
+        await line.close()
+
+
+def empty_file(lease: WriterLease, *, seq: int) -> CommitL0:
+    key = f"l0/00/2024010100/{lease.writer_id}-{lease.epoch}-{UUID(int=seq)}.silt"
+    return CommitL0(lease=lease, seq=seq, key=key, size_bytes=70, crc32c=0, batches=[])
+
+
+async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease_and_gets_none(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    # given an agent and a compactor that have not been heard of for longer than their leases
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    lease = await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    node = await service.register_compactor("b")
+    await service.commit_l0(empty_file(lease, seq=0))
+    lapse = "SET lease_until_ms = clock_ms() - 1"
+    await run_sql(postgres_url, f"UPDATE agents {lapse}", f"UPDATE compactors {lapse}")
+    # when they wake up after the migration
+    await migrate_async(postgres_url, versions=next_release(tmp_path / "next", oldest_program=ours() + 1))
+    # then
+    with pytest.raises(WriterFencedError):
+        await service.heartbeat(lease)
+    with pytest.raises(WriterFencedError):
+        await service.beat_compactor(node)
+    with pytest.raises(WriterFencedError):
+        await service.commit_l0(empty_file(lease, seq=1))
+    with pytest.raises(SchemaMismatchError, match="this program is too old"):
+        await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    await service.close()
+
+
+async def test_each_new_connection_of_a_program_asks_whether_it_is_taken(postgres_url: str, tmp_path: Path) -> None:
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    await service.cluster_identity()
+    await migrate_async(postgres_url, versions=next_release(tmp_path / "next", oldest_program=ours() + 1))
+    # when its connections are lost
+    await run_sql(
+        postgres_url,
+        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name LIKE 'siltstone%' AND pid <> pg_backend_pid()""",
+    )
+    # then it gets no other
+    with pytest.raises(SchemaMismatchError, match="this program is too old"):
+        await service.cluster_identity()
+    await service.close()
 
 
 async def test_a_migration_that_does_not_say_whom_it_takes_is_not_run(postgres_url: str, tmp_path: Path) -> None:

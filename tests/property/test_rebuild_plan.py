@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.packed_index import iter_index
-from siltstone.rebuild_plan import RebuildPlan
+from siltstone.rebuild_plan import NEWER_L0, RebuildPlan
 from tests.fixtures.rebuild_world import COMPACTED, TOPICS, Record, World
 
 
@@ -59,6 +59,19 @@ def check_keys(world: World, plan: RebuildPlan, after: list[Record], end: int) -
     assert {key: found for key, found in newest.items() if found[1] is not None} == wanted
 
 
+def left_l0(world: World) -> set[str]:
+    return {file.key for file in world.files.values() if not file.level and not file.committed}
+
+
+def check_left_out(world: World, plan: RebuildPlan) -> None:
+    """Nothing that was acknowledged; all that was sealed before a file whose commit the catalogue knows."""
+    never = left_l0(world)
+    assert set(plan.uncommitted_l0) <= never and not plan.newer_l0.keys() & set(plan.uncommitted_l0)
+    [told_ms] = [file.created_ms for file in world.files.values() if file.writer_seq == world.told[0] >= 0] or [0]
+    assert {key for key in never if world.files[key].created_ms < told_ms} <= set(plan.uncommitted_l0)
+    assert {row["state"] for row in plan.tables["files"]} <= {"live", "dead"}
+
+
 def check(world: World) -> None:
     plan = world.rebuild()
     heard_seq, heard_change, heard_jobs = world.told
@@ -71,11 +84,13 @@ def check(world: World) -> None:
         given = {record for (_, id_), records in world.records.items() if id_ == partition for record in records}
         assert set(after) <= given
         if is_told and heard_jobs == {job.job_id for job in world.done}:
-            assert after == before and not plan.losses
+            assert after == before and {loss.what for loss in plan.losses} <= {NEWER_L0}
+            assert plan.newer_l0.keys() <= left_l0(world), "what nobody was told of may look newer"
         # what a committed merge of L0 holds is there, though nobody heard of the commit
         assert {record for record in world.leveled(partition) if record in before} <= set(after)
         if partition == COMPACTED:
             check_keys(world, plan, after, end)
+    check_left_out(world, plan)
     live = [row for row in plan.tables["files"] if row["state"] == "live"]
     counted: dict[int, int] = {}
     for row in plan.tables["extents"]:
@@ -100,6 +115,7 @@ def run(seed: int, check: Callable[[World], None] = check) -> None:
     chance = random.Random(seed)
     world = World(chance)
     steps = [world.commit] * 5 + [world.merge] * 4 + [world.delete_records, world.sweep, world.increment]
+    steps += [world.leave_l0, world.step_back]
     for _ in range(chance.randint(0, 12)):
         chance.choice([world.commit, world.merge])()
     world.snapshot()

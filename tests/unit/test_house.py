@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 DECISIONS = ROOT / "docs" / "decisions"
@@ -76,18 +78,35 @@ def text_of(path: Path) -> str | None:
         return None
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Facts(NamedTuple):
+    """What a file of Python is asked for."""
+
+    functions: Sequence[tuple[str, int, int]]
+    """Name, first line, lines."""
+    imported: frozenset[str]
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    functions: list[tuple[str, int, int]] = []
+    imported: set[str] = set()
+    for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def imported_names(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            assert node.end_lineno is not None
+            functions.append((node.name, node.lineno, node.end_lineno - node.lineno + 1))
+        elif isinstance(node, ast.Import):
+            imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            imported.add(node.module)
+    return Facts(functions, frozenset(imported))
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below it, without the expressions: those hold no statements, and are most of a tree."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
+            yield child
+            yield from statements(child)
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -119,10 +138,9 @@ def test_broken_import_contracts_are_noticed(tmp_path: Path) -> None:
 
 def test_the_s3_client_is_imported_by_the_s3_store_alone() -> None:
     submitter = "spark_jobs/submitters/emr_serverless.py"  # the same client, for another service
-    for room in ROOMS:
-        for path in tracked(".py"):
-            if path.is_relative_to(ROOT / room) and not shown(path).startswith(("storage/s3", submitter)):
-                assert not {name.split(".")[0] for name in imported_names(path)} & S3_CLIENTS, shown(path)
+    for path in tracked(".py"):
+        if path.relative_to(ROOT).parts[0] in ROOMS and not shown(path).startswith(("storage/s3", submitter)):
+            assert not {name.split(".")[0] for name in facts(path).imported} & S3_CLIENTS, shown(path)
 
 
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
@@ -133,11 +151,9 @@ def test_no_file_is_longer_than_a_reader_can_hold() -> None:
 def test_no_function_is_longer_than_a_screen() -> None:
     long: dict[str, int] = {}
     for path in tracked(".py"):
-        for function in functions(path):
-            assert function.end_lineno is not None
-            lines = function.end_lineno - function.lineno + 1
+        for name, first, lines in facts(path).functions:
             if lines > FUNCTION_LINES_MAX:
-                long[f"{shown(path)}:{function.lineno} {function.name}"] = lines
+                long[f"{shown(path)}:{first} {name}"] = lines
     assert long == {}
 
 

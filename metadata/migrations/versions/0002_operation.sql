@@ -17,3 +17,10 @@ INSERT INTO schema_versions (version, oldest_program) VALUES (1, 1);
 -- The schema that the program was made for. Programs of schema 1 leave it empty.
 ALTER TABLE agents ADD COLUMN program_schema integer;
 ALTER TABLE compactors ADD COLUMN program_schema integer;
+
+-- ---- restores: metadata/history.py ------------------------------------------------------------------------------
+
+-- The database that was vouched for, beside its server and timeline: a dump read into another database of the same
+-- server has those, too. Who migrates vouches for the one that the cluster lies in. Empty: not known, not compared.
+ALTER TABLE cluster ADD COLUMN adopted_database_oid bigint;
+UPDATE cluster SET adopted_database_oid = (SELECT oid FROM pg_database WHERE datname = current_database());

@@ -19,8 +19,10 @@ from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
 from siltstone.clock import SystemClock
 from siltstone.ids import SystemIds
+from siltstone.logging import About, log_context
 from siltstone.metrics import Metrics
 from storage.keys import file_key
+from tests.fixtures.log_lines import LogLines
 
 NOW_MS = SystemClock().wall_ms()
 
@@ -116,6 +118,29 @@ async def test_an_own_commit_that_a_snapshot_just_missed_comes_by_the_tail() -> 
     await agent.follower.catch_up()
     # then: the second is not lost behind it
     assert agent.end == 3
+    await agent.follower.stop()
+
+
+async def test_what_a_poll_says_is_said_for_nobody_however_it_was_begun(log_lines: LogLines) -> None:
+    agent = await following()
+    for is_next in (False, True):
+        agent.metadata.gate.set()
+        if is_next:  # begun by a request that finds another poll under way
+            agent.metadata.gate.clear()
+            before = agent.metadata.tails
+            first = asyncio.create_task(agent.follower.catch_up())
+            while agent.metadata.tails == before:
+                await asyncio.sleep(0)
+        agent.metadata.cold = True
+        with log_context(About(api="Fetch")):
+            asked = asyncio.create_task(agent.follower.catch_up())
+        await asyncio.sleep(0)
+        agent.metadata.gate.set()
+        await asked
+        if is_next:
+            await first
+    said = log_lines.named("cursor too old, starting from a snapshot")
+    assert ["api" in line for line in said] == [False, False]
     await agent.follower.stop()
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from agents.membership import CLOCK_APART_MS, NOTICE_MS, Membership
 from metadata.memory import MemoryDatabase, MemoryMetadata
-from metadata.service import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, MetadataUnavailableError, WriterLease
+from metadata.service import (
+    BEAT_MS,
+    LEASE_MS,
+    AgentAddress,
+    AgentInfo,
+    MetadataUnavailableError,
+    SchemaMismatchError,
+    WriterLease,
+)
 from siltstone.clock import ManualClock
 from siltstone.metrics import Metrics
 
@@ -40,6 +48,12 @@ class Away(MemoryMetadata):
     """That many beats: the last of them is lost."""
     beats = 0
     lists_nobody = False
+    takes_us = True
+
+    async def register_agent(self, address: AgentAddress) -> WriterLease:
+        if not self.takes_us:
+            raise SchemaMismatchError("too old")
+        return await super().register_agent(address)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         self.beats += 1
@@ -74,6 +88,23 @@ async def joined(count: int, clock: TestClock) -> list[Membership]:
 async def leave(members: Sequence[Membership]) -> None:
     for member in members:
         await member.leave()
+
+
+async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beats_no_more() -> None:
+    clock = TestClock()
+    [member] = await joined(1, clock)
+    told: list[Exception] = []
+    member.on_fatal = told.append
+    # when its lease is another's, and the schema has left it behind
+    await service_of(member).register_agent(member._address)
+    service_of(member).takes_us = False
+    await clock.pass_ms(2 * BEAT_MS)
+    # then
+    assert [str(error) for error in told] == ["too old"]
+    beats = service_of(member).beats
+    await clock.pass_ms(4 * BEAT_MS)
+    assert service_of(member).beats == beats
+    await member.leave()
 
 
 async def test_after_an_outage_longer_than_the_lease_nobody_takes_himself_for_the_only_one() -> None:

@@ -9,7 +9,7 @@ from metadata.postgres_history import server_history
 from metadata.service import MetadataUnavailableError
 from siltstone.adoption import adopted_changes
 
-OLD = ServerHistory(system_identifier=7, timeline=3)
+OLD = ServerHistory(system_identifier=7, timeline=3, database_oid=5)
 
 
 def test_under_the_adopted_history_the_janitor_may_delete() -> None:
@@ -20,13 +20,30 @@ def test_under_the_adopted_history_the_janitor_may_delete() -> None:
     ("present", "why", "changes"),
     [
         (
-            ServerHistory(7, 4),
+            ServerHistory(7, 4, 5),
             "the metadata Postgres failed over or was restored: timeline 3 became 4",
-            "system identifier 7 as before, timeline 3 became 4",
+            "system identifier 7 as before, timeline 3 became 4, database oid 5 as before",
         ),
-        (ServerHistory(7, 2), "timeline 3 became 2", "system identifier 7 as before, timeline 3 became 2"),
-        (ServerHistory(8, 3), "system identifier 7 became 8", "system identifier 7 became 8, timeline 3 as before"),
-        (ServerHistory(8, 1), "system identifier 7 became 8", "system identifier 7 became 8, timeline 3 became 1"),
+        (
+            ServerHistory(7, 2, 5),
+            "timeline 3 became 2",
+            "system identifier 7 as before, timeline 3 became 2, database oid 5 as before",
+        ),
+        (
+            ServerHistory(8, 3, 5),
+            "system identifier 7 became 8",
+            "system identifier 7 became 8, timeline 3 as before, database oid 5 as before",
+        ),
+        (
+            ServerHistory(8, 1, 9),
+            "system identifier 7 became 8",
+            "system identifier 7 became 8, timeline 3 became 1, database oid 5 became 9",
+        ),
+        (
+            ServerHistory(7, 3, 9),
+            "the metadata lie in another database of their Postgres than they did: oid 5 became 9",
+            "system identifier 7 as before, timeline 3 as before, database oid 5 became 9",
+        ),
     ],
 )
 def test_under_any_other_it_may_not(present: ServerHistory, why: str, changes: str) -> None:
@@ -36,6 +53,6 @@ def test_under_any_other_it_may_not(present: ServerHistory, why: str, changes: s
 
 
 def test_a_timeline_is_read_as_postgres_names_its_files_and_a_standby_has_none() -> None:
-    assert server_history(7, "0000001F") == (7, 31)
+    assert server_history(7, "0000001F", 5) == (7, 31, 5)
     with pytest.raises(MetadataUnavailableError, match="standby"):
-        server_history(7, "00000000")
+        server_history(7, "00000000", 5)
