@@ -151,7 +151,7 @@ def test_jobs_are_listed_and_shown_for_people(processes: Processes, compactors: 
     assert shown.exit_code == 0 and first["reason"] in shown.output and "result: records in" in shown.output
     missing = CliRunner().invoke(main, ["jobs", "show", "999999", *place])
     assert missing.exit_code == 1 and "there is no job 999999" in missing.output
-    missing = CliRunner().invoke(main, ["jobs", "run", "999999", *place])
+    missing = CliRunner().invoke(main, ["jobs", "run", "999999", *place, "--object-store", processes.store_url])
     assert missing.exit_code == 1 and "remedy: `siltstone jobs list` shows those there are" in missing.output
 
 
