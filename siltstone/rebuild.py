@@ -130,9 +130,12 @@ class Rebuild:
 
     def _check_alone(self, found: Found, now_ms: int) -> None:
         age_ms = now_ms - max(found.newest_ms, found.catalogued.instant.taken_ms)
-        if age_ms >= ALIVE_MS or self.dry_run:
+        if age_ms >= ALIVE_MS:
             return
         said = f"the bucket was written to {max(age_ms, 0) // 1000} s ago: its cluster may be alive"
+        if self.dry_run:
+            self.say(f"note: {said}; the run itself would ask for --force")
+            return
         if not self.force:
             raise StillAliveError(
                 said,
