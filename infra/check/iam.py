@@ -1,7 +1,7 @@
 """IAM policy documents: what the data source `aws_iam_policy_document` makes of its statements, and what a policy
 allows.
 
-The stub provider answers the data source with what the real one would compute from the same arguments, so that the
+The stand-in provider answers the data source with what the real one would compute from the same arguments, so that the
 policy scan reads the very documents that would be attached.
 """
 

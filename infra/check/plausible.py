@@ -1,4 +1,4 @@
-"""What the stub provider answers where the real one would ask AWS, or compute.
+"""What the stand-in provider answers where the real one would ask AWS, or compute.
 
 Fixed values of the right form: an account that does not exist, a region, identifiers made from what was configured.
 Nothing here is read by the product; the policy scan relies on a bucket's ARN naming the bucket.

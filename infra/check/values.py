@@ -1,6 +1,6 @@
 """What Terraform and a provider send each other: protobuf messages, and in them values as MessagePack.
 
-Only what the stub provider needs. A message is written as (field number, value) pairs and read as a dict of lists;
+Only what the stand-in provider needs. A message is written as (field number, value) pairs and read as a dict of lists;
 the meaning of the numbers is Terraform's `tfplugin5.proto` and stands where a message is made
 (infra/check/provider.py). A value is plain Python (None, bool, int, float, str, list, dict) or UNKNOWN, which stands
 for what a plan can not know yet.
