@@ -10,7 +10,7 @@ that it went through one after the other. Where no request is traced there is no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from siltstone.logging import LOG_CONTEXT
 from siltstone.tracing import Span, SpanKind, Tracing
@@ -164,8 +164,10 @@ def _first_error(value: object, depth: int = 0) -> int:
     if code or depth == 3:
         return code
     for name in _LISTS:
-        parts: list[object] = getattr(value, name, None) or []
-        for part in parts:
+        parts: object = getattr(value, name, None)
+        if not isinstance(parts, list):  # Metadata's topics stand there encoded (`wire.schema.EncodedElements`)
+            continue
+        for part in cast("list[object]", parts):
             if code := _first_error(part, depth + 1):
                 return code
     return 0

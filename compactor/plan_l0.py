@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from compactor.plan_round import FileStatus, Hold, Round
+from compactor.plan_round import FileStatus, Hold, Round, count_text
 from compactor.spec import MergeKind, PlanOptions
 
 
@@ -69,14 +69,16 @@ def plan_l0(state: Round) -> None:
     for start, end in pairwise([0, *ends[:places]]):
         waits = f"the oldest waits {max(0, state.now_ms - free[start].created_ms) // 1000} s"
         asked = ", compaction was asked for" if at_once else ""
-        state.add_l0(free[start:end], f"{end - start} L0 files, {waits}{asked}")
+        state.add_l0(free[start:end], f"{count_text(end - start, 'L0 file')}, {waits}{asked}")
     if len(ends) > places:
         left = free[ends[places - 1] if places else 0 :]
-        text = f"{len(left)} L0 files wait for one of {state.options.l0_jobs_max} jobs"
+        wait = "waits" if len(left) == 1 else "wait"
+        text = f"{count_text(len(left), 'L0 file')} {wait} for one of {state.options.l0_jobs_max} jobs"
         state.note(MergeKind.LEVEL, text, Hold.L0_JOBS)
     in_trouble = [each for each in l0 if status[each.file_id] is FileStatus.IN_TROUBLE]
     if in_trouble:
-        text = f"{len(in_trouble)} L0 files are left alone: a merge failed"
+        is_one = len(in_trouble) == 1
+        text = f"{count_text(len(in_trouble), 'L0 file')} {'is' if is_one else 'are'} left alone: a merge failed"
         state.note(MergeKind.LEVEL, text, Hold.TROUBLE, files=in_trouble)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from compactor.plan_round import FileStatus, Hold, Round
+from compactor.plan_round import FileStatus, Hold, Round, count_text
 from compactor.spec import MergeKind
 from metadata.compaction import FileClass, FileView
 
@@ -67,10 +67,10 @@ def _plan(state: Round, files: Sequence[FileView], why: str) -> None:
         for batch in _batches(group, state.options.output_bytes):
             places = state.places(sum(each.live_bytes for each in batch))
             if not places.merges:
-                text = f"{len(batch)} files: {why}, all jobs{places.of} are taken"
+                text = f"{count_text(len(batch), 'file')}: {why}, all jobs{places.of} are taken"
                 state.note(MergeKind.PURGE, text, places.hold, files=batch)
                 continue
-            reason = f"{len(batch)} L{level} files: {why}"
+            reason = f"{count_text(len(batch), f'L{level} file')}: {why}"
             # An L1 file is not deduped before it goes to L2.
             state.add_merge(MergeKind.PURGE, batch, level=level, dedupe=level > 1, reason=reason)
 

@@ -29,6 +29,11 @@ from metadata.retention_rules import TIMESTAMP_MS_MAX
 from metadata.topic_configs import InvalidConfigError
 
 
+def count_text(count: int, what: str) -> str:
+    """For reasons and notes: 2, "L0 file" -> "2 L0 files"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 class Hold(Enum):
     """What stands in the way of something that a rule asks for."""
 

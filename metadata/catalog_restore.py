@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
@@ -38,6 +39,31 @@ class TargetState:
     writer_id: int | None = None
     """Of what a rebuild appends by itself."""
     last_seq: int = -1
+
+
+class RebuiltState(StrEnum):
+    NEVER = "never"
+    UNUSED = "unused"
+    """A rebuild may still append to it (`target_state` has `is_rebuilt`)."""
+    USED = "used"
+
+
+async def rebuilt_state(url: str) -> RebuiltState:
+    """Whether a database with a schema came from a rebuild, and was used since. Raises MetadataUnavailableError."""
+    engine = _engine(url)
+    try:
+        async with engine.connect() as connection:
+            ours = sa.exists().where(WRITERS.c.host == REBUILT_HOST)
+            if not (await connection.execute(sa.select(ours))).scalar_one():
+                return RebuiltState.NEVER
+            await _state(connection)
+            return RebuiltState.UNUSED
+    except NotEmptyError:
+        return RebuiltState.USED
+    except (DBAPIError, OSError, TimeoutError) as error:
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
 
 
 async def target_state(url: str) -> TargetState | None:
@@ -81,7 +107,8 @@ async def _state(connection: AsyncConnection) -> TargetState:
         )
     if any(counts) or writers or is_used:
         raise NotEmptyError(
-            f"the database holds {counts[0]} topics and {counts[1]} files of cluster {cluster_id}", remedy=_EMPTY_REMEDY
+            f"the database is not empty: cluster {cluster_id}, topics {counts[0]}, files {counts[1]}",
+            remedy=_EMPTY_REMEDY,
         )
     return TargetState(cluster_id=cluster_id or "", is_rebuilt=False)
 

@@ -126,7 +126,7 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
                     raise
                 await SystemClock().sleep_ms(PAUSE_MS * 2**attempt)
         raise BugError("the last attempt neither ended nor failed")
-    except (DBAPIError, OSError, TimeoutError) as error:
+    except CONNECTION_ERRORS as error:
         if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
             raise MetadataUnavailableError(
                 f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",

@@ -25,7 +25,7 @@ from sqlalchemy.pool import QueuePool
 from metadata.asyncpg_driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres_history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.schema_versions import check_takes, read_state
-from metadata.service import MetadataUnavailableError, WentBackError
+from metadata.service import MetadataUnavailableError, RightsMissingError, WentBackError
 from metadata.tables import SCHEMA_REVISION
 from siltstone.clock import Clock
 from siltstone.errors import BadInputError, BugError, Outcome
@@ -46,6 +46,9 @@ RETRY_BASE_MS = 5.0
 DEFINITE_CLASSES = frozenset({"22", "23", "42"})
 """Bad data, violated constraints, bad statements: asked again, they are refused again."""
 RETRIABLE_SQLSTATES = frozenset({"40001", "40P01"})
+INSUFFICIENT_PRIVILEGE = "42501"
+PASSING_CLASSES = frozenset({"08", "40", "55", "57", "58", "XX"})
+"""Lines cut, conflicts, locks, time-outs and shutdowns, failures of its own: it answered, but that is no refusal."""
 
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, *DRIVER_ERRORS)
 """What the drivers raise when a statement or a connection fails."""
@@ -104,7 +107,16 @@ def sqlstate_of(error: BaseException) -> str:
 
 
 def unavailable(error: BaseException) -> MetadataUnavailableError:
-    return MetadataUnavailableError(f"Postgres did not answer: {_reason(error)}")
+    """Of an error that says that nothing happened. The message tells silence from an answer that we do not like."""
+    return MetadataUnavailableError(_answer(error))
+
+
+def _answer(error: BaseException) -> str:
+    state = sqlstate_of(error)
+    if not state:
+        return f"Postgres did not answer: {_reason(error)}"
+    said = str(getattr(error, "orig", error)).strip().partition("\n")[0]
+    return f"Postgres {'gave up' if state[:2] in PASSING_CLASSES else 'refused'}: {said}"
 
 
 class DedicatedConnection:
@@ -201,7 +213,8 @@ class Database:
         self.seen.file_id = max(self.seen.file_id, file_id)
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, repeatable: bool = False) -> T:
-        """Run queries; `repeatable` = all at one instant, read-only. Raises MetadataUnavailableError."""
+        """Run queries; `repeatable` = all at one instant, read-only. Raises MetadataUnavailableError,
+        RightsMissingError."""
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
         if repeatable:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -214,8 +227,8 @@ class Database:
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         """Run one transaction, again when it lost a deadlock.
 
-        Raises MetadataUnavailableError (nothing happened), MetadataInDoubtError (lost while committing), and what
-        `work` raises of ours (rolled back).
+        Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError (lost while
+        committing), and what `work` raises of ours (rolled back).
         """
         for attempt in range(ATTEMPTS):
             committing = False
@@ -279,7 +292,9 @@ class Database:
 
 
 def _meaning(error: Exception) -> Exception:
-    """Values or statements that Postgres will never take are no outage."""
+    """Values or statements that Postgres will never take are no outage; nor are rights that a role lacks."""
+    if sqlstate_of(error) == INSUFFICIENT_PRIVILEGE:
+        return RightsMissingError(_answer(error))
     if _is_definite(error):
         return BugError(f"Postgres refuses a statement of ours: {_reason(error)}")
     return unavailable(error)

@@ -41,6 +41,10 @@ class MetadataUnavailableError(UnavailableError):
     """Postgres cannot be reached or refuses connections. Reads may be repeated."""
 
 
+class RightsMissingError(SiltstoneError):
+    """The role may not do what was asked; nothing was changed. Asked again, it is refused again until it may."""
+
+
 class CommitInDoubtError(SiltstoneError):
     """The answer to `commit_l0` was lost. Make the *same call* again until it answers; commit nothing else before."""
 

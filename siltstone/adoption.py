@@ -38,6 +38,10 @@ class Unknown:
     def size_bytes(self) -> int:
         return sum(stat.size_bytes for stat in self.objects)
 
+    @property
+    def l0_objects(self) -> int:
+        return sum(stat.key.startswith(LEVEL_PREFIXES[0]) for stat in self.objects)
+
 
 async def unknown_objects(metadata: Metadata, store: ObjectStore) -> Unknown:
     """Objects are listed first, then the rows are read: an object whose commit was under way has its row by then."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.client_records import TopicPartition
-from siltstone.client_steady import address_of, is_passing
+from siltstone.client_steady import QUIET_MS, address_of, is_passing
 from siltstone.clock import Clock
 from siltstone.consumer_protocol import PROTOCOL_TYPE, parse_assignment
 from siltstone.errors import UnavailableError
@@ -128,11 +128,22 @@ async def _listed(address: str, states: Sequence[str]) -> Sequence[ListedGroup]:
 class GroupClient:
     """One group, at its coordinator, wherever that is. Every call may raise KafkaError and UnavailableError."""
 
-    def __init__(self, bootstrap: str, group_id: str, clock: Clock, *, patience_ms: float = PATIENCE_MS) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        group_id: str,
+        clock: Clock,
+        *,
+        patience_ms: float = PATIENCE_MS,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`told` gets a line when the coordinator is lost, or answers with errors that pass for over a second, and one
+        when that is over."""
         self.group_id = group_id
         self._bootstrap = bootstrap
         self._clock = clock
         self._patience_ms = patience_ms
+        self._told = told
 
     async def describe(self) -> Group:
         async def work(client: KafkaClient, coordinator: str) -> Group:
@@ -228,15 +239,26 @@ class GroupClient:
     async def _run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
         """At the coordinator; again, of whoever it then is, while errors pass and patience lasts."""
         deadline_ms = self._clock.monotonic_ms() + self._patience_ms
+        failed_ms: float | None = None
+        is_told = False
         while True:
             try:
                 async with self._coordinator() as (client, address):
-                    return await work(client, address)
+                    result = await work(client, address)
             except (KafkaError, ConnectionLostError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                if self._clock.monotonic_ms() > deadline_ms:
+                now_ms = self._clock.monotonic_ms()
+                if now_ms > deadline_ms:
                     raise
+                failed_ms = now_ms if failed_ms is None else failed_ms
+                if not is_told and (isinstance(error, ConnectionLostError) or now_ms - failed_ms >= QUIET_MS):
+                    self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+                    is_told = True
+            else:
+                if is_told:
+                    self._told("the coordinator answers again")
+                return result
             await self._clock.sleep_ms(BACKOFF_MS)
 
     @asynccontextmanager

@@ -21,6 +21,8 @@ T = TypeVar("T")
 PATIENCE_MS = 60_000
 BACKOFF_MS = 200
 BACKOFF_MS_MAX = 2_000
+QUIET_MS = 1_000
+"""An error that an agent answers and that passes within this is not worth a line."""
 
 
 def is_passing(code: int) -> bool:
@@ -42,7 +44,8 @@ class SteadyClient:
         patience_ms: float = PATIENCE_MS,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`told` gets a line when an agent is lost, and when another answers."""
+        """`told` gets a line when an agent is lost, or answers with errors that pass for over a second, and one when
+        that is over."""
         self._addresses = [bootstrap]
         self._clock = clock
         self._patience_ms = patience_ms
@@ -63,7 +66,8 @@ class SteadyClient:
         mends at once."""
         deadline_ms = self._clock.monotonic_ms() + self._patience_ms
         backoff_ms = BACKOFF_MS
-        lost = False
+        failed_ms: float | None = None
+        is_told = False
         while True:
             try:
                 client = self._client or await self._connect()
@@ -71,15 +75,18 @@ class SteadyClient:
             except (UnavailableError, KafkaError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                if self._clock.monotonic_ms() + backoff_ms > deadline_ms:
+                now_ms = self._clock.monotonic_ms()
+                if now_ms + backoff_ms > deadline_ms:
                     raise
-                if isinstance(error, UnavailableError):
-                    if not lost:
-                        self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
-                    lost = True
+                failed_ms = now_ms if failed_ms is None else failed_ms
+                is_lost = isinstance(error, UnavailableError)
+                if not is_told and (is_lost or now_ms - failed_ms >= QUIET_MS):
+                    self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+                    is_told = True
+                if is_lost:
                     await self._drop()
             else:
-                if lost:
+                if is_told:
                     self._told("an agent answers again")
                 return result
             await self._clock.sleep_ms(backoff_ms)

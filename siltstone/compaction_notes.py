@@ -121,7 +121,10 @@ def _passes(case: Case, *, is_heavy: bool) -> int:
 def _more_places(case: Case, setting: str) -> str:
     ready = sum(each.state is JobState.READY for each in case.evidence.jobs)
     if ready:
-        return f"{plural(ready, 'planned job')} wait for a compactor: start more with `{case.evidence.words.compactor}`"
+        wait = "waits" if ready == 1 else "wait"
+        return (
+            f"{plural(ready, 'planned job')} {wait} for a compactor: start more with `{case.evidence.words.compactor}`"
+        )
     return f"wait, or raise {setting} of the compactors and start more: `{case.evidence.words.compactor}`"
 
 

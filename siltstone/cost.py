@@ -14,6 +14,7 @@ from agents.read.cache import BLOCK_BYTES
 from compactor.cursors import WINDOW_BYTES
 from compactor.options import plan_options
 from siltstone import cost_formulas as formulas
+from siltstone.cli.output import plural
 from siltstone.cost_storage import kept_lines
 from siltstone.errors import BadInputError
 from siltstone.prices import PRICES
@@ -284,7 +285,7 @@ def _put_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
     merges += formulas.merge_put_requests_per_second(
         daily, part_mib=PART_BYTES / MIB, object_mib=PLAN.output_bytes / MIB
     )
-    linger = f"{flow.agents} agents, {load.linger_ms:g} ms, {flow.file_mib:.1f} MiB a file"
+    linger = f"{plural(flow.agents, 'agent')}, {load.linger_ms:g} ms, {flow.file_mib:.1f} MiB a file"
     return [
         ("PUT L0", f"{flow.files_per_s:,.1f}/s: {linger}", _requests(flow.files_per_s, price)),
         ("PUT merges", f"{merges:,.1f}/s: L1 and L2 in parts of 8 MiB", _requests(merges, price)),
@@ -366,7 +367,7 @@ def _machine_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[st
         ("load balancer", "bootstrap alone", (prices["nlb.hour"] + prices["nlb.nlcu.hour"]) * hours),
         (
             "endpoints",
-            f"{INTERFACE_ENDPOINTS} services, {load.zones} zones",
+            f"{plural(INTERFACE_ENDPOINTS, 'service')}, {plural(load.zones, 'zone')}",
             endpoints * prices["endpoint.hour"] * hours,
         ),
     ]

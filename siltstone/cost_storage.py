@@ -82,6 +82,17 @@ def kept_lines(
     return rows
 
 
+def class_day_note(load: StoredLoad) -> str:
+    """Where records cannot move to the class as young as was asked; "" where they can, or nothing was asked."""
+    kind = STORAGE_CLASSES[load.storage_class]
+    if kind is None or load.class_day is None or load.class_day >= kind.from_day:
+        return ""
+    return (
+        f"--class-day {load.class_day:g}: S3 moves nothing to {load.storage_class} before day {kind.from_day:g}, from"
+        " which on this is reckoned"
+    )
+
+
 def _l2_rows(load: StoredLoad, gib: float, *, object_gib: float, prices: Mapping[str, float]) -> Sequence[Row]:
     price = prices["s3.standard.gib.month"]
     kind = STORAGE_CLASSES[load.storage_class]

@@ -5,7 +5,8 @@ It listens on loopback unless `insecure` allows more, for it shows what a cluste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
 
@@ -65,8 +66,13 @@ class HttpEndpoint:
         return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _serve_health(self, _: web.Request) -> web.Response:
-        return web.json_response({"alive": True})
+        return _answer({"alive": True})
 
     async def _serve_ready(self, _: web.Request) -> web.Response:
         reasons = list(self._not_ready())
-        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        return _answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+
+def _answer(body: Mapping[str, object], *, status: int = 200) -> web.Response:
+    """JSON with a newline at its end, so that a shell's prompt stands below it."""
+    return web.json_response(text=f"{json.dumps(body)}\n", status=status)

@@ -16,7 +16,7 @@ import logging
 import re
 import sys
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final, Protocol, cast
 
@@ -162,6 +162,15 @@ class _Libraries(logging.Handler):
     """What libraries say through the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Raises nothing: whoever complains, in a `__del__` perhaps, does not expect it."""
+        try:
+            self._say(record)
+        except Exception:
+            # its arguments do not fit; or the interpreter ends, and nothing can be imported: plain words have to do
+            with suppress(Exception):
+                _Stderr().write(_masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
+
+    def _say(self, record: logging.LogRecord) -> None:
         log = get_logger(record.name)
         say = log.error if record.levelno >= logging.ERROR else log.warning
         say("library message", text=record.getMessage(), **({"exc_info": record.exc_info} if record.exc_info else {}))
@@ -185,4 +194,9 @@ class _Stderr:
 
 def _mask_passwords(_: Any, __: str, line: Any) -> str:
     """Last of all, so that no fact and no traceback gets past."""
-    return _PASSWORD.sub(r"\1:***@", line)
+    return _masked(line)
+
+
+def _masked(text: str) -> str:
+    # a function: to read a template, `re` imports a module, which it cannot while the interpreter ends
+    return _PASSWORD.sub(lambda found: f"{found[1]}:***@", text)

@@ -221,11 +221,14 @@ class Metrics:
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",
-            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans` or `observe`.",
+            "Rounds that failed: `beat`, `plan`, `level`, `merge`, `heavy`, `retain`, `sweep`, `orphans`, `catalog` or"
+            " `observe`.",
             "loop",
         )
         self.compactor_duty = self._gauge(
-            "compactor_duty", "1 while this compactor has the duty: `plan`, `retain`, `sweep` or `observe`.", "duty"
+            "compactor_duty",
+            "1 while this compactor has the duty: `plan`, `retain`, `sweep`, `catalog` or `observe`.",
+            "duty",
         )
 
     def _declare_dedupe(self) -> None:

@@ -21,6 +21,7 @@ from metadata.catalog_restore import restore_catalog, target_state
 from metadata.migrate import migrate_async
 from metadata.service import CommitL0, L0Batch, WriterLease
 from metadata.urls import open_metadata
+from siltstone.cli.output import plural
 from siltstone.clock import Clock
 from siltstone.errors import BadInputError, BugError
 from siltstone.ids import IdSource
@@ -160,7 +161,7 @@ class Rebuild:
     async def _producers(self, plan: RebuildPlan, now_ms: int) -> None:
         new = by_partition(plan.new_stretches)
         if new:
-            self.say(f"reading what producers did in {len(plan.new_stretches):,} stretches")
+            self.say(f"reading what producers did in {plural(len(plan.new_stretches), 'stretch')}")
         rows: defaultdict[int, list[Row]] = defaultdict(list)
         for row in plan.tables["producers"]:
             rows[row["partition_id"]].append(row)
@@ -233,7 +234,7 @@ class Rebuild:
     async def _append(self, rebuilt: Rebuilt) -> None:
         """Commit the files whose offsets are lost once more, in the order in which their writers sealed them."""
         plan = rebuilt.plan
-        self.say(f"appending {len(plan.newer_l0):,} L0 files at new offsets")
+        self.say(f"appending {plural(len(plan.newer_l0), 'L0 file')} at new offsets")
         given: dict[Place, list[int]] = {}
         metadata = open_metadata(self.metadata_url, clock=self.clock, ids=self.ids)
         await metadata.open()

@@ -26,6 +26,7 @@ from compactor.catalog_format import (
     snapshot_key,
 )
 from metadata.catalog import Row
+from siltstone.cli.output import plural
 from siltstone.errors import BadInputError
 from siltstone.rebuild_plan import L0Extent, NewStretch
 from siltstone.rebuild_state import Catalogued
@@ -71,7 +72,7 @@ class Found:
 async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str], None]) -> Found:
     """Raises NoCatalogError, CatalogRefusedError, and what the store raises."""
     found = await _read_catalogue(store, cluster_id)
-    say(f"catalogue snapshot {found.snapshot} and {len(found.catalogued.increments):,} increments")
+    say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
     for prefix in LEVEL_PREFIXES:
         async for stat in store.list(prefix):
             if _is_file(stat.key):
@@ -80,7 +81,7 @@ async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str
     known = {row["key"] for row in found.catalogued.tables["files"]}
     heard = {file.key for each in found.catalogued.increments for file in each.files}
     new = [key for key in found.listing if key not in known and key not in heard]
-    say(f"{len(found.listing):,} files, of {len(new):,} the footers are read")
+    say(f"{plural(len(found.listing), 'file')}, of {len(new):,} the footers are read")
 
     async def read(key: str) -> Footer | Sequence[L0Extent] | str:
         try:

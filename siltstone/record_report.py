@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from siltstone.cli.output import plural
 from siltstone.record_format import OutputRecord, json_record, shown_field, time_text
 
 
@@ -155,7 +156,7 @@ def batch_pairs(batch: BatchFacts) -> dict[str, str]:
         else f"{batch.producer_id}, epoch {batch.producer_epoch}, from sequence {batch.base_sequence}"
     )
     return {
-        "batch": f"offsets {batch.base_offset} to {batch.last_offset}, {batch.records_count:,} records,"
+        "batch": f"offsets {batch.base_offset} to {batch.last_offset}, {plural(batch.records_count, 'record')},"
         f" bytes {batch.position:,} to {batch.position + batch.size_bytes:,}",
         "codec": ", ".join([batch.codec, *(kind for kind, there in kinds.items() if there)]),
         "producer": producer,

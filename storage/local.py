@@ -56,17 +56,22 @@ _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalStore:
-    """Objects are files of mode 0600 under `root`, whose directories we make with mode 0700."""
+    """Objects are files of mode 0600 under `root`, whose directories we make with mode 0700.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        must_exist: for those who read what others wrote: opening makes nothing, and is refused where nothing is.
+    """
+
+    def __init__(self, root: Path, *, must_exist: bool = False) -> None:
         self._root = root
+        self._must_exist = must_exist
         self._temporary = root / TEMPORARY
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="local-store")
         self._durable: dict[Path, int] = {}
         """Directories whose entry in their parent was fsynced -> inode (another directory may take the name)."""
 
     async def open(self) -> None:
-        """Make the directory if need be. Raises StoreMisconfiguredError when it cannot be used."""
+        """Make the directory if need be, and if it may. Raises StoreMisconfiguredError when it cannot be used."""
         await self._run(self._open)
 
     async def get(self, key: str) -> bytes:
@@ -111,6 +116,15 @@ class LocalStore:
     def _open(self) -> None:
         if self._root.exists() and not self._root.is_dir():
             raise StoreMisconfiguredError(f"{self._root} is not a directory", remedy="point object.store.url at one")
+        if self._must_exist:
+            if not self._root.exists():
+                raise StoreMisconfiguredError(
+                    f"there is no directory {self._root}",
+                    remedy="correct object.store.url; agents make the directory when they start",
+                )
+            if not os.access(self._root, os.R_OK | os.X_OK):
+                raise StoreMisconfiguredError(f"no right to read {self._root}", remedy="chown or chmod it")
+            return
         self._make_directories(self._temporary)
         if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
             raise StoreMisconfiguredError(f"no right to read and write {self._root}", remedy="chown or chmod it")

@@ -93,10 +93,11 @@ def split_object_url(url: str) -> tuple[ObjectStoreUrl, str]:
     return parse_store_url(f"{before}{question}{query}"), key
 
 
-def open_store(url: ObjectStoreUrl | str) -> ObjectStore:
+def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> ObjectStore:
     """The bare store for a URL, no wrapper around it. `SupportsOpen` stores (S3, directory) want `open()` before use.
 
-    Every `memory://` is a new, empty store. Raises StoreMisconfiguredError.
+    `must_exist`: opening makes no directory (a bucket is never made). Every `memory://` is a new, empty store. Raises
+    StoreMisconfiguredError.
     """
     place = parse_store_url(url) if isinstance(url, str) else url
     if place.scheme == "s3":
@@ -106,7 +107,7 @@ def open_store(url: ObjectStoreUrl | str) -> ObjectStore:
     if place.scheme == "file":
         from storage.local import LocalStore
 
-        return LocalStore(place.directory)
+        return LocalStore(place.directory, must_exist=must_exist)
     from storage.memory import MemoryStore
 
     return MemoryStore()

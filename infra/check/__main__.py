@@ -17,6 +17,13 @@ from infra.check.report import Outcome, once, table
 from infra.check.schema import DamagedSchema
 from infra.check.terraform import TerraformFailed
 
+DESCRIPTION: Final = """\
+Whether infra/terraform would do what it should: planned by Terraform against a
+stand-in for AWS, then looked through. Nothing is sent anywhere.
+
+Exit status: 0 nothing was found, 1 something was, 2 the check itself failed,
+3 with --require where there is no Terraform.
+"""
 EXAMPLES: Final = """\
 Examples:
   python -m infra.check                         everything
@@ -34,7 +41,10 @@ BANNER: Final = """\
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="python -m infra.check", epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m infra.check",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("roots", nargs="*", metavar="ROOT", help="folders of the tree to plan; all if none is named")
     made.add_argument("--tree", type=Path, default=checks.TREE, help="the configuration (default: infra/terraform)")

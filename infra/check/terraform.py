@@ -46,6 +46,7 @@ class Rehearsal:
         default_factory=dict[str, tuple[Finding, ...]]
     )  # by step, in order
     resources: tuple[Resource, ...] = ()
+    outputs: dict[str, Any] = field(default_factory=dict[str, Any])
     module_folders: dict[str, str] = field(default_factory=dict[str, str])  # module without keys -> folder in the tree
 
     def shown(self) -> str:
@@ -136,7 +137,9 @@ class Terraform:
             if found:
                 return rehearsal
         if is_root(root):
-            rehearsal.resources = self._made(folder, data, own / "state")
+            made = self._made(folder, data, own / "state")
+            rehearsal.resources = tuple(resources_of(made.get("root_module", {})))
+            rehearsal.outputs = {name: output["value"] for name, output in made.get("outputs", {}).items()}
             rehearsal.module_folders = self._module_folders(folder, data)
         return rehearsal
 
@@ -148,11 +151,11 @@ class Terraform:
             yield "plan", ["plan", *common, f"-out={own / 'plan'}", *given]
             yield "apply", ["apply", *common, str(own / "plan")]
 
-    def _made(self, folder: Path, data: Path, state: Path) -> tuple[Resource, ...]:
+    def _made(self, folder: Path, data: Path, state: Path) -> dict[str, Any]:
         shown = self._run(folder, data, "show", "-json", str(state))
         if shown.returncode:
             raise TerraformFailed(f"terraform show: {shown.stderr.strip()}")
-        return tuple(resources_of(json.loads(shown.stdout).get("values", {}).get("root_module", {})))
+        return json.loads(shown.stdout).get("values", {})
 
     def _module_folders(self, folder: Path, data: Path) -> dict[str, str]:
         known = data / MODULE_CALLS_FILE

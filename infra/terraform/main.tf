@@ -11,6 +11,11 @@ locals {
     var.collector_image == null ? [] : ["aps-workspaces"],
   ))
 
+  # of what lies in ECR, by the names of its hosts: ACCOUNT.dkr.ecr.REGION.amazonaws.com, ACCOUNT.dkr-ecr.REGION.on.aws
+  registry_regions = flatten([
+    for image in compact([var.image, var.collector_image]) : try(regex("^[0-9]{12}\\.dkr[.-]ecr(?:-fips)?\\.([a-z0-9-]+)\\.", image), [])
+  ])
+
   environment = merge(
     { for name, value in var.settings : "SILTSTONE_${upper(replace(name, ".", "_"))}" => value },
     {
@@ -45,7 +50,15 @@ locals {
   }
 }
 
-data "aws_region" "current" {}
+data "aws_region" "current" {
+  lifecycle {
+    # a region that is misspelt, or an image of another one, else only shows when no task starts
+    postcondition {
+      condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.region])
+      error_message = "image and collector_image must lie in ECR of the provider's region (${self.region}): the VPC that is made reaches no other registry."
+    }
+  }
+}
 
 module "network" {
   source = "./modules/network"

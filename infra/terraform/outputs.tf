@@ -13,10 +13,33 @@ output "doctor_command" {
   value       = "${local.run_task} --overrides '{\"containerOverrides\":[{\"name\":\"admin\",\"command\":[\"doctor\"]}]}'"
 }
 
+output "admin_command" {
+  description = "Defines ecs_siltstone in a shell, which runs any words of `siltstone` beside the cluster: eval \"$(terraform output -raw admin_command)\"; ecs_siltstone fsck --adopt."
+  value       = local.admin_function
+}
+
 output "restart_commands" {
   description = "Replace all tasks, one after the other: after the first migrate, and after the password of Postgres was changed."
-  value = [for service in [module.agents.service_name, module.compactor.service_name] :
-    "aws ecs update-service --region ${data.aws_region.current.region} --cluster ${module.cluster.name} --service ${service} --force-new-deployment"
+  value       = [for service in local.services : "${local.set_count} ${service} --force-new-deployment"]
+}
+
+output "stop_commands" {
+  description = "End every agent and compactor, wait until they are gone, and cancel merges on EMR; start_commands undo it."
+  value = concat(
+    [local.scaling.off],
+    [for service in local.services : "${local.set_count} ${service} --desired-count 0"],
+    [local.wait],
+    local.cancel_merges,
+  )
+}
+
+output "start_commands" {
+  description = "After stop_commands: compactors and the least number of agents, and autoscaling again."
+  value = [
+    "${local.set_count} ${module.compactor.service_name} --desired-count ${var.compactors}",
+    "${local.set_count} ${module.agents.service_name} --desired-count ${var.agents.count_min}",
+    local.wait,
+    local.scaling.on,
   ]
 }
 
@@ -50,6 +73,7 @@ output "network" {
     route_table_ids         = module.network.route_table_ids
     task_security_group_id  = module.network.task_security_group_id
     agent_security_group_id = module.agents.security_group_id
+    admin_security_group_id = module.agents.admin_security_group_id
   }
 }
 
@@ -70,12 +94,4 @@ output "log_groups" {
 output "prometheus_endpoint" {
   description = "Managed Prometheus; null without collector_image."
   value       = module.observability.workspace_endpoint
-}
-
-locals {
-  run_task = join(" ", [
-    "aws ecs run-task --region ${data.aws_region.current.region} --cluster ${module.cluster.name}",
-    "--task-definition ${module.cluster.admin_task_family} --network-configuration",
-    "'awsvpcConfiguration={subnets=[${join(",", module.network.subnet_ids)}],securityGroups=[${module.network.task_security_group_id}]}'",
-  ])
 }

@@ -84,7 +84,7 @@ variable "agents" {
 }
 
 variable "compactors" {
-  description = "How many compactors. Without any, nothing is merged or deleted, and after some hours produce is refused."
+  description = "How many compactors: one until its core is full. While it is replaced merging and deletion wait, and nothing is lost. Without any, nothing is merged or deleted, and after some hours produce is refused."
   type        = number
   default     = 1
   nullable    = false

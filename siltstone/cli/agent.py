@@ -13,6 +13,7 @@ from siltstone.cli.setting_options import read_settings, setting_options
 @click.command()
 @setting_options
 @click.option("--listen", metavar="HOST:PORT", help="Where to take clients. Default: 127.0.0.1:9092.")
+@click.option("--metrics-listen", metavar="HOST:PORT", help="Where to serve /metrics and /readyz (metrics.listen).")
 @click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
 @click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
 @click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
@@ -21,6 +22,7 @@ def agent(
     config: Path | None,
     assignments: tuple[str, ...],
     listen: str | None,
+    metrics_listen: str | None,
     object_store: str | None,
     metadata: str | None,
     insecure: bool | None,
@@ -44,6 +46,7 @@ def agent(
 
     options = {
         "listen": listen,
+        "metrics.listen": metrics_listen,
         "object.store.url": object_store,
         "metadata.url": metadata,
         "insecure": "true" if insecure else None,

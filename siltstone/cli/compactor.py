@@ -59,7 +59,13 @@ def _places_of(data: Path) -> tuple[str, str]:
     metavar="DIR",
     help="Beside the `siltstone dev` that runs there, on its Postgres and object store.",
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where to serve /metrics and /readyz (metrics.listen).")
+@click.option(
+    "--metrics-listen",
+    "--listen",
+    "metrics_listen",
+    metavar="HOST:PORT",
+    help="Where to serve /metrics and /readyz (metrics.listen); --listen is the same.",
+)
 @click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
 @click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
 @click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
@@ -70,7 +76,7 @@ def compactor(
     config: Path | None,
     assignments: tuple[str, ...],
     data: Path | None,
-    listen: str | None,
+    metrics_listen: str | None,
     object_store: str | None,
     metadata: str | None,
     insecure: bool | None,
@@ -96,7 +102,7 @@ def compactor(
             raise click.UsageError("--data says where everything lies: give it, or give URLs")
         metadata, object_store = _places_of(data)
     options = {
-        "metrics.listen": listen,
+        "metrics.listen": metrics_listen,
         "object.store.url": object_store,
         "metadata.url": metadata,
         "insecure": "true" if insecure else None,

@@ -15,7 +15,7 @@ import click
 from compactor.simulate import Sample, Simulated, Workers, simulate
 from compactor.simulate_world import Load
 from compactor.spec import MIB
-from siltstone.cli.output import age_text, console, json_option, print_json, print_pairs, print_table, size_text
+from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLOT_WIDTH = 72
@@ -164,7 +164,7 @@ def assumed(simulated: Simulated) -> Mapping[str, str]:
         "partitions": f"{load.partitions:,}, of which {load.compacted_partitions:,} compacted; others kept {retention}",
         "keys": f"{load.keys:,} in each compacted partition, written evenly, {size_text(load.record_bytes)} each",
         "dirty ratio": f"{load.dirty_ratio_min:g} (min.cleanable.dirty.ratio)",
-        "workers": f"{workers.count:,} merges at once, each {size_text(workers.bytes_per_second)}/s "
+        "workers": f"{plural(workers.count, 'merge')} at once, each {size_text(workers.bytes_per_second)}/s "
         f"and {workers.overhead_ms} ms more",
         "planner": "its settings have their defaults",
     }

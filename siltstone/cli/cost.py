@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
+from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, print_table
+from siltstone.cli.usage import WrongUsageError
 from siltstone.cost import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
-from siltstone.cost_storage import STORAGE_CLASSES
+from siltstone.cost_storage import STORAGE_CLASSES, class_day_note
 from siltstone.prices import AS_OF, PRICES, REGION
 
 BAR_WIDTH = 24
@@ -56,7 +57,9 @@ LAUNCHES = ("fargate", "fargate-arm", "ec2")
 @click.option("--launch", type=click.Choice(LAUNCHES), default="fargate", show_default=True)
 @click.option("--spark", is_flag=True, help="Merges of 8 GiB and more on EMR Serverless.")
 @click.option("--agent-ms-per-mb", type=Number(0.1, 1000), default=3.3, show_default=True, help="CPU of a MB produced.")
-@click.option("--price", "changes", multiple=True, metavar="NAME=USD", help="Another price; may be given repeatedly.")
+@click.option(
+    "--price", "changes", multiple=True, metavar="NAME=USD", help="Another price, as another region's; repeatable."
+)
 @click.option("--prices", "show_prices", is_flag=True, help="Print the prices, their units and sources, and end.")
 @json_option
 def cost(
@@ -104,6 +107,7 @@ def cost_json(reckoned: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]:
         "kafka": {"lines": [asdict(line) for line in reckoned.kafka], "usd_per_month": reckoned.kafka_usd},
         "linger": [asdict(step) for step in steps],
         "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(reckoned.prices)},
+        "notes": [note] if (note := class_day_note(reckoned.flow.load)) else [],
         "assumptions": list(ASSUMPTIONS),
     }
 
@@ -116,12 +120,13 @@ def bar(share: float, *, width: int = BAR_WIDTH) -> str:
 
 def _price(text: str) -> tuple[str, float]:
     name, _, usd = text.partition("=")
+    remedy = "write NAME=USD, USD from 0 on: --price s3.put.1000=0.0054; `siltstone cost --prices` lists the names"
     try:
         value = float(usd)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not NAME=USD", param_hint="--price") from None
+        raise WrongUsageError(f"--price {text!r} is not NAME=USD", remedy=remedy) from None
     if not 0 <= value < float("inf"):
-        raise click.BadParameter(f"{text!r} is no price", param_hint="--price")
+        raise WrongUsageError(f"--price {text!r} is no price", remedy=remedy)
     return name, value
 
 
@@ -152,10 +157,12 @@ def _print(reckoned: Cost, steps: Sequence[LingerStep]) -> None:
         console().print(
             f"too few agents: {flow.agents}, and the load takes {flow.agents_needed}", style="bold red", markup=False
         )
+    if note := class_day_note(load):
+        console().print(note, style="bold", markup=False)
     print_pairs(
         {
             "of Kafka": f"{reckoned.usd / reckoned.kafka_usd:.0%}",
-            "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {len(flow.outputs_mib)} merges",
+            "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {plural(len(flow.outputs_mib), 'merge')}",
             "agents needed": f"{flow.agents_needed}, for {flow.agent_cores:.2f} cores",
             "prices": f"{REGION}, {AS_OF}; not fetched",
         }

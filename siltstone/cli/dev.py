@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from siltstone.cli.setting_options import read_settings, setting_options
-from siltstone.embedded.running import RunningAgent
+from siltstone.embedded.running import RunningAgent, RunningCompactor
 
 DEFAULT_DATA = Path("./siltstone-data")
 
@@ -59,10 +59,11 @@ def dev(
 ) -> None:
     """Run a whole stack on this machine: Postgres, an object store in a directory, agents, a compactor.
 
-    Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect, then `metrics: URL[,URL...]`. Ctrl-C (or
-    SIGTERM) stops everything in order; a second Ctrl-C does not wait for that. The schema of the metadata, given
-    or its own, is brought up to date first. What memory:// keeps ends with the process, so object store and metadata
-    are both there or both not: where one is given as memory://, the other is memory:// too.
+    Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect, then `metrics: URL[,URL...]` of the agents
+    and, when they are ready too, `compactor metrics: URL[,URL...]`. Ctrl-C (or SIGTERM) stops everything in order; a
+    second Ctrl-C does not wait for that. The schema of the metadata, given or its own, is brought up to date first.
+    What memory:// keeps ends with the process, so object store and metadata are both there or both not: where one is
+    given as memory://, the other is memory:// too, and the one agent's metrics are the compactor's as well.
 
     \b
     Examples:
@@ -87,11 +88,29 @@ def dev(
         raise click.BadParameter("a zone has no name", param_hint="--zones")
     if len(names) > agents:
         raise click.BadParameter(f"{len(names)} zones need --agents {len(names)} at least", param_hint="--zones")
-    asyncio.run(run_stack(settings, data=data, agents=agents, on_ready=_tell, zones=names, compactors=compactors))
+    asyncio.run(
+        run_stack(
+            settings,
+            data=data,
+            agents=agents,
+            on_ready=_tell,
+            on_compactors=_tell_compactors,
+            zones=names,
+            compactors=compactors,
+        )
+    )
 
 
 def _tell(running: Sequence[RunningAgent]) -> None:
     click.echo(f"bootstrap: {','.join(agent.bootstrap for agent in running)}")
-    metrics_urls = [agent.metrics_url for agent in running if agent.metrics_url]
-    if metrics_urls:
-        click.echo(f"metrics: {','.join(metrics_urls)}")
+    _tell_metrics("metrics", running)
+
+
+def _tell_compactors(running: Sequence[RunningCompactor]) -> None:
+    _tell_metrics("compactor metrics", running)
+
+
+def _tell_metrics(name: str, running: Sequence[RunningAgent | RunningCompactor]) -> None:
+    urls = [each.metrics_url for each in running if each.metrics_url]
+    if urls:
+        click.echo(f"{name}: {','.join(urls)}")

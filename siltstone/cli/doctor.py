@@ -27,7 +27,7 @@ from siltstone.doctor import (
     warning,
 )
 from siltstone.embedded.run_file import run_file_exists
-from siltstone.errors import SiltstoneError
+from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.ids import SystemIds
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
@@ -40,7 +40,7 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 @place_options
 @json_option
 def doctor(places: Places, as_json: bool) -> None:
-    """Check that store, Postgres and clock are fit for use. Exit code 1 when something is not.
+    """Check that store, Postgres and clock are fit for use. Exit code 1 when something is not, or nothing is named.
 
     Writes a few small objects below probe/ in the object store and deletes them; changes nothing in Postgres.
 
@@ -60,6 +60,11 @@ def doctor(places: Places, as_json: bool) -> None:
         if places.data is None and not (places.metadata_url and places.object_store_url):
             click.echo(_not_looked_at(places))
         _print(checks)
+    if not (places.data or places.metadata_url or places.object_store_url):
+        raise BadInputError(
+            "neither Postgres nor an object store was looked at",
+            remedy="say where they are; for one alone, --metadata URL or --object-store URL is enough",
+        )
     sys.exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
 
 

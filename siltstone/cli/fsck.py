@@ -13,9 +13,10 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compactor.orphans import orphans_allowed
+from metadata.catalog_restore import RebuiltState, rebuilt_state
 from metadata.history import History
 from siltstone.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
-from siltstone.cli.output import age_text, console, json_option, print_json, print_table, size_text
+from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
 from siltstone.fsck import Finding, check_system
 from siltstone.settings import Settings
@@ -32,6 +33,7 @@ class _Report:
     """Before anything was adopted."""
     unknown: Unknown | None
     """None: the janitor is not halted, so nobody looked."""
+    rebuilt: RebuiltState
     adopt: bool
     """It was asked for."""
     settings: Settings
@@ -79,7 +81,7 @@ def fsck(quick: bool, adopt: bool, places: Places, as_json: bool) -> None:
         for line in _janitor_lines(report):
             click.echo(line)
         broken = report.broken
-        click.echo(f"{broken:,} violation{'' if broken == 1 else 's'}" if broken else "clean")
+        click.echo(plural(broken, "violation") if broken else "clean")
     sys.exit(1 if report.broken and not report.is_adopted else 0)
 
 
@@ -90,7 +92,10 @@ async def _check(urls: Urls, settings: Settings, *, quick: bool, adopt: bool) ->
         history = await system.metadata.history()
         findings = await _findings(system, settings, quick=quick)
         unknown = await unknown_objects(system.metadata, system.store) if history.halts else None
-        report = _Report(findings=findings, history=history, unknown=unknown, adopt=adopt, settings=settings)
+        rebuilt = await rebuilt_state(urls.metadata) if history.halts else RebuiltState.NEVER
+        report = _Report(
+            findings=findings, history=history, unknown=unknown, rebuilt=rebuilt, adopt=adopt, settings=settings
+        )
         if report.is_adopted:
             await system.metadata.adopt_history(history.present)
         return report
@@ -112,7 +117,12 @@ async def _findings(system: System, settings: Settings, *, quick: bool) -> Seque
 def _print(findings: Sequence[Finding]) -> None:
     columns = ["invariant", "checked", "violations", "rule"]
     cells = [
-        [finding.id, f"{finding.checked:,} {finding.unit}", f"{len(finding.violations):,}", finding.rule]
+        [
+            finding.id,
+            plural(finding.checked, finding.unit.removesuffix("s")),
+            f"{len(finding.violations):,}",
+            finding.rule,
+        ]
         for finding in findings
     ]
     print_table(columns, cells, right=["checked", "violations"])
@@ -140,23 +150,21 @@ def _janitor_lines(report: _Report) -> Iterator[str]:
     else:
         yield f"the janitor is halted, nothing is deleted: {halts}; --adopt lets it go on"
     if report.unknown is not None:
-        yield from _unknown_lines(report.unknown, report.settings)
+        yield from _unknown_lines(report.unknown, report.rebuilt, report.settings)
 
 
-def _unknown_lines(unknown: Unknown, settings: Settings) -> Iterator[str]:
+def _unknown_lines(unknown: Unknown, rebuilt: RebuiltState, settings: Settings) -> Iterator[str]:
     count, age = len(unknown.objects), age_text(settings.orphan_age_ms)
     if not count:
         yield "no row is missing: every object is named by one"
         return
     first, last = (_time_text(unknown.objects[at].last_modified_ms) for at in (0, -1))
+    are, them = ("is", "it") if count == 1 else ("are", "them")
     yield (
-        f"{count:,} object{'' if count == 1 else 's'} ({size_text(unknown.size_bytes)}), written {first} to {last}, are"
-        f" named by no row: once this is adopted, the janitor deletes them at the age of {age} (orphan.age.ms)."
+        f"{plural(count, 'object')} ({size_text(unknown.size_bytes)}), written {first} to {last}, {are} named by no"
+        f" row: once this is adopted, the janitor deletes {them} at the age of {age} (orphan.age.ms)."
     )
-    yield (
-        "They may be what was committed after the state that was restored: `siltstone rebuild` brings back into an"
-        " empty Postgres what the bucket tells of them (docs/operations/rebuild.md)."
-    )
+    yield from _origin_lines(unknown, rebuilt)
     allowed = orphans_allowed(unknown.listed, setting=settings.orphan_refuse_files)
     if count > allowed:
         yield f"More than {allowed:,} at once it refuses to delete; orphan.refuse.files says how many it may."
@@ -164,6 +172,35 @@ def _unknown_lines(unknown: Unknown, settings: Settings) -> Iterator[str]:
         yield f"  {stat.key}"
     if count > UNKNOWN_SHOWN:
         yield f"  {count - UNKNOWN_SHOWN:,} more; --json lists them all"
+
+
+def _origin_lines(unknown: Unknown, rebuilt: RebuiltState) -> Iterator[str]:
+    """Where they may come from, and what can still be done."""
+    if rebuilt is RebuiltState.NEVER:
+        yield (
+            "They may be what was committed after the state that was restored: `siltstone rebuild` brings back into an"
+            " empty Postgres what the bucket tells of them (docs/operations/rebuild.md)."
+        )
+        return
+    l0 = unknown.l0_objects
+    if not l0:
+        yield "This database was rebuilt: they are files of merges that it does not need."
+        return
+    yield (
+        f"This database was rebuilt, and {plural(l0, 'L0 file')} among them may hold records that were acknowledged"
+        " after the last increment of the catalogue: their offsets were in the lost Postgres alone."
+    )
+    if rebuilt is RebuiltState.UNUSED:
+        yield (
+            "`siltstone rebuild --append-newer-l0` appends these records at new offsets, as long as no agent and no"
+            " compactor has been started on this database; files that were never committed it leaves out."
+        )
+    else:
+        yield (
+            "Agents or compactors have used this database since, so `siltstone rebuild --append-newer-l0` refuses it:"
+            " these records do not come back into it. `siltstone file inspect KEY --batches` shows what each file has;"
+            " copy away what you want to keep before you adopt."
+        )
 
 
 def _time_text(at_ms: int) -> str:
@@ -180,6 +217,7 @@ def _as_json(report: _Report) -> dict[str, Any]:
             "obstacles": list(report.obstacles),
             "adopted": report.history.adopted._asdict(),
             "present": report.history.present._asdict(),
+            "rebuilt": report.rebuilt.value,
             "unknown_objects": None if report.unknown is None else [stat.key for stat in report.unknown.objects],
         },
     }

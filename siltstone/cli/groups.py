@@ -107,7 +107,7 @@ async def _describe(
     clock = SystemClock()
     described: list[tuple[Group, Sequence[PartitionLag]]] = []
     for name in dict.fromkeys(names):
-        client = GroupClient(bootstrap, name, clock)
+        client = GroupClient(bootstrap, name, clock, told=tell)
         async with group_hints(bootstrap, name, words):
             group = await client.describe()
             committed = await client.committed()
@@ -163,7 +163,7 @@ def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
     async def work() -> None:
         for name in dict.fromkeys(names):
             async with group_hints(bootstrap, name, given):
-                await GroupClient(bootstrap, name, SystemClock()).delete()
+                await GroupClient(bootstrap, name, SystemClock(), told=tell).delete()
             click.echo(f"deleted {name}")
 
     given = given_agents()

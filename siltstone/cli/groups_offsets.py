@@ -126,7 +126,7 @@ def reset_command(
 async def _reset(
     bootstrap: str, name: str, chosen: Chosen, target: Target, words: CommandWords, *, execute: bool
 ) -> Sequence[Reset]:
-    client = GroupClient(bootstrap, name, SystemClock())
+    client = GroupClient(bootstrap, name, SystemClock(), told=tell)
     group = await client.describe()
     _require_no_members(group, words)
     committed = await client.committed()
@@ -219,7 +219,7 @@ def delete_offsets_command(name: str, chosen: Chosen, yes: bool, bootstrap: str)
     words = given_agents()
 
     async def work() -> int:
-        client = GroupClient(bootstrap, name, SystemClock())
+        client = GroupClient(bootstrap, name, SystemClock(), told=tell)
         async with group_hints(bootstrap, name, words):
             committed = await client.committed()
             partitions = [

@@ -9,20 +9,34 @@ from pathlib import Path
 import click
 
 from siltstone.cli.output import plural
+from siltstone.cli.places import ways_to_name
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.errors import BadInputError
 from siltstone.settings import is_memory
 
+VARIABLE = "SILTSTONE_METADATA_URL"
+
 
 @click.command()
 @setting_options
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Of the `siltstone dev` there, running or not.",
+)
 @click.option("--metadata", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
 @click.option(
     "--reader", metavar="ROLE", help="A role of Postgres that may read where records lie, and pin them; nothing else."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and which running programs may stay.")
 def migrate(
-    config: Path | None, assignments: tuple[str, ...], metadata: str | None, reader: str | None, dry_run: bool
+    config: Path | None,
+    assignments: tuple[str, ...],
+    data: Path | None,
+    metadata: str | None,
+    reader: str | None,
+    dry_run: bool,
 ) -> None:
     """Bring the metadata schema of a Postgres up to date.
 
@@ -36,23 +50,40 @@ def migrate(
     --reader grants a role that exists what `siltstone.read_topic` and Spark need of the metadata; the objects are read
     with rights of the object store. Give it again after every upgrade.
 
+    `siltstone dev` migrates its own Postgres when it starts. --data is for looking beforehand, and for --reader.
+
     \b
     Examples:
       siltstone migrate --metadata postgresql://me@db:5432/silt
       siltstone migrate --dry-run --config agent.toml
       siltstone migrate --metadata postgresql://me@db/silt --reader analysts
+      siltstone migrate --data ./siltstone-data --dry-run
     """
-    settings = read_settings(config, assignments, {"metadata.url": metadata})
-    if not settings.metadata_url or is_memory(settings.metadata_url):
-        raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
-    if dry_run:
-        _say_plan(settings.metadata_url)
+    if data is not None:
+        if metadata:
+            raise click.UsageError("--data says where everything lies: give it, or give --metadata")
+        from siltstone.embedded.attach import attach
+
+        with attach(data) as attached:
+            _act(attached.metadata_url, reader=reader, dry_run=dry_run)
         return
-    click.echo(f"schema: {asyncio.run(_migrate(settings.metadata_url))}")
+    url = read_settings(config, assignments, {"metadata.url": metadata}).metadata_url
+    if not url or is_memory(url):
+        raise BadInputError(
+            "no Postgres is named", remedy=ways_to_name("--metadata URL (postgresql://USER@HOST:PORT/DB)", VARIABLE)
+        )
+    _act(url, reader=reader, dry_run=dry_run)
+
+
+def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
+    if dry_run:
+        _say_plan(url)
+        return
+    click.echo(f"schema: {asyncio.run(_migrate(url))}")
     if reader:
         from metadata.migrate import grant_reader
 
-        left = asyncio.run(grant_reader(settings.metadata_url, reader))
+        left = asyncio.run(grant_reader(url, reader))
         click.echo(f"reader: {reader} may read and pin")
         if left:
             click.echo(f"this role may not set time-outs of {reader}; let one run that may:", err=True)

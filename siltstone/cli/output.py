@@ -130,5 +130,6 @@ def age_text(age_ms: float) -> str:
 
 
 def plural(count: int, what: str) -> str:
-    """2, "file" -> "2 files"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    """2, "file" -> "2 files"; 2, "batch" -> "2 batches"."""
+    ending = "" if count == 1 else "es" if what.endswith(("ch", "s", "x")) else "s"
+    return f"{count:,} {what}{ending}"

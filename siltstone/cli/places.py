@@ -143,7 +143,7 @@ def resolved_store(places: Places) -> str:
 @asynccontextmanager
 async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
     """Raises BadInputError when `url` is empty, and what opening it raises."""
-    metadata = open_metadata(_named(url, "metadata", "--metadata"))
+    metadata = open_metadata(_named(url, "metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
     await metadata.open()
     try:
         yield metadata
@@ -153,8 +153,10 @@ async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
 
 @asynccontextmanager
 async def opened_store(url: str) -> AsyncGenerator[ObjectStore]:
-    """With retries. Raises BadInputError when `url` is empty, and what opening it raises."""
-    store = Retrying(open_store(_named(url, "the object store", "--object-store")), SystemClock(), SystemIds())
+    """With retries; a directory is not made, so that one that was mistyped is told. Raises BadInputError when `url` is
+    empty, and what opening it raises."""
+    place = _named(url, "the object store", "--object-store URL", "SILTSTONE_OBJECT_STORE_URL")
+    store = Retrying(open_store(place, must_exist=True), SystemClock(), SystemIds())
     await store.open()
     try:
         yield store
@@ -189,12 +191,24 @@ def _is_place(assignment: str) -> bool:
     return assignment.partition("=")[0].strip() in ("metadata.url", "object.store.url")
 
 
-def _named(url: str, what: str, option: str) -> str:
+def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
+    """The remedy where a place is not named. `data`: the command takes --data, too."""
+    ways = ["give --data DIR of `siltstone dev`"] if data else []
+    return ", or ".join([*ways, f"{'' if data else 'give '}{option}", f"set {variable}"])
+
+
+def _named(url: str, what: str, option: str, variable: str) -> str:
     if not url:
         raise BadInputError(
-            f"nothing says where {what} is",
-            remedy=f"give --data DIR of `siltstone dev`, or {option} URL (or its setting)",
+            f"nothing says where {what} is", remedy=ways_to_name(option, variable, data=_running_command_takes_data())
         )
     if is_memory(url):
-        raise BadInputError(f"{option} memory:// is empty and ends with this command", remedy="name one that lasts")
+        raise BadInputError(
+            f"{option.split()[0]} memory:// is empty and ends with this command", remedy="name one that lasts"
+        )
     return url
+
+
+def _running_command_takes_data() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is None or any(parameter.name == "data" for parameter in context.command.params)

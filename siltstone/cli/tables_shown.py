@@ -51,7 +51,7 @@ def shown_progress(text: str, clock: Clock) -> Generator[Show]:
 def offsets_text(offsets: Mapping[int, int]) -> str:
     """{0: 3, 1: 7} -> "0:3 1:7"; of many partitions the sum alone."""
     if len(offsets) > PARTITIONS_SHOWN:
-        return f"{sum(offsets.values()):,} over {len(offsets)} partitions"
+        return f"{sum(offsets.values()):,} over {plural(len(offsets), 'partition')}"
     return " ".join(f"{partition}:{offset}" for partition, offset in sorted(offsets.items()))
 
 

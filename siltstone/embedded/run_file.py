@@ -36,6 +36,8 @@ class RunFile:
     """Of the first agent."""
     metrics_urls: tuple[str, ...]
     """Of all agents."""
+    compactor_metrics_urls: tuple[str, ...] = ()
+    """Of all compactors, once all are ready: they may take longer than the agents, whose clients need not wait."""
 
 
 def write_run_file(data: Path, run: RunFile) -> None:
@@ -96,4 +98,6 @@ def _parse(value: Any) -> RunFile:
         object_store_url=str(fields["object_store_url"]),
         metrics_url=str(fields["metrics_url"]),
         metrics_urls=tuple(str(url) for url in fields["metrics_urls"]),
+        # a stack that an earlier release has started does not tell
+        compactor_metrics_urls=tuple(str(url) for url in fields.get("compactor_metrics_urls", ())),
     )

@@ -2,8 +2,9 @@
 
 Up, in this order: the URLs are read, which touches nothing; the lock of the directory, the ports (a killed
 predecessor's agents may have to give them back first), Postgres (unless a metadata URL is given), the schema, the
-agents and compactors, `run.json`, `on_ready`; clients need not wait until a compactor has compiled its kernels. Down:
-the agents drain, the compactors give their merges back, `run.json` goes, Postgres stops.
+agents and compactors, `run.json`, `on_ready`; clients need not wait until a compactor has compiled its kernels. Once
+all compactors are ready, `run.json` is written again, with their addresses, and `on_compactors` called. Down: the
+agents drain, the compactors give their merges back, `run.json` goes, Postgres stops.
 
 Agents and compactors are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed,
 they see the end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://`
@@ -18,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
-from siltstone.embedded.running import RunningAgent
+from siltstone.embedded.running import RunningAgent, RunningCompactor
 from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.logging import get_logger
 from siltstone.settings import (
@@ -71,9 +72,19 @@ class AgentDiedError(SiltstoneError):
 Ready = Callable[[Sequence[RunningAgent]], None]
 """Told all agents, once, when clients can connect."""
 
+CompactorsReady = Callable[[Sequence[RunningCompactor]], None]
+"""Told all compactors that are processes of their own, once, when all are ready. Not called where there are none."""
+
 
 async def run_stack(
-    settings: Settings, *, data: Path, agents: int, on_ready: Ready, zones: Sequence[str] = (), compactors: int = 1
+    settings: Settings,
+    *,
+    data: Path,
+    agents: int,
+    on_ready: Ready,
+    on_compactors: CompactorsReady = lambda _: None,
+    zones: Sequence[str] = (),
+    compactors: int = 1,
 ) -> None:
     """Run until SIGTERM, SIGINT or SIGHUP. `zones` are given to the agents in turn.
 
@@ -105,11 +116,11 @@ async def run_stack(
             if stopping.is_set():
                 return
             each = child_settings(settings, agents, compactors, zones)
-            ready = _ready(settings, data, on_ready, stack)
+            telling = _Telling(settings, data, on_ready, on_compactors, stack)
             if memory:
-                await _run_here(each[0], ready, stopping, compact=compactors > 0)
+                await _run_here(each[0], telling.agents_ready, stopping, compact=compactors > 0)
             else:
-                await _run_children(each[:agents], each[agents:], ready, stopping, impatient)
+                await _run_children(each[:agents], each[agents:], telling, stopping, impatient)
 
 
 def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
@@ -272,26 +283,38 @@ async def _stop_watching(death: asyncio.Task[None]) -> None:
         await death
 
 
-def _ready(settings: Settings, data: Path, on_ready: Ready, stack: AsyncExitStack) -> Ready:
-    def ready(running: Sequence[RunningAgent]) -> None:
-        bootstrap = ",".join(agent.bootstrap for agent in running)
-        metrics_urls = tuple(agent.metrics_url for agent in running if agent.metrics_url)
-        stack.callback(remove_run_file, data)
-        write_run_file(
-            data,
-            RunFile(
-                pid=os.getpid(),
-                started_ticks=started_ticks(os.getpid()) or 0,
-                bootstrap=bootstrap,
-                metadata_url=settings.metadata_url,
-                object_store_url=settings.object_store_url,
-                metrics_url=metrics_urls[0] if metrics_urls else "",
-                metrics_urls=metrics_urls,
-            ),
-        )
-        on_ready(running)
+class _Telling:
+    """Says what has started: in `run.json` first, then to whoever started us."""
 
-    return ready
+    def __init__(
+        self, settings: Settings, data: Path, on_ready: Ready, on_compactors: CompactorsReady, stack: AsyncExitStack
+    ) -> None:
+        """`stack` removes what we write."""
+        self._data, self._stack = data, stack
+        self._on_ready, self._on_compactors = on_ready, on_compactors
+        self._run = RunFile(
+            pid=os.getpid(),
+            started_ticks=started_ticks(os.getpid()) or 0,
+            bootstrap="",
+            metadata_url=settings.metadata_url,
+            object_store_url=settings.object_store_url,
+            metrics_url="",
+            metrics_urls=(),
+        )
+
+    def agents_ready(self, running: Sequence[RunningAgent]) -> None:
+        urls = tuple(agent.metrics_url for agent in running if agent.metrics_url)
+        bootstrap = ",".join(agent.bootstrap for agent in running)
+        self._run = replace(self._run, bootstrap=bootstrap, metrics_url=urls[0] if urls else "", metrics_urls=urls)
+        self._stack.callback(remove_run_file, self._data)
+        write_run_file(self._data, self._run)
+        self._on_ready(running)
+
+    def compactors_ready(self, running: Sequence[RunningCompactor]) -> None:
+        urls = tuple(compactor.metrics_url for compactor in running if compactor.metrics_url)
+        self._run = replace(self._run, compactor_metrics_urls=urls)
+        write_run_file(self._data, self._run)
+        self._on_compactors(running)
 
 
 # ---- children ------------------------------------------------------------------------------------------------------
@@ -314,7 +337,7 @@ class _Child:
 async def _run_children(
     agents: Sequence[Settings],
     compactors: Sequence[Settings],
-    ready: Ready,
+    telling: _Telling,
     stopping: asyncio.Event,
     impatient: asyncio.Event,
 ) -> None:
@@ -327,8 +350,8 @@ async def _run_children(
         for number, settings in enumerate(compactors if running is not None else (), 1):
             children.append(await _spawn("compactor", number, settings, their_end))
         if running is not None:
-            ready(running)
-            await unless(stopping, _first_death(children))
+            telling.agents_ready(running)
+            await unless(stopping, _first_death(children, telling))
     finally:
         await _stop_children(children, impatient, grace_ms=agents[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
         os.close(our_end)
@@ -354,8 +377,7 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
         str(lifeline),
         env={**environ, **settings_environment(settings)},
         stdin=asyncio.subprocess.DEVNULL,
-        # an agent says where it is; a compactor tells the log, which is stderr
-        stdout=asyncio.subprocess.PIPE if role == "agent" else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,  # on which it says where it is
         pass_fds=(lifeline,),
         start_new_session=True,
     )
@@ -363,23 +385,36 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
 
 
 async def _await_ready(child: _Child) -> RunningAgent:
-    """Read what `siltstone agent` prints. Raises AgentDiedError; why it died stands on stderr, which it shares."""
-    if child.process.stdout is None:
-        raise AgentDiedError(f"{child.name} has no output")
-    said: dict[str, str] = {}
-    while not {"bootstrap", "metrics"} <= said.keys():
-        line = (await child.process.stdout.readline()).decode(errors="replace")
-        if not line:
-            code = await child.process.wait()
-            raise AgentDiedError(f"{child.name} ended with {_status(code)} before it was ready; its error stands above")
-        name, _, value = line.strip().partition(": ")
-        said[name.rstrip(":")] = value
+    """Read what `siltstone agent` prints. Raises AgentDiedError."""
+    said = await _said(child, "bootstrap")
     child.address = said["bootstrap"]
     return RunningAgent(bootstrap=said["bootstrap"], metrics_url=said["metrics"])
 
 
-async def _first_death(children: Sequence[_Child]) -> None:
-    """Ends only by raising AgentDiedError."""
+async def _await_compactor(child: _Child) -> RunningCompactor:
+    """Read what `siltstone compactor` prints. Raises AgentDiedError."""
+    said = await _said(child, "compactor")
+    return RunningCompactor(node_id=int(said["compactor"]), metrics_url=said["metrics"])
+
+
+async def _said(child: _Child, name: str) -> Mapping[str, str]:
+    """The lines `name: VALUE` and `metrics: URL`. Raises AgentDiedError; why it died stands on stderr, which it
+    shares."""
+    if child.process.stdout is None:
+        raise AgentDiedError(f"{child.name} has no output")
+    said: dict[str, str] = {}
+    while not {name, "metrics"} <= said.keys():
+        line = (await child.process.stdout.readline()).decode(errors="replace")
+        if not line:
+            code = await child.process.wait()
+            raise AgentDiedError(f"{child.name} ended with {_status(code)} before it was ready; its error stands above")
+        key, _, value = line.strip().partition(": ")
+        said[key.rstrip(":")] = value
+    return said
+
+
+async def _first_death(children: Sequence[_Child], telling: _Telling) -> None:
+    """Ends only by raising AgentDiedError. Meanwhile compactors become ready, and are told of."""
 
     async def death(child: _Child) -> None:
         code = await child.process.wait()
@@ -389,12 +424,20 @@ async def _first_death(children: Sequence[_Child]) -> None:
         )
 
     waits = [asyncio.create_task(death(child)) for child in children]
+    waits.append(asyncio.create_task(_tell_compactors(children, telling)))
     try:
         await asyncio.gather(*waits)
     finally:
         for wait in waits:
             wait.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _tell_compactors(children: Sequence[_Child], telling: _Telling) -> None:
+    """Raises AgentDiedError when one ends before."""
+    compactors = [child for child in children if child.role == "compactor"]
+    if compactors:
+        telling.compactors_ready(await asyncio.gather(*map(_await_compactor, compactors)))
 
 
 async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *, grace_ms: int) -> None:

@@ -103,7 +103,7 @@ class BlockingStore:
     @classmethod
     def opened(cls, url: str) -> BlockingStore:
         """Raises what opening a store raises."""
-        return cls(Retrying(open_store(url), SystemClock(), SystemIds()), owns=True)
+        return cls(Retrying(open_store(url, must_exist=True), SystemClock(), SystemIds()), owns=True)
 
     @classmethod
     def at(cls, url: str) -> BlockingStore:

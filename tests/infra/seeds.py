@@ -142,6 +142,23 @@ IN_THE_CONFIGURATION = [
         "invalid value for memory",
     ),
     Seed(
+        "a region that is misspelt",
+        "examples/minimal/terraform.tfvars",
+        'region = "eu-central-1"',
+        'region = "eu-cental-1"',
+        "plan",
+        "image must lie in ECR of var.region (eu-cental-1)",
+    ),
+    Seed(
+        "an image in the registry of another region",
+        "examples/minimal/main.tf",
+        "  image = var.image",
+        '  image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/siltstone:0.1.0"',
+        "plan",
+        "must lie in ECR of the provider's region (eu-central-1)",
+        place="main.tf",
+    ),
+    Seed(
         "a number of instances that only an apply would tell",
         "modules/metadata/security_groups.tf",
         'resource "aws_vpc_security_group_ingress_rule" "database" {',

@@ -232,6 +232,18 @@ def test_the_objects_of_another_cluster_are_not_called_damaged(stack: Stack, sto
     assert "error: the object store is cluster" in found.stderr and "FILE-1" not in found.output
 
 
+def test_a_directory_of_objects_that_is_mistyped_is_told_by_who_reads_it_and_not_made(
+    stack: Stack, tmp_path: Path
+) -> None:
+    metadata_url = json.loads((stack.data / "run.json").read_text())["metadata_url"]
+    nope = ("--metadata", metadata_url, "--object-store", (tmp_path / "nope").as_uri())
+    for words in (("fsck",), ("record", "diagnose", "written", "0", "0")):
+        found = run(*words, *nope)
+        assert found.exit_code == 1
+        assert found.stderr.startswith(f"error: there is no directory {tmp_path / 'nope'}\nremedy: "), found.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_doctor_finds_a_dev_stack_fit(stack: Stack) -> None:
     checks = {check["name"]: check for check in run_json("doctor", "--data", str(stack.data))}
     assert checks["store conditional create"]["verdict"] == "ok"

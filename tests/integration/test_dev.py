@@ -222,7 +222,7 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
         assert b"first" in read(bootstrap)
         assert "siltstone_produce_batches_total" in get(run["metrics_url"])[1]
         ready_url = run["metrics_url"].replace("/metrics", "/readyz")
-        assert get(ready_url) == (200, '{"ready": true, "reasons": []}')
+        assert get(ready_url) == (200, '{"ready": true, "reasons": []}\n')
         assert get(ready_url.replace("readyz", "healthz"))[0] == 200
         # other commands attach
         with attach(data) as attached:

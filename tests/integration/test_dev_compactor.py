@@ -38,6 +38,13 @@ def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> Non
         write(bootstrap, b"first")
         until_leveled(bootstrap, data / "objects")
         assert b"first" in read(bootstrap)
+        # then it says where its metrics are, and so does run.json
+        assert running.process.stdout is not None
+        line = running.process.stdout.readline()
+        [url] = running.run_file()["compactor_metrics_urls"]
+        assert line == f"compactor metrics: {url}\n"
+        assert url not in running.run_file()["metrics_urls"]
+        assert 'siltstone_compactor_duty{duty="plan"} 1' in get(url)[1]
         below = descendants(running.process.pid)
         assert len(children_in("compactor", below)) == 1
         assert running.stop() == 0, running.errors

@@ -20,6 +20,7 @@ from metadata.postgres_connection import connect
 from metadata.service import MetadataUnavailableError, SchemaMismatchError
 from metadata.tables import METADATA, SCHEMA_REVISION
 from siltstone.cli import main
+from siltstone.embedded.postgres import EmbeddedPostgres, postgres_processes
 from tests.fixtures.postgres import database_url, run_sql
 
 
@@ -45,6 +46,24 @@ def test_the_command_says_whether_it_did_anything(bare_postgres_url: str) -> Non
     said = [CliRunner().invoke(main, ["migrate", "--metadata", bare_postgres_url]).stdout for _ in range(2)]
 
     assert said == [f"schema: {SCHEMA_REVISION} (created)\n", f"schema: {SCHEMA_REVISION} (nothing to do)\n"]
+
+
+def test_the_postgres_of_a_data_directory_runs_for_as_long_as_the_command(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path)])
+    assert refused.exit_code == 1 and "holds no metadata of `siltstone dev`" in refused.stderr
+    with EmbeddedPostgres(tmp_path / "postgres"):
+        pass
+    said: list[str] = []
+    for options in ([], ["--dry-run"]):
+        done = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path), *options])
+        assert done.exit_code == 0, done.output
+        said += done.stdout.splitlines()
+
+    assert said[0] == f"schema: {SCHEMA_REVISION} (created)"
+    assert said[1:] == [f"schema: {SCHEMA_REVISION}", f"target: {SCHEMA_REVISION}", "nothing to do", "no program runs"]
+    assert postgres_processes(tmp_path / "postgres" / "data") == []
+    twice = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path), "--metadata", "postgresql://db/x"])
+    assert twice.exit_code == 2 and "--data says where everything lies" in twice.stderr
 
 
 async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_postgres_url: str) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.postgres_connection import Database
-from metadata.service import MetadataUnavailableError
+from metadata.service import MetadataUnavailableError, RightsMissingError
+from siltstone.cli import main
+from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.clock import SystemClock
-from siltstone.errors import BugError
+from siltstone.errors import BugError, Outcome
 from siltstone.ids import SystemIds
+from tests.fixtures.postgres import run_sql
 
 
 async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost_is_not(postgres_url: str) -> None:
@@ -37,3 +43,49 @@ async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost
         with pytest.raises(MetadataUnavailableError):
             await call(lose)
     await database.close()
+
+
+@pytest.fixture
+async def powerless_url(postgres_url: str) -> AsyncIterator[str]:
+    """The database as a role sees it that may connect, and see how new it is, and nothing else."""
+    role = f"powerless_{postgres_url.rpartition('/')[2]}"
+    await run_sql(
+        postgres_url,
+        f"CREATE ROLE {role} LOGIN PASSWORD 'x'",
+        f"GRANT SELECT ON schema_versions, alembic_version, cluster, files TO {role}",
+    )
+    yield f"postgresql://{role}:x@{postgres_url.rpartition('@')[2]}"
+    await run_sql(postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+async def test_rights_that_are_missing_are_told_as_a_refusal_and_not_as_silence(powerless_url: str) -> None:
+    database = Database(powerless_url, clock=SystemClock(), ids=SystemIds())
+
+    async def work(connection: AsyncConnection) -> object:
+        return await connection.scalar(sa.text("SELECT count(*) FROM topics"))
+
+    async def slow(connection: AsyncConnection) -> object:
+        await connection.execute(sa.text("SET statement_timeout = 10"))
+        return await connection.scalar(sa.text("SELECT pg_sleep(5)"))
+
+    for call in (database.read, database.write):
+        with pytest.raises(RightsMissingError) as refused:
+            await call(work)
+        assert refused.value.message == "Postgres refused: permission denied for table topics"
+        assert "GRANT" in remedy_of(refused.value)
+        assert (refused.value.outcome, refused.value.retriable) == (Outcome.NOT_DONE, False)
+        # what passes is no refusal
+        with pytest.raises(
+            MetadataUnavailableError, match=r"^Postgres gave up: canceling statement due to statement t"
+        ):
+            await call(slow)
+    await database.close()
+
+
+def test_a_command_of_a_role_without_rights_says_what_it_lacks(powerless_url: str) -> None:
+    for command in ("levels", "migrate"):
+        ran = CliRunner().invoke(main, [command, "--metadata", powerless_url])
+        assert ran.exit_code == 1
+        first, second = ran.stderr.splitlines()[:2]
+        assert first.startswith("error: Postgres refused: permission denied for table "), ran.stderr
+        assert second.startswith("remedy: GRANT the role in metadata.url what it lacks")

@@ -228,11 +228,16 @@ async def test_records_that_only_l0_has_are_listed_and_appended_when_that_is_ask
     assert len(rebuilt.plan.newer_l0) == 1
     [state] = await lost.query("SELECT last_sequences, base_offsets FROM producers")
     assert (list(state["last_sequences"]), list(state["base_offsets"])) == ([0, 1], [0, 1])
+    # and fsck, too, says what is left to do
+    told = await fsck(lost)
+    assert "1 object (" in told and "is named by no row" in told and "1 L0 file among them may hold records" in told
+    assert "`siltstone rebuild --append-newer-l0` appends these records at new offsets" in told
     # when it is run again, to append it: twice, as after a kill
     for _ in range(2):
         again = await lost.rebuild(append_newer_l0=True)
         assert again.was_rebuilt and again.is_complete
         assert again.appended == [("plain", 0, 1, 2, 2)]
+    assert "no row is missing" in await fsck(lost)
     restored = await lost.restored()
     # then an old producer goes on, and what it sends again is not stored again
     revived = await start_agent(store=lost.store, metadata=restored)
@@ -244,6 +249,40 @@ async def test_records_that_only_l0_has_are_listed_and_appended_when_that_is_ask
     # and a database that is in use is not rebuilt
     with pytest.raises(NotEmptyError):
         await lost.rebuild()
+
+
+async def fsck(lost: Lost, *options: str) -> str:
+    words = ["fsck", "--metadata", lost.new_url, "--object-store", lost.store_url, *options]
+    result = await asyncio.to_thread(CliRunner().invoke, main, words)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("store_url", ["directory"], indirect=True)
+async def test_once_a_rebuilt_database_is_used_fsck_says_that_newer_l0_files_cannot_be_appended(
+    lost: Lost, start_agent: StartAgent, dial: Dial
+) -> None:
+    agent = await start_agent(store=lost.store, metadata=lost.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("plain", partitions=1)
+    await client.produce("plain", 0, idempotent(0))
+    await lost.catalog.round()
+    await client.produce("plain", 0, idempotent(1))
+    await agent.agent.stop()
+    assert len((await lost.rebuild()).plan.newer_l0) == 1
+    assert json.loads(await fsck(lost, "--json"))["janitor"]["rebuilt"] == "unused"
+    # when an agent has been there
+    revived = await start_agent(store=lost.store, metadata=await lost.restored())
+    await revived.agent.stop()
+    # then it is as fsck says
+    told = await fsck(lost)
+    assert "so `siltstone rebuild --append-newer-l0` refuses it" in told and "file inspect" in told
+    with pytest.raises(NotEmptyError):
+        await lost.rebuild(append_newer_l0=True)
+    assert json.loads(await fsck(lost, "--json"))["janitor"]["rebuilt"] == "used"
+    # and once it is adopted there is nothing to tell
+    await fsck(lost, "--adopt")
+    assert "rebuilt" not in await fsck(lost)
 
 
 @pytest.mark.parametrize("store_url", ["directory"], indirect=True)
@@ -376,7 +415,7 @@ def test_the_command_tells_by_its_exit_code_whether_all_came_back(
     again = CliRunner().invoke(main, ["rebuild", "--force", *places])
     assert again.exit_code == 0 and "by an earlier run" in again.stdout
     in_use = CliRunner().invoke(main, ["rebuild", "--object-store", store_url, "--metadata", postgres_url])
-    assert in_use.exit_code == 1 and "1 topics" in in_use.stderr
+    assert in_use.exit_code == 1 and "topics 1, files 0" in in_use.stderr
 
 
 async def catalogued(store_url: str, postgres_url: str) -> None:

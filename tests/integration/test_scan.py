@@ -32,6 +32,7 @@ from spark_jobs.scan.timestamps import look_up
 from storage.cluster import ClusterFile, ClusterMismatchError, encode_cluster_file
 from storage.local import LocalStore
 from storage.memory import MemoryStore
+from storage.objects import StoreMisconfiguredError
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.scan_logs import Found, ScanLog, records_of, rows
 from tests.fixtures.unreadable_batches import does_not_unfold
@@ -307,7 +308,8 @@ def test_what_is_wrong_is_said_before_the_first_record_and_leaves_nothing_open(
         ({"starting": "soon"}, BadScanError, "'soon' is no place in a topic"),
         ({"batch_rows": 0}, BadScanError, "0 rows"),
         ({"data": tmp_path}, BadInputError, "give it, or give URLs"),
-        ({"object_store": (tmp_path / "other").as_uri()}, ClusterMismatchError, "no cluster's"),
+        ({"object_store": tmp_path.as_uri()}, ClusterMismatchError, "no cluster's"),
+        ({"object_store": (tmp_path / "nope").as_uri()}, StoreMisconfiguredError, "there is no directory"),
     ):
         with pytest.raises(error, match=said):
             siltstone.read_topic(**{"topic": "flights", **places, **asked})
@@ -315,7 +317,7 @@ def test_what_is_wrong_is_said_before_the_first_record_and_leaves_nothing_open(
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(BadInputError, match="nothing that can be read is named"):
         siltstone.read_topic("flights")
-    assert (pins(places["metadata"]), ours()) == (0, threads)
+    assert (pins(places["metadata"]), ours(), (tmp_path / "nope").exists()) == (0, threads, False)
 
 
 # ---- a reader's role -------------------------------------------------------------------------------------------------

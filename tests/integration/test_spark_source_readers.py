@@ -220,6 +220,7 @@ async def test_records_that_were_deleted_before_the_query_are_told_or_left_out(s
 
 async def test_an_object_store_of_another_cluster_is_refused(spark_topics: SparkTopics, tmp_path: Any) -> None:
     await make_two_partitions(spark_topics)
+    (tmp_path / "other").mkdir()
     other = (tmp_path / "other").as_uri()
 
     await refused(

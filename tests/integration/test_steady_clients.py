@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
-from siltstone.client import KafkaClient
+from siltstone.client import ConnectionLostError, KafkaClient, KafkaError
+from siltstone.client_groups import GroupClient
 from siltstone.client_steady import SteadyClient
-from siltstone.clock import SystemClock
+from siltstone.clock import ManualClock, SystemClock
 from siltstone.consuming import Reach, read
 from siltstone.errors import UnavailableError
 from siltstone.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
 from siltstone.record_format import InputRecord, OutputRecord
 from tests.fixtures.agents import RunningAgent, read_all
+from wire.error_codes import ErrorCode
 
 PRODUCE, FETCH = 0, 1
 
@@ -115,6 +117,69 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
         assert offsets == [0, 10, 20]
     assert told.refused == []
     assert "asking again" in lines[0] and lines[1] == "an agent answers again"
+
+
+def answering(clock: ManualClock, code: ErrorCode, until_ms: float) -> Callable[[KafkaClient], Awaitable[str]]:
+    """What is refused with `code` for so long."""
+    began_ms = clock.monotonic_ms()
+
+    async def work(_: KafkaClient) -> str:
+        if clock.monotonic_ms() - began_ms < until_ms:
+            raise KafkaError(code, "fetch from t-1")
+        return "done"
+
+    return work
+
+
+async def test_an_error_that_an_agent_answers_is_told_once_when_it_does_not_pass_at_once(agent: RunningAgent) -> None:
+    clock = ManualClock()
+    lines: list[str] = []
+    async with SteadyClient(agent.address, clock, told=lines.append) as steady:
+        # when it passes within a second, then nobody is told
+        assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 1_000)) == "done"
+        assert lines == []
+        # when it lasts, then that is told once, and its end
+        assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 20_000)) == "done"
+        first, last = lines
+        assert first.startswith("fetch from t-1: KAFKA_STORAGE_ERROR: ")
+        assert first.endswith(": asking again for up to 60 s") and last == "an agent answers again"
+        # when it does not end, then it is raised; another error at once
+        for code, waited_ms in ((ErrorCode.KAFKA_STORAGE_ERROR, 50_000), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0)):
+            began_ms = clock.monotonic_ms()
+            with pytest.raises(KafkaError, match=code.name):
+                await steady.run(answering(clock, code, 90_000))
+            assert waited_ms <= clock.monotonic_ms() - began_ms <= 60_000
+    assert lines[2:] == [first]
+
+
+async def test_a_coordinator_that_is_waited_for_is_told_once(agent: RunningAgent) -> None:
+    clock = ManualClock()
+    lines: list[str] = []
+    group = GroupClient(agent.address, "readers", clock, told=lines.append)
+
+    async def until(passes_ms: float, error: Exception) -> str:
+        began_ms = clock.monotonic_ms()
+
+        async def work(_: KafkaClient, coordinator: str) -> str:
+            if clock.monotonic_ms() - began_ms < passes_ms:
+                raise error
+            return coordinator
+
+        return await group._run(work)
+
+    loading = KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "describe group 'readers'")
+    # when it passes within a second, then nobody is told
+    assert await until(900, loading) == agent.address
+    assert lines == []
+    # when it lasts, or the agent is lost, then that is told once, and its end
+    for passes_ms, error in ((5_000, loading), (300, ConnectionLostError("agent 1 closed the connection"))):
+        assert await until(passes_ms, error) == agent.address
+        assert lines == [f"{error.message}: asking again for up to 15 s", "the coordinator answers again"]
+        lines.clear()
+    # when it does not end, then it is raised
+    with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+        await until(90_000, loading)
+    assert len(lines) == 1
 
 
 async def test_with_acks_1_nothing_is_repeated_and_doubt_is_told(agent: RunningAgent, client: KafkaClient) -> None:

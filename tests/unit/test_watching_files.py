@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.grafana.__main__ import main as write_dashboard
 from infra.grafana.model import PANEL_WIDTH, scoped
 from infra.grafana.source import FILE, ROWS, render
 from siltstone.metrics import Metrics
@@ -49,6 +50,16 @@ def titles(tests: Path) -> Iterator[str]:
 
 def test_the_dashboards_file_is_what_its_source_says() -> None:
     assert FILE.read_text(encoding="utf-8") == render(), "run `python -m infra.grafana`"
+
+
+def test_help_tells_how_to_write_it_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = FILE.stat().st_mtime_ns
+    with pytest.raises(SystemExit) as ended:
+        write_dashboard(["--help"])
+    assert ended.value.code == 0 and FILE.stat().st_mtime_ns == before
+    text = capsys.readouterr().out
+    assert "infra/grafana/siltstone.json" in text and "Example:\n  python -m infra.grafana" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_every_panel_says_what_it_shows_in_which_unit_and_where_to_read_on() -> None:

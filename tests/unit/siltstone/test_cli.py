@@ -166,12 +166,57 @@ def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_p
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = run("doctor")[1].splitlines()[0]
+    code, said, errors = run("doctor")
+    assert code == 1 and errors.startswith("error: neither Postgres nor an object store was looked at\nremedy: ")
+    assert run("doctor", "--json")[0] == 1
+    first = said.splitlines()[0]
     assert first.startswith("not looked at Postgres nor at an object store: give --data DIR of `siltstone dev`")
     # when a `siltstone dev` runs on its usual directory
     (tmp_path / "siltstone-data").mkdir()
     (tmp_path / "siltstone-data" / "run.json").write_text("{}")
     assert "give --data siltstone-data, or" in run("doctor")[1].splitlines()[0]
+
+
+def test_doctor_of_one_place_alone_does_not_fail_for_the_other(tmp_path: Path) -> None:
+    code, said, errors = run("doctor", "--object-store", tmp_path.as_uri())
+    assert (code, errors) == (0, "") and said.startswith("not looked at Postgres: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "ways"),
+    [
+        (("levels",), ("--data DIR", "--metadata URL", "SILTSTONE_METADATA_URL")),
+        (("migrate",), ("--data DIR", "--metadata URL", "SILTSTONE_METADATA_URL")),
+        (("rebuild", "--metadata", "postgresql://h/x"), ("--object-store URL", "SILTSTONE_OBJECT_STORE_URL")),
+    ],
+)
+def test_a_place_that_is_not_named_is_told_with_the_options_that_the_command_has(
+    words: tuple[str, ...], ways: tuple[str, ...]
+) -> None:
+    code, _, errors = run(*words)
+    assert code == 1
+    remedy = errors.splitlines()[-1]
+    assert remedy.startswith("remedy: ") and all(way in remedy for way in ways), errors
+    assert ("--data" in remedy) == ("--data DIR" in ways)
+
+
+@pytest.mark.parametrize("command", ["rebuild", "doctor"])
+def test_a_directory_of_objects_that_is_mistyped_is_told_and_not_made(
+    tmp_path: Path, command: str, unused_tcp_port: int
+) -> None:
+    place = ("--object-store", (tmp_path / "nope").as_uri())
+    code, said, errors = run(command, *place, "--metadata", f"postgresql://u@127.0.0.1:{unused_tcp_port}/db")
+    assert code == 1
+    assert f"there is no directory {tmp_path / 'nope'}" in said + errors
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["agent", "compactor"])
+def test_the_address_of_metrics_has_one_name_in_all_processes(command: str) -> None:
+    code, _, errors = run(command, "--metrics-listen", "somewhere")
+    assert code == 1 and "metrics.listen" in errors and "somewhere" in errors
+    names = run(command, "--help")[1]
+    assert "--metrics-listen" in names and "--listen" in names
 
 
 def test_a_url_with_a_question_mark_in_an_example_is_quoted_for_the_shell() -> None:

@@ -73,6 +73,7 @@ def test_a_title_is_as_wide_as_the_terminal(capsys: pytest.CaptureFixture[str]) 
 
 def test_one_is_not_many() -> None:
     assert (plural(1, "file"), plural(2, "file"), plural(1_000, "file")) == ("1 file", "2 files", "1,000 files")
+    assert (plural(1, "batch"), plural(2, "batch")) == ("1 batch", "2 batches")
 
 
 def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:

@@ -242,6 +242,20 @@ def test_the_command_prints_lines_kafka_the_linger_and_what_it_assumes() -> None
     assert "too few agents: 3, and the load takes" in shown("--mib-s", "1000", "--agents", "3")
 
 
+def test_a_class_day_that_s3_does_not_allow_is_told() -> None:
+    ia = ("--retention-days", "90", "--storage-class", "standard-ia")
+    note = "--class-day 10: S3 moves nothing to standard-ia before day 30, from which on this is reckoned"
+    assert note in shown(*ia, "--class-day", "10")
+    assert json.loads(shown(*ia, "--class-day", "10", "--json"))["notes"] == [note]
+    for words in (ia, (*ia, "--class-day", "30"), ("--storage-class", "glacier-ir", "--class-day", "0")):
+        assert "class-day" not in shown(*words) and json.loads(shown(*words, "--json"))["notes"] == []
+
+
+def test_one_of_a_thing_is_not_told_as_several() -> None:
+    assert "1 agent, 250 ms" in (text := shown("--mib-s", "0.1", "--zones", "1")) and "1 zone" in text
+    assert "1 agents" not in text and "1 zones" not in text
+
+
 def test_the_json_has_the_same() -> None:
     answer: dict[str, Any] = json.loads(shown("--mib-s", "100", "--price", "s3.put.1000=0", "--json"))
     lines = {line["item"]: line["usd"] for line in answer["lines"]}
@@ -258,7 +272,8 @@ def test_the_prices_are_shown_with_their_sources() -> None:
 @pytest.mark.parametrize("text", ["s3.put.1000", "s3.put.1000=x", "s3.put.1000=-1", "s3.put.1000=nan"])
 def test_a_price_that_is_none_is_refused(text: str) -> None:
     result = CliRunner().invoke(main, ["cost", "--price", text])
-    assert result.exit_code == 2 and "--price" in result.stderr
+    assert result.exit_code == 2 and f"--price {text!r}" in result.stderr
+    assert "\nremedy: write NAME=USD, USD from 0 on" in result.stderr and "siltstone cost --prices" in result.stderr
 
 
 def test_the_example_of_the_page_about_sizing_is_what_the_command_prints() -> None:

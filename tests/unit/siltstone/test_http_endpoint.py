@@ -44,11 +44,11 @@ async def test_metrics_are_served_in_the_prometheus_text_format(running: Running
 
 
 async def test_readiness_follows_the_reasons_and_health_does_not(running: Running) -> None:
-    assert (await running.get("/readyz"))[:2] == (200, '{"ready": true, "reasons": []}')
+    assert (await running.get("/readyz"))[:2] == (200, '{"ready": true, "reasons": []}\n')
     running.reasons = ["stopping"]
     status, text, _ = await running.get("/readyz")
     assert (status, json.loads(text)) == (503, {"ready": False, "reasons": ["stopping"]})
-    assert (await running.get("/healthz"))[0] == 200
+    assert (await running.get("/healthz"))[:2] == (200, '{"alive": true}\n')
 
 
 async def test_a_taken_port_is_an_error_that_names_it(running: Running) -> None:

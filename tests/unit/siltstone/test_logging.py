@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -95,6 +96,38 @@ def test_a_stderr_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
     configure("info", "text")
     monkeypatch.setattr(sys, "stderr", Gone())
     get_logger("x").info("nobody hears this")
+
+
+AT_SHUTDOWN = """
+import logging
+from siltstone.logging import configure
+
+class Unclosed:
+    def __init__(self, *given):
+        self.given, self.log = given, logging.getLogger("aiohttp")
+
+    def __del__(self):
+        self.log.error(*self.given)
+
+configure("info", "FORMAT")
+left = Unclosed("Unclosed session to postgresql://u:hunter2@h/db")
+wrong = Unclosed("%d sessions", "no")
+"""
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_libraries_complain_of_while_the_interpreter_ends_is_told(format: str) -> None:
+    program = AT_SHUTDOWN.replace("FORMAT", format)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "postgresql://u:***@h/db" in ended.stderr, ended.stderr
+    assert "Error" not in ended.stderr and "Exception" not in ended.stderr, ended.stderr
+
+
+def test_a_library_whose_message_is_wrong_does_not_meet_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    wrong = logging.LogRecord("aiohttp", logging.ERROR, "", 0, "%d sessions to %s", ("no", "u://me:hunter2@h"), None)
+    logging.getLogger().handlers[-1].handle(wrong)
+    assert capsys.readouterr().err == "aiohttp: %d sessions to %s ('no', 'u://me:***@h')\n"
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:

@@ -151,6 +151,22 @@ async def test_a_file_in_place_of_the_directory_is_a_misconfiguration(tmp_path: 
     await store.close()
 
 
+async def test_a_directory_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "nope", must_exist=True)
+    with pytest.raises(StoreMisconfiguredError, match=r"there is no directory .*nope"):
+        await store.open()
+    await store.close()
+    assert list(tmp_path.iterdir()) == []
+    # one that is there is opened, and nothing is put into it
+    (tmp_path / "nope").mkdir()
+    store = LocalStore(tmp_path / "nope", must_exist=True)
+    await store.open()
+    assert list((tmp_path / "nope").iterdir()) == []
+    await put(store, "k")
+    assert await store.get("k") == b"x"
+    await store.close()
+
+
 async def test_a_store_that_was_not_opened_makes_its_directory_at_the_first_put(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "new")
     assert [stat async for stat in store.list()] == []

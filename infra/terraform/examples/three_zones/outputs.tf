@@ -13,9 +13,34 @@ output "doctor_command" {
   value       = module.siltstone.doctor_command
 }
 
+output "admin_command" {
+  description = "Defines ecs_siltstone in a shell: eval it, then ecs_siltstone fsck --quick."
+  value       = module.siltstone.admin_command
+}
+
 output "restart_commands" {
   description = "Replace all tasks."
   value       = module.siltstone.restart_commands
+}
+
+output "stop_commands" {
+  description = "End every agent, compactor and merge."
+  value       = module.siltstone.stop_commands
+}
+
+output "start_commands" {
+  description = "After stop_commands."
+  value       = module.siltstone.start_commands
+}
+
+output "log_groups" {
+  description = "Log groups by process."
+  value       = module.siltstone.log_groups
+}
+
+output "metadata_secret_arn" {
+  description = "Secret with the password of Postgres."
+  value       = module.siltstone.metadata_secret_arn
 }
 
 output "spark_upload_commands" {

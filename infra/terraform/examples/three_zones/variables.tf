@@ -13,8 +13,8 @@ variable "image" {
   type        = string
 
   validation {
-    condition     = can(regex("\\.dkr\\.ecr\\.", var.image))
-    error_message = "image must lie in ECR: the VPC has no way to another registry."
+    condition     = can(regex("\\.dkr\\.ecr\\.${var.region}\\.", var.image))
+    error_message = "image must lie in ECR of var.region (${var.region}), whose name stands in its host: the VPC has no way to another registry."
   }
 }
 
@@ -23,8 +23,8 @@ variable "collector_image" {
   type        = string
 
   validation {
-    condition     = can(regex("\\.dkr\\.ecr\\.", var.collector_image))
-    error_message = "collector_image must lie in ECR: the VPC has no way to another registry."
+    condition     = can(regex("\\.dkr\\.ecr\\.${var.region}\\.", var.collector_image))
+    error_message = "collector_image must lie in ECR of var.region (${var.region}): the VPC has no way to another registry."
   }
 }
 

@@ -13,6 +13,11 @@ output "security_group_id" {
   value       = aws_security_group.agents.id
 }
 
+output "admin_security_group_id" {
+  description = "Security group that may reach agents, for commands run by hand."
+  value       = aws_security_group.admin.id
+}
+
 output "role_arn" {
   description = "Role of the agents."
   value       = aws_iam_role.task.arn

@@ -69,3 +69,39 @@ resource "aws_vpc_security_group_ingress_rule" "agents_metrics" {
   to_port           = local.http_port
   cidr_ipv4         = each.key
 }
+
+# Commands run by hand that ask an agent (`topics`, `groups`): the admin task has this group beside that of all tasks,
+# which itself reaches no agent.
+resource "aws_security_group" "admin" {
+  name        = "${var.name}-admin"
+  description = "Commands run by hand: agents"
+  vpc_id      = var.vpc_id
+
+  tags = { Name = "${var.name}-admin" }
+}
+
+locals {
+  asked_by_admin = { load_balancer = aws_security_group.load_balancer.id, agents = aws_security_group.agents.id }
+}
+
+resource "aws_vpc_security_group_egress_rule" "admin" {
+  for_each = local.asked_by_admin
+
+  security_group_id            = aws_security_group.admin.id
+  description                  = "Bootstrap, and agents"
+  ip_protocol                  = "tcp"
+  from_port                    = local.kafka_port
+  to_port                      = local.kafka_port
+  referenced_security_group_id = each.value
+}
+
+resource "aws_vpc_security_group_ingress_rule" "admin" {
+  for_each = local.asked_by_admin
+
+  security_group_id            = each.value
+  description                  = "Commands run by hand"
+  ip_protocol                  = "tcp"
+  from_port                    = local.kafka_port
+  to_port                      = local.kafka_port
+  referenced_security_group_id = aws_security_group.admin.id
+}

@@ -1,6 +1,7 @@
 # A task that is run by hand: `siltstone migrate` before the first start and before an upgrade, and with another command
-# whatever looks at the cluster (`doctor`, `fsck`, `files list`). It reads the bucket; it deletes only what its own probe
-# of the store wrote.
+# whatever looks at the cluster (`doctor`, `fsck`, `files list`) or mends its metadata (`fsck --adopt`, `rebuild`). It reads
+# the bucket; it writes below l1/, where `rebuild` puts files of empty extents for offsets that are lost; it deletes only
+# what its own probe of the store wrote.
 
 locals {
   admin_container = {
@@ -36,6 +37,12 @@ data "aws_iam_policy_document" "admin" {
     sid       = "Read"
     actions   = ["s3:GetObject"]
     resources = ["${var.bucket.objects_arn}/*"]
+  }
+
+  statement {
+    sid       = "FillHoles"
+    actions   = ["s3:PutObject", "s3:AbortMultipartUpload"]
+    resources = ["${var.bucket.objects_arn}/l1/*"]
   }
 
   statement {

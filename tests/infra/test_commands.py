@@ -1,0 +1,136 @@
+"""The commands that outputs give: their names are those of what is made, and the shell does with them what is meant.
+
+AWS's own command line is no dependency of the tests: a program in its place writes down how it is called and answers as
+AWS does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.check import checks, provider, schema
+from infra.check.terraform import Rehearsal, Terraform, copied
+from tests.infra import seeds
+
+TASK = "arn:aws:ecs:eu-central-1:123456789012:task/silt/0123456789abcdef"
+AWS = """\
+#!/bin/sh
+for word in "$@"; do printf '%s\\n' "$word"; done > "$0.words.$2"
+case "$2 $*" in
+  run-task*) echo "${STARTED}" ;;
+  *lastStatus*) echo STOPPED ;;
+  *exitCode*) echo "${CODE}" ;;
+  *stoppedReason*) echo "CannotPullContainerError" ;;
+  filter-log-events*) printf 'clean\\nadopted\\n' ;;
+  list-job-runs*) echo "job-1 job-2" ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rehearsal]:
+    binary = shutil.which("terraform")
+    if binary is None:
+        pytest.skip("terraform is not on the PATH")
+    scratch = tmp_path_factory.mktemp("commands")
+    with provider.serving(schema.load()) as reattach:
+        terraform = Terraform(binary, reattach, copied(checks.TREE, scratch / "tree"), scratch)
+        rehearsal = terraform.rehearse(seeds.THREE_ZONES)
+        assert not rehearsal.failed(), rehearsal.findings
+        yield rehearsal
+
+
+def typed(folder: Path, script: str, **answers: str) -> subprocess.CompletedProcess[str]:
+    """What a person's shell makes of it, with `aws` as above."""
+    aws = folder / "aws"
+    aws.write_text(AWS)
+    aws.chmod(0o755)
+    environment = {"STARTED": TASK, "CODE": "0", **answers, "PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def words(folder: Path, command: str) -> list[str]:
+    """How `aws` was called with that command, the last time."""
+    return (folder / f"aws.words.{command}").read_text().splitlines()
+
+
+def after(option: str, command: Sequence[str]) -> str:
+    return command[command.index(option) + 1]
+
+
+def named(rehearsal: Rehearsal, kind: str) -> list[dict[str, Any]]:
+    return [resource.values for resource in rehearsal.resources if resource.type == kind]
+
+
+@pytest.mark.parametrize(("output", "suspended"), [("stop_commands", "true"), ("start_commands", "false")])
+def test_every_service_is_stopped_and_started_by_its_name_and_autoscaling_with_it(
+    made: Rehearsal, output: str, suspended: str
+) -> None:
+    commands = [shlex.split(line) for line in made.outputs[output]]
+    counts = {
+        after("--service", each): int(after("--desired-count", each))
+        for each in commands
+        if each[2] == "update-service"
+    }
+    wanted = {service["name"]: service["desired_count"] for service in named(made, "aws_ecs_service")}
+    assert counts == (dict.fromkeys(wanted, 0) if suspended == "true" else wanted)
+    scaling = next(each for each in commands if each[2] == "register-scalable-target")
+    (target,) = named(made, "aws_appautoscaling_target")
+    assert after("--resource-id", scaling) == target["resource_id"]
+    states = dict(each.split("=") for each in after("--suspended-state", scaling).split(","))
+    assert set(states.values()) == {suspended} and len(states) == 3
+    # suspended before the count falls below its minimum, at work again when it is back
+    assert commands.index(scaling) == (0 if suspended == "true" else len(commands) - 1)
+
+
+def test_merges_on_spark_are_cancelled_one_by_one(made: Rehearsal, tmp_path: Path) -> None:
+    done = typed(tmp_path, made.outputs["stop_commands"][-1])
+    assert done.returncode == 0, done.stderr
+    (application,) = named(made, "aws_emrserverless_application")
+    assert after("--application-id", words(tmp_path, "cancel-job-run")) == application["id"]
+    assert after("--job-run-id", words(tmp_path, "cancel-job-run")) == "job-2"
+
+
+def test_words_of_siltstone_reach_the_admin_task_and_its_answer_comes_back(made: Rehearsal, tmp_path: Path) -> None:
+    # given the function that is defined by the output
+    define = made.outputs["admin_command"]
+    # when a command is typed
+    done = typed(tmp_path, define + "ADMIN_MIB=4096 ecs_siltstone rebuild --append-newer-l0", CODE="3")
+    # then it runs in the task's container, and what it said and its exit code are ours
+    assert (done.stdout, done.returncode) == ("clean\nadopted\n", 3), done.stderr
+    run = words(tmp_path, "run-task")
+    overrides = json.loads(after("--overrides", run))
+    assert (overrides["cpu"], overrides["memory"]) == ("512", "4096")
+    (container,) = overrides["containerOverrides"]
+    tasks = {
+        task["family"]: json.loads(task["container_definitions"]) for task in named(made, "aws_ecs_task_definition")
+    }
+    assert container["name"] in [each["name"] for each in tasks[after("--task-definition", run)]]
+    assert container["command"] == ["rebuild", "--append-newer-l0"]
+    assert container["environment"] == [{"name": "SILTSTONE_BOOTSTRAP", "value": made.outputs["bootstrap_servers"]}]
+    assert after("--log-stream-names", words(tmp_path, "filter-log-events")).endswith("/admin/0123456789abcdef")
+
+
+@pytest.mark.parametrize("answers", [{"STARTED": "None"}, {"CODE": "None"}])
+def test_a_task_that_never_ran_is_no_success(made: Rehearsal, tmp_path: Path, answers: dict[str, str]) -> None:
+    done = typed(tmp_path, made.outputs["admin_command"] + "ecs_siltstone doctor", **answers)
+    assert done.returncode == 1
+    assert "no task was started" in done.stderr or "CannotPullContainerError" in done.stderr
+
+
+def test_the_admin_task_may_write_where_rebuild_fills_holes_and_reach_agents(made: Rehearsal) -> None:
+    policy = next(each for each in named(made, "aws_iam_role_policy") if each["name"] == "admin")
+    allowed = {one["Sid"]: one for one in json.loads(policy["policy"])["Statement"]}
+    assert str(allowed["FillHoles"]["Resource"]).endswith("/l1/*")
+    assert made.outputs["network"]["admin_security_group_id"] in made.outputs["migrate_command"]
