@@ -19,7 +19,7 @@ from uuid import UUID
 from metadata.catalog import REBUILT_EPOCH, Row
 from metadata.catalog_restore import restore_catalog, target_state
 from metadata.migrate import migrate_async
-from metadata.service import CommitL0, L0Batch, WriterLease
+from metadata.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
 from metadata.urls import open_metadata
 from siltstone.clock import Clock
 from siltstone.errors import BadInputError, BugError
@@ -75,7 +75,9 @@ class Rebuilt:
 
     @property
     def is_complete(self) -> bool:
-        return not (self.losses or self.plan.unknown_topics or self.found.unreadable or self.refused_batches)
+        """All that was acknowledged came back, as far as a catalogue tells that can be read whole."""
+        listed = self.losses or self.plan.unknown_topics or self.found.unreadable or self.refused_batches
+        return self.found.catalogued.is_whole and not listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,11 @@ class Rebuild:
             lease = WriterLease(writer_id=state.writer_id, epoch=REBUILT_EPOCH)
             for seq, (key, wanted) in enumerate(plan.newer_l0.items(), start=state.last_seq + 1):
                 request = await self._request(lease, seq, key, frozenset(wanted), ids)
-                committed = await metadata.commit_l0(request)
+                try:
+                    committed = await metadata.commit_l0(request)
+                except CommitRefusedError:  # as old as keys that were forgotten; the others are not
+                    rebuilt.refused_batches += len(request.batches)
+                    continue
                 for batch, result in zip(request.batches, committed.results, strict=True):
                     if result.error or result.duplicate:
                         rebuilt.refused_batches += bool(result.error)
