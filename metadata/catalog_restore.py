@@ -49,12 +49,24 @@ async def target_state(url: str) -> TargetState | None:
                 others = sa.text("SELECT count(*) FROM pg_stat_user_tables WHERE schemaname = current_schema()")
                 if (await connection.execute(others)).scalar_one():
                     raise NotEmptyError("the database holds tables of somebody else", remedy=_EMPTY_REMEDY)
+                await _check_may_create(connection)
                 return None
             return await _state(connection)
     except (DBAPIError, OSError, TimeoutError) as error:
         raise unavailable(error) from error
     finally:
         await engine.dispose()
+
+
+async def _check_may_create(connection: AsyncConnection) -> None:
+    """Before the long part, and in a dry run too. Raises BadInputError."""
+    asked = "SELECT current_user, current_schema(), has_schema_privilege(current_schema(), 'CREATE')"
+    role, schema, may_create = (await connection.execute(sa.text(asked))).one()
+    if not may_create:
+        raise BadInputError(
+            f"the role {role} may not create tables in schema {schema}",
+            remedy=f"GRANT CREATE ON SCHEMA {schema} TO {role}, or make the database with {role} as its owner",
+        )
 
 
 _EMPTY_REMEDY = "name an empty database: `createdb` makes one; the old one is kept as it is"
