@@ -28,6 +28,7 @@ from metadata.service import (
     MetadataService,
     MetadataUnavailableError,
     SchemaMismatchError,
+    WentBackError,
     WriterFencedError,
     WriterLease,
 )
@@ -78,7 +79,8 @@ class Membership:
         self.on_change: Callable[[], None] | None = None
         """Called when `agents` has changed."""
         self.on_fatal: Callable[[Exception], None] | None = None
-        """Called when we may not register any more: the schema was migrated, and does not take this program."""
+        """Called when we may not go on: the schema was migrated and does not take this program, or the store went
+        back in time. Other connections may not know of it yet, so nobody else may ever say so."""
         self.on_lapse: Callable[[], None] | None = None
         """Called when our lease may have run out before it was extended, when it is a new one, and when the list of
         agents was not read for as long as a lease: by now others may have had, and given back, what was ours."""
@@ -154,7 +156,7 @@ class Membership:
     async def renew(self, fenced: WriterLease) -> None:
         """Take a new epoch, unless that was done since `fenced` was current. Waits until the store answers.
 
-        Raises SchemaMismatchError, after `on_fatal` was told."""
+        Raises SchemaMismatchError and WentBackError, after `on_fatal` was told."""
         async with self._renewing:
             while self._lease == fenced:
                 try:
@@ -164,20 +166,24 @@ class Membership:
                     self._lapsed()
                     await self._metadata.announce_agents()
                     _log.warning("lease renewed after being fenced", epoch=self._lease.epoch)
-                except SchemaMismatchError as error:
-                    if self.on_fatal is not None:
-                        self.on_fatal(error)
+                except (SchemaMismatchError, WentBackError) as error:
+                    self._halt(error)
                     raise
                 except (MetadataUnavailableError, WriterFencedError) as error:
                     self._metrics.lease_errors_total.inc()
                     _log.warning("lease not renewed yet", error=str(error))
                     await self._clock.sleep_ms(BEAT_MS / 4)
 
+    def _halt(self, error: Exception) -> None:
+        if self.on_fatal is not None:
+            self.on_fatal(error)
+
     async def _beat_for_ever(self) -> None:
         while True:
-            await self._look_until_next_beat()
             lease = self.current
             try:
+                await self._look_until_next_beat()
+                lease = self.current
                 await self._beat(lease)
                 agents = await self._look()
                 if self._lists_to_pass:
@@ -190,8 +196,11 @@ class Membership:
                 self._metrics.lease_errors_total.inc()
                 try:
                     await self.renew(lease)
-                except SchemaMismatchError:
+                except (SchemaMismatchError, WentBackError):
                     return  # and the agent halts
+            except (SchemaMismatchError, WentBackError) as error:
+                self._halt(error)
+                return
             except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
@@ -205,7 +214,9 @@ class Membership:
             if self._lists_to_pass is None:
                 try:
                     self._see(await self._look())
-                except MetadataUnavailableError:
+                except (SchemaMismatchError, WentBackError):
+                    raise
+                except Exception:
                     return  # the beat says so, if that fails too
             await self._clock.sleep_ms(LOOK_MS_MIN)
 

@@ -8,7 +8,9 @@ A snapshot is spooled to this machine's disk first, in one transaction; it is up
 last and if absent. A crash before leaves objects without a manifest, which nobody reads and `keys_over` names later.
 
 The duty "catalog" keeps two compactors from doing it twice. Nothing rests on that: names are unique, increments may
-overlap, and a compactor that is about to delete writes what it has to say by itself.
+overlap, and a compactor that is about to delete writes what it has to say by itself. Of two snapshots at once the one
+with the later name may be the older one. So what happened since is told before the manifest, and nobody goes on behind
+an increment of another unless he has heard all that comes before it (`Increment.base`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from compactor.catalog_format import (
     snapshot_id,
     snapshot_key,
 )
-from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor
+from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
 from metadata.compaction import Metadata
 from metadata.service import Cursor
 from siltstone.clock import Clock
@@ -94,6 +96,8 @@ class Catalog:
         self._lock = asyncio.Lock()
         self._cluster_id = ""
         self._cursor: Cursor | None = None
+        self._base: Cursor | None = None
+        """Of our last snapshot; all since is told up to `_cursor`, by us or by others."""
         self._jobs: JobCursor | None = None
         self._asked_ms = 0.0
         """When we last asked which merges ended; monotonic."""
@@ -179,7 +183,8 @@ class Catalog:
         except (CatalogDamagedError, ObjectNotFoundError) as error:
             _log.warning("an increment of the catalogue cannot be read", key=newest, error=str(error))
             return
-        self._cursor = increment.cursor
+        if increment.base is not None and has_heard(self._cursor, increment.base):
+            self._cursor = increment.cursor
 
     async def _cluster(self) -> str:
         if not self._cluster_id:
@@ -188,6 +193,13 @@ class Catalog:
 
     # ---- increments
     async def _increments(self) -> bool:
+        written = await self._tell()
+        if written is None:
+            await self._measured_snapshot()
+        return written is not False
+
+    async def _tell(self) -> bool | None:
+        """None: what happened since is forgotten in part."""
         written = False
         while True:
             before = self._cursor
@@ -196,8 +208,7 @@ class Catalog:
             taken_ms = await self._metadata.now_ms()
             tail = await self._metadata.tail(before)
             if tail.cold:
-                await self._measured_snapshot()
-                return True
+                return None
             asked_ms = self._clock.monotonic_ms()
             done, jobs = await self._rows.done_jobs(self._jobs)
             if not (tail.files or tail.changes or done):
@@ -207,6 +218,7 @@ class Catalog:
                 taken_ms=taken_ms,
                 cluster_id=await self._cluster(),
                 cursor=tail.cursor,
+                base=self._base,
                 files=tail.files,
                 changes=tail.changes,
                 jobs=done,
@@ -248,10 +260,16 @@ class Catalog:
         for name, file in tables.items():
             entries[name] = await self._upload(file, snapshot_key(id_, f"{name}.parquet"))
         body = encode_manifest(Manifest(instant=instant, tables=entries))
-        await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
-        self._cursor, self._jobs, self._snapshot_ms = instant.cursor, jobs, instant.taken_ms
-        self._asked_ms = asked_ms
         self._named_ms = max(self._named_ms, named_ms)
+        before = self._cursor, self._base, self._jobs, self._asked_ms
+        self._cursor, self._base, self._jobs, self._asked_ms = instant.cursor, instant.cursor, jobs, asked_ms
+        try:
+            await self._tell()  # an older snapshot with a later name hides nothing of those that others took meanwhile
+            await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
+        except BaseException:
+            self._cursor, self._base, self._jobs, self._asked_ms = before
+            raise
+        self._snapshot_ms = instant.taken_ms
         return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
 
     async def _spool(self, folder: Path) -> tuple[CatalogInstant, dict[str, TableFile]]:

@@ -75,6 +75,9 @@ class Increment:
     cluster_id: str
     cursor: Cursor
     """Where the next goes on."""
+    base: Cursor | None = None
+    """This one, with those before it, tells all from here to `cursor`: where its writer's snapshot was. None: of a
+    release that did not say."""
     files: Sequence[L0File]
     changes: Sequence[Change]
     jobs: Sequence[DoneJob]
@@ -222,6 +225,7 @@ def encode_increment(increment: Increment) -> bytes:
         "cluster_id": increment.cluster_id,
         "taken_ms": increment.taken_ms,
         "cursor": _cursor(increment.cursor),
+        "base": None if increment.base is None else _cursor(increment.base),
         "files": [
             [
                 file.file_id,
@@ -261,6 +265,7 @@ def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
             taken_ms=int(stored["taken_ms"]),
             cluster_id=str(stored["cluster_id"]),
             cursor=_read_cursor(stored["cursor"]),
+            base=None if stored.get("base") is None else _read_cursor(stored["base"]),
             files=list(_read_files(stored["files"])),
             changes=[
                 Change(

@@ -34,7 +34,7 @@ from metadata.compaction import (
     MergeRefusedError,
     Metadata,
 )
-from metadata.service import MetadataUnavailableError, WentBackError, WriterLease
+from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
 from siltstone.clock import Clock
 from siltstone.errors import SiltstoneError
 from siltstone.ids import IdSource
@@ -216,7 +216,8 @@ class Worker:
             raise JobLostError(f"the merge did not end within its {run.limit_ms / 1000:.0f} s")
 
     async def _commit(self, commit: CommitMerge) -> MergeCommitted:
-        """Raises JobLostError, MergeRefusedError, WentBackError; never gives up for an answer that was lost."""
+        """Raises JobLostError, MergeRefusedError, WentBackError, SchemaMismatchError; never gives up for an answer that
+        was lost."""
         pause_ms = COMMIT_PAUSE_MS
         while True:
             try:
@@ -261,8 +262,8 @@ class Worker:
             span.end(error=type(error).__qualname__)
         job = run.claimed.job
         files = sorted({*(file.file_id for file in run.claimed.l0_files), *(e.file_id for e in run.claimed.extents)})
-        if isinstance(error, WentBackError):
-            raise error
+        if isinstance(error, (WentBackError, SchemaMismatchError)):
+            raise error  # and the compactor halts: the merge is not to blame
         if isinstance(error, JobLostError):
             self._count(run, "lost")
             _log.warning("merge lost", **facts, error=error.message)

@@ -187,6 +187,14 @@ TakeRows = Callable[[CatalogTable, Sequence[Sequence[Any]]], Awaitable[None]]
 rows."""
 
 
+def has_heard(cursor: Cursor, of: Cursor) -> bool:
+    """Whether nothing up to `of` is news for `cursor`."""
+    seen = cursor.writers
+    return cursor.change_id >= of.change_id and all(
+        seen.get(writer_id, (-1, -1)) >= last for writer_id, last in of.writers.items()
+    )
+
+
 @runtime_checkable
 class CatalogMetadata(Protocol):
     """Kept by metadata stores that outlive their process."""

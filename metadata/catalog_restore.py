@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from metadata.catalog import REBUILT_HOST, TABLES, Row
 from metadata.migrate import STATEMENT_TIMEOUT_MS
-from metadata.postgres_connection import connect, unavailable
+from metadata.postgres_connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.tables import CLUSTER, FILES, TOPICS, WRITERS
 from siltstone.errors import BadInputError, BugError
 
@@ -60,7 +60,7 @@ async def rebuilt_state(url: str) -> RebuiltState:
             return RebuiltState.UNUSED
     except NotEmptyError:
         return RebuiltState.USED
-    except (DBAPIError, OSError, TimeoutError) as error:
+    except CONNECTION_ERRORS as error:
         raise unavailable(error) from error
     finally:
         await engine.dispose()
@@ -75,12 +75,24 @@ async def target_state(url: str) -> TargetState | None:
                 others = sa.text("SELECT count(*) FROM pg_stat_user_tables WHERE schemaname = current_schema()")
                 if (await connection.execute(others)).scalar_one():
                     raise NotEmptyError("the database holds tables of somebody else", remedy=_EMPTY_REMEDY)
+                await _check_may_create(connection)
                 return None
             return await _state(connection)
-    except (DBAPIError, OSError, TimeoutError) as error:
+    except CONNECTION_ERRORS as error:
         raise unavailable(error) from error
     finally:
         await engine.dispose()
+
+
+async def _check_may_create(connection: AsyncConnection) -> None:
+    """Before the long part, and in a dry run too. Raises BadInputError."""
+    asked = "SELECT current_user, current_schema(), has_schema_privilege(current_schema(), 'CREATE')"
+    role, schema, may_create = (await connection.execute(sa.text(asked))).one()
+    if not may_create:
+        raise BadInputError(
+            f"the role {role} may not create tables in schema {schema}",
+            remedy=f"GRANT CREATE ON SCHEMA {schema} TO {role}, or make the database with {role} as its owner",
+        )
 
 
 _EMPTY_REMEDY = "name an empty database: `createdb` makes one; the old one is kept as it is"
@@ -138,7 +150,7 @@ async def restore_catalog(url: str, tables: Mapping[str, Sequence[Row]], sequenc
             await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
     except (IntegrityError, DataError) as error:
         raise BugError(f"the database takes no such rows, nothing was written: {error.orig}") from error
-    except (DBAPIError, OSError, TimeoutError) as error:
+    except CONNECTION_ERRORS as error:
         raise unavailable(error) from error
     finally:
         await engine.dispose()

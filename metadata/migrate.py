@@ -3,9 +3,9 @@
 Order: take an advisory lock (two cannot run at once, and no program registers meanwhile, see
 metadata/postgres_registering.py), see that no program is at work that the new schema does not take, run the missing
 revisions, say which programs it takes (metadata/schema_versions.py), take their lapsed leases from the others, and
-write the cluster row, all in one transaction. A crash leaves the database as it was. Locks are waited for 5 s at most,
-so that a migration never queues the agents' commits behind itself for longer; one that loses a deadlock to them begins
-anew.
+write the cluster row, all in one transaction. A crash leaves the database as it was. Each lock is waited for 5 s at
+most, so that a migration does not queue the agents' commits behind itself for long; one that loses a deadlock to them
+begins anew.
 
 Every revision but the first states `oldest_program`: the schema of the oldest programs that may go on after it.
 """
@@ -26,7 +26,6 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import Script, ScriptDirectory
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -120,21 +119,42 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
             try:
                 async with engine.begin() as connection:
                     return await connection.run_sync(_migrate, cluster_id, versions)
-            except DBAPIError as error:
+            except CONNECTION_ERRORS as error:
                 # it takes one table after another, as commits do in another order; all was rolled back
                 if sqlstate_of(error) != DEADLOCK_DETECTED or attempt + 1 == ATTEMPTS:
                     raise
                 await SystemClock().sleep_ms(PAUSE_MS * 2**attempt)
         raise BugError("the last attempt neither ended nor failed")
-    except CONNECTION_ERRORS as error:
+    except CONNECTION_ERRORS as error:  # scripts and our own looks run on the driver, whose errors nothing wraps
         if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
             raise MetadataUnavailableError(
                 f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",
-                remedy="another migration runs, or a long transaction holds a table; try again when it has ended",
+                remedy="another migration runs, or a long transaction holds a table; try again when it has ended"
+                + await _long_transactions(url),
             ) from error
         raise unavailable(error) from error
     finally:
         await engine.dispose()
+
+
+async def _long_transactions(url: str) -> str:
+    """Who may hold a lock that was waited for in vain, as far as we may see it: the end of a sentence, or nothing."""
+    try:
+        connection = await connect(url, application="siltstone-migrate")
+        try:
+            rows = await connection.fetch(_LONG, LOCK_TIMEOUT_MS)
+        finally:
+            await connection.close()
+    except (*CONNECTION_ERRORS, MetadataUnavailableError):
+        return ""
+    named = ", ".join(f"{row['application_name'] or 'somebody'} (pid {row['pid']}, {row['state']})" for row in rows)
+    return f"; open for that long: {named}" if named else ""
+
+
+_LONG = """SELECT pid, application_name, state FROM pg_stat_activity
+WHERE datname = current_database() AND xact_start < clock_timestamp() - $1 * interval '1 ms'
+    AND pid <> pg_backend_pid()
+ORDER BY xact_start LIMIT 5"""
 
 
 async def plan_migration(url: str, *, versions: Path | None = None) -> MigrationPlan:

@@ -30,6 +30,9 @@ _LOCK_TOO_OLD = (
     "SELECT FROM compactors WHERE coalesce(program_schema, 1) < {oldest} FOR UPDATE",
 )
 _END_TOO_OLD = (
+    # an epoch more for each group, as taking it gives: its owner of before writes nothing to it any more
+    """UPDATE groups SET epoch = nextval('group_epochs') WHERE owner_id IN (
+        SELECT writer_id FROM agents WHERE coalesce(program_schema, 1) < {oldest})""",
     # an epoch more, as registering does: what its holder still has on the way is refused
     """WITH gone AS (DELETE FROM agents WHERE coalesce(program_schema, 1) < {oldest} RETURNING writer_id)
     UPDATE writers SET epoch = epoch + 1, last_seq = -1 WHERE writer_id IN (SELECT writer_id FROM gone)""",
@@ -60,7 +63,8 @@ async def lock_too_old(connection: Connection, oldest_program: int) -> None:
 
 
 async def end_too_old(connection: Connection, oldest_program: int) -> None:
-    """In a migration, after `lock_too_old` and a look that found none of them at work: take their leases away."""
+    """In a migration, after `lock_too_old` and a look that found none of them at work: take their leases away, and
+    their groups."""
     await _run(connection, _END_TOO_OLD, oldest_program)
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 from metadata.catalog import REBUILT_EPOCH, Row
 from metadata.catalog_restore import restore_catalog, target_state
 from metadata.migrate import migrate_async
-from metadata.service import CommitL0, L0Batch, WriterLease
+from metadata.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
 from metadata.urls import open_metadata
 from siltstone.cli.output import plural
 from siltstone.clock import Clock
@@ -64,19 +64,25 @@ class Rebuilt:
     was_rebuilt: bool = False
     """By an earlier run: this one wrote no rows."""
     is_dry: bool = False
+    would_append: bool = False
+    """Dry, and newer L0 files were asked to be appended."""
     appended: list[Appended] = field(default_factory=list[Appended])
     refused_batches: int = 0
     """Of those to be appended: their producers had gone on, or sent them twice."""
-    producers: int = 0
+    producers: int | None = None
+    """None: not counted, for the records were not read."""
 
     @property
     def losses(self) -> list[Lost]:
         """What did not come back at all; newer L0 files are not among them once they are appended."""
-        return [loss for loss in self.plan.losses if not (self.appended and loss.what == NEWER_L0)]
+        appended = self.appended or self.would_append
+        return [loss for loss in self.plan.losses if not (appended and loss.what == NEWER_L0)]
 
     @property
     def is_complete(self) -> bool:
-        return not (self.losses or self.plan.unknown_topics or self.found.unreadable or self.refused_batches)
+        """All records that were acknowledged came back, as far as a catalogue tells that can be read whole."""
+        listed = self.losses or self.plan.unknown_topics or self.found.unreadable or self.refused_batches
+        return self.found.catalogued.is_whole and not listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,7 @@ class Rebuild:
         rebuilt = Rebuilt(found=found, plan=plan, was_rebuilt=target is not None and target.is_rebuilt)
         rebuilt.is_dry = self.dry_run
         if self.dry_run:
+            rebuilt.would_append = self.append_newer_l0
             return rebuilt
         if not rebuilt.was_rebuilt:
             await self._complete(rebuilt, now_ms)
@@ -134,7 +141,7 @@ class Rebuild:
         if age_ms >= ALIVE_MS:
             return
         said = f"the bucket was written to {max(age_ms, 0) // 1000} s ago: its cluster may be alive"
-        if self.dry_run:
+        if self.dry_run and not self.force:
             self.say(f"note: {said}; the run itself would ask for --force")
             return
         if not self.force:
@@ -251,7 +258,11 @@ class Rebuild:
             lease = WriterLease(writer_id=state.writer_id, epoch=REBUILT_EPOCH)
             for seq, (key, wanted) in enumerate(plan.newer_l0.items(), start=state.last_seq + 1):
                 request = await self._request(lease, seq, key, frozenset(wanted), ids)
-                committed = await metadata.commit_l0(request)
+                try:
+                    committed = await metadata.commit_l0(request)
+                except CommitRefusedError:  # as old as keys that were forgotten; the others are not
+                    rebuilt.refused_batches += len(request.batches)
+                    continue
                 for batch, result in zip(request.batches, committed.results, strict=True):
                     if result.error or result.duplicate:
                         rebuilt.refused_batches += bool(result.error)

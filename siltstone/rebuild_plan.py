@@ -90,7 +90,7 @@ class RebuildPlan:
     """Keys of L0 files that nobody knows the offsets of, in the order in which their writers sealed them -> the ids of
     the partitions in them that do not come back otherwise."""
     unknown_topics: list[str]
-    """Files of topics that the catalogue never heard of."""
+    """Files of topics, or partitions, that the catalogue never heard of."""
     uncommitted_l0: list[str]
     """Keys of L0 files that were never committed: nobody was told that they are stored."""
     superseded: int = 0
@@ -366,9 +366,12 @@ def _find_newer_l0(
     read_by_done = {name for key in material.done for _, name in material.footers[key].inputs}
     never = frozenset(plan.uncommitted_l0)
     records: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
+    known, unknown = state.topics.keys() | state.deleted_topics, dict[str, None]()
     for key in sorted(l0_footers, key=lambda key: key.rpartition("/")[2].split("-", 2)[-1]):  # by their time
         for extent in () if key in never else l0_footers[key]:
             partition_id = state.partition_id(extent.topic_id, extent.partition)
+            if extent.topic_id not in known or (partition_id is None and extent.topic_id in state.topics):
+                unknown[key] = None
             if partition_id is None or key in read_by_done or (key, partition_id) in copied:
                 continue
             plan.newer_l0.setdefault(key, []).append(partition_id)
@@ -378,10 +381,10 @@ def _find_newer_l0(
     for place, (number, files) in sorted(records.items()):
         detail = f"in {files} L0 file{'' if files == 1 else 's'} whose offsets nothing tells"
         plan.losses.append(Lost(NEWER_L0, place.topic, place.partition, number, detail))
-    known = state.topics.keys() | state.deleted_topics
+    plan.unknown_topics += unknown
     for footer in material.footers.values():
-        unknown = {extent.topic_id for extent in footer.extents if extent.topic_id not in known}
-        if unknown and footer.created_ms > state.known_ms:
+        is_unknown = any(extent.topic_id not in known for extent in footer.extents)
+        if is_unknown and footer.created_ms > state.known_ms:
             plan.unknown_topics.append(footer.key)
 
 

@@ -29,7 +29,7 @@ from metadata.catalog import Row
 from siltstone.cli.output import plural
 from siltstone.errors import BadInputError
 from siltstone.rebuild_plan import L0Extent, NewStretch
-from siltstone.rebuild_state import Catalogued
+from siltstone.rebuild_state import Catalogued, linked
 from siltstone.rebuild_tiling import Footer, FooterExtent
 from storage.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
 from storage.inspect import FileReport, inspect_file
@@ -143,6 +143,9 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
             continue
         since = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS, (written_ms[id_] or 0) - INCREMENTS_BEFORE_MS
         increments, damaged = await _increments(store, since, cluster_id)
+        behind = len(increments) - len(linked(manifest.instant, increments))
+        if behind:
+            damaged.append(f"what came before {behind} of the increments since snapshot {id_} is not there")
         catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments, is_whole=not damaged)
         return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged)
     raise NoCatalogError(

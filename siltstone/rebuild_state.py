@@ -16,7 +16,7 @@ from metadata.broker_configs import topic_defaults
 from metadata.catalog import CatalogInstant, Row
 from metadata.packed_index import IndexRow, iter_index
 from metadata.retention_rules import retention_policy
-from metadata.service import Change, ChangeKind
+from metadata.service import Change, ChangeKind, Cursor
 
 ABOVE = 1 << 20
 """Numbers that may have been given after the last increment are skipped: so many of every sequence."""
@@ -32,7 +32,7 @@ class Catalogued:
     increments: Sequence[Increment] = ()
     """Those taken since, and shortly before; by their names."""
     is_whole: bool = True
-    """No increment was there that could not be read."""
+    """No increment was there that could not be read, and none between them is missing."""
 
 
 class KnownL0(NamedTuple):
@@ -91,11 +91,40 @@ class State:
         return retention_policy({**self.cluster["topic_defaults"], **configs}).compacts
 
 
+def linked(instant: CatalogInstant, increments: Sequence[Increment]) -> Sequence[Increment]:
+    """Those that tell, one after another, all that happened since the snapshot.
+
+    What another begins with is not known: whoever wrote it began with a snapshot that did not come to its end, or was
+    passed over.
+    """
+    writers, change_id = dict(instant.cursor.writers), instant.cursor.change_id
+    last_node = instant.sequences["node_ids"]
+
+    def is_heard(cursor: Cursor) -> bool:
+        # who was there before the snapshot, and is not in it, is gone: an earlier rebuild's own writer
+        return cursor.change_id <= change_id and all(
+            writers.get(writer_id, (-1, -1)) >= last
+            for writer_id, last in cursor.writers.items()
+            if writer_id in writers or writer_id > last_node
+        )
+
+    found: list[Increment] = []
+    left = list(increments)
+    while reached := [each for each in left if each.base is None or is_heard(each.base) or is_heard(each.cursor)]:
+        for each in reached:
+            change_id = max(change_id, each.cursor.change_id)
+            for writer_id, last in each.cursor.writers.items():
+                writers[writer_id] = max(last, writers.get(writer_id, (-1, -1)))
+        found += reached
+        left = [each for each in left if each not in reached]
+    return found
+
+
 def rolled_forward(catalogued: Catalogued) -> State:
     instant, tables = catalogued.instant, catalogued.tables
     next_offsets = {row["partition_id"]: int(row["next_offset"]) for row in tables["watermarks"]}
     state = State(
-        known_ms=max([instant.taken_ms, *(each.taken_ms for each in catalogued.increments)]),
+        known_ms=max([instant.taken_ms, *(each.taken_ms for each in linked(instant, catalogued.increments))]),
         topics={row["topic_id"]: dict(row) for row in tables["topics"]},
         partitions={row["partition_id"]: dict(row) for row in tables["partitions"]},
         log_starts={row["partition_id"]: dict(row) for row in tables["log_starts"]},

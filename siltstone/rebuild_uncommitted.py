@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from metadata.catalog import has_heard
 from siltstone.rebuild_state import Catalogued
 
 ABANDONED_MS = 600_000
@@ -40,7 +41,9 @@ def uncommitted_l0(catalogued: Catalogued, unknown: Iterable[str]) -> list[str]:
     if not catalogued.is_whole:
         return []
     epochs, last = _known_commits(catalogued)
-    abandoned_ms = catalogued.instant.taken_ms - ABANDONED_MS
+    instant = catalogued.instant
+    since = [each.taken_ms for each in catalogued.increments if not has_heard(instant.cursor, each.cursor)]
+    abandoned_ms = min([instant.taken_ms, *since]) - ABANDONED_MS  # of a clock that went back, what it says now
     never: list[str] = []
     for key in sorted(unknown):
         file = sealed_l0(key)

@@ -105,6 +105,7 @@ class WritePath:
         self._uploads: set[asyncio.Task[None]] = set()
         self._seq = 0
         self._seq_epoch = -1
+        self._named_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ms = 0.0
         self._commits: asyncio.Queue[FileOnItsWay | None] = asyncio.Queue()
@@ -184,11 +185,14 @@ class WritePath:
         if lease.epoch != self._seq_epoch:
             self._seq, self._seq_epoch = 0, lease.epoch
         self._seq += 1
+        # in the order of sealing, though the store's clock goes back or a beat's answer took its time: see
+        # `siltstone/rebuild_uncommitted.py`
+        self._named_ms = max(store_ms, self._named_ms + 1)
         key = file_key(
             level=0,
             writer_id=lease.writer_id,
             epoch=lease.epoch,
-            file_uuid=self._ids.uuid7(store_ms),
+            file_uuid=self._ids.uuid7(self._named_ms),
             created_ms=store_ms,
         )
         note_sealed(key, self._seq, reason, sealed)

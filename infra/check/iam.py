@@ -81,7 +81,9 @@ class Statement:
     actions: tuple[str, ...]
     not_actions: tuple[str, ...]
     resources: tuple[str, ...]
+    not_resources: tuple[str, ...]
     principals: tuple[str, ...]  # "*", "Service:ecs-tasks.amazonaws.com", "AWS:arn:..."
+    not_principals: tuple[str, ...]
     conditions: dict[str, dict[str, Any]]
 
 
@@ -109,9 +111,21 @@ def statements(document: str) -> Iterator[Statement]:
             actions=several(one.get("Action")),
             not_actions=several(one.get("NotAction")),
             resources=several(one.get("Resource")),
+            not_resources=several(one.get("NotResource")),
             principals=principals_of(one.get("Principal")),
+            not_principals=principals_of(one.get("NotPrincipal")),
             conditions=one.get("Condition", {}),
         )
+
+
+def is_wide(resource: str) -> bool:
+    """Whether a resource is more than one bucket, or more than one kind of thing of one service."""
+    parts = resource.split(":", 5)
+    if len(parts) < 6:
+        return "*" in resource or "?" in resource
+    service, name = parts[2], parts[5]
+    first = name.split("/")[0] if service == "s3" else name[:1]
+    return any(sign in service + first for sign in "*?")
 
 
 def covers(pattern: str, action: str) -> bool:

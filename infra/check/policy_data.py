@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from infra.check import iam
 from infra.check.stack import Stack, Violation, blocks
@@ -12,6 +12,7 @@ from infra.check.terraform import Resource
 
 PUBLIC_ACLS: Final = ("public-read", "public-read-write", "authenticated-read", "website")
 ACCESS_BLOCKS: Final = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
+LIFECYCLE_DAYS_MAX: Final = 365
 SSE: Final = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
@@ -38,7 +39,8 @@ def bucket_is_closed(stack: Stack) -> Iterator[Violation]:
 def bucket_policy_admits_no_stranger(stack: Stack) -> Iterator[Violation]:
     for policy in stack.of("aws_s3_bucket_policy"):
         for statement in iam.statements(policy.values["policy"]):
-            if statement.allows and any(principal in ("*", "AWS:*") for principal in statement.principals):
+            anybody = any(principal in ("*", "AWS:*") for principal in statement.principals)
+            if statement.allows and (anybody or statement.not_principals):
                 message = f"statement {statement.sid!r} of the bucket's policy allows anybody"
                 yield Violation(policy, message, "name the roles in principals")
 
@@ -72,7 +74,10 @@ def refuses_plain_http(policy: Resource, bucket: Resource) -> bool:
         and "s3:*" in statement.actions
         and "*" in {principal.removeprefix("AWS:") for principal in statement.principals}
         and needed <= set(statement.resources)
-        and str(statement.conditions.get("Bool", {}).get("aws:SecureTransport")).lower() in ("false", "['false']")
+        # and under no other condition
+        and statement.conditions.keys() == {"Bool"}
+        and statement.conditions["Bool"].keys() == {"aws:SecureTransport"}
+        and str(statement.conditions["Bool"]["aws:SecureTransport"]).lower() in ("false", "['false']")
         for statement in iam.statements(policy.values["policy"])
     )
 
@@ -89,7 +94,7 @@ def bucket_forgets_what_is_deleted(stack: Stack) -> Iterator[Violation]:
             ("abort_incomplete_multipart_upload", "uploads that were given up"),
             ("noncurrent_version_expiration", "old versions of deleted objects"),
         ):
-            if not any(blocks(rule, name) for rule in rules):
+            if not any(is_for_all(rule) and any(map(ends, blocks(rule, name))) for rule in rules):
                 message = f"no lifecycle rule removes {what}"
                 yield Violation(
                     bucket, message, f"give an enabled rule of the bucket's lifecycle configuration a {name} block"
@@ -98,6 +103,17 @@ def bucket_forgets_what_is_deleted(stack: Stack) -> Iterator[Violation]:
             if any(expiration.get("days") or expiration.get("date") for expiration in blocks(rule, "expiration")):
                 message = f"lifecycle rule {rule.get('id')!r} deletes live objects by age, behind Siltstone's back"
                 yield Violation(bucket, message, "set retention on topics; only Siltstone's janitor deletes")
+
+
+def is_for_all(rule: dict[str, Any]) -> bool:
+    """Whether a lifecycle rule is about every object: no prefix, tag or size narrows it."""
+    return not rule.get("prefix") and not any(any(part.values()) for part in blocks(rule, "filter"))
+
+
+def ends(block: dict[str, Any]) -> bool:
+    """Whether what the block is about is gone some day."""
+    days = block.get("days_after_initiation") or block.get("noncurrent_days") or 0
+    return 1 <= int(days) <= LIFECYCLE_DAYS_MAX and not block.get("newer_noncurrent_versions")
 
 
 def database_is_private(stack: Stack) -> Iterator[Violation]:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 import click
 
 from siltstone.cli.agents import agent_options, given_agents, name_hints
+from siltstone.cli.output import print_bytes
 from siltstone.cli.usage import as_usage
 from siltstone.client import KafkaClient
 from siltstone.client_records import TopicPartition
@@ -127,13 +128,11 @@ async def _consume(
 
 
 async def _print(client: SteadyClient, found: dict[TopicPartition, Reach], num: int | None, written: Written) -> None:
-    out = sys.stdout.buffer
     left = num
     async with aclosing(read(client, found, told=_tell)) as batches:
         async for records in batches:
             shown = records if left is None else records[:left]
-            out.write(b"".join(map(written, shown)))
-            out.flush()
+            print_bytes(b"".join(map(written, shown)))
             if left is not None:
                 left -= len(shown)
                 if not left:

@@ -9,12 +9,10 @@ from pathlib import Path
 import click
 
 from siltstone.cli.output import plural
-from siltstone.cli.places import ways_to_name
+from siltstone.cli.places import POSTGRES_NAMES, ways_to_name
 from siltstone.cli.setting_options import read_settings, setting_options
 from siltstone.errors import BadInputError
 from siltstone.settings import is_memory
-
-VARIABLE = "SILTSTONE_METADATA_URL"
 
 
 @click.command()
@@ -69,9 +67,7 @@ def migrate(
         return
     url = read_settings(config, assignments, {"metadata.url": metadata}).metadata_url
     if not url or is_memory(url):
-        raise BadInputError(
-            "no Postgres is named", remedy=ways_to_name("--metadata URL (postgresql://USER@HOST:PORT/DB)", VARIABLE)
-        )
+        raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES))
     _act(url, reader=reader, dry_run=dry_run)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import click
 from rich import box
@@ -33,6 +34,25 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_bytes(data: bytes) -> None:
+    """All of `data`, raw, to stdout. Raises BrokenPipeError when nobody reads on.
+
+    A write to a pipe may take a part and report no error: when its reader leaves in the middle, when a signal comes, or
+    where somebody made the pipe non-blocking. Python's buffer goes on with the rest, but with PYTHONUNBUFFERED, which
+    images for containers like to set, there is no buffer.
+    """
+    sys.stdout.flush()
+    buffer = cast(BinaryIO, sys.stdout.buffer)
+    write = cast("Callable[[memoryview], int | None]", getattr(buffer, "raw", buffer).write)
+    left = memoryview(data)
+    while left:
+        written = write(left)
+        if written is None:
+            select.select([], [buffer], [])
+        else:
+            left = left[written:]
 
 
 def print_table(

@@ -191,6 +191,9 @@ def _is_place(assignment: str) -> bool:
     return assignment.partition("=")[0].strip() in ("metadata.url", "object.store.url")
 
 
+POSTGRES_NAMES = "--metadata URL (postgresql://USER@HOST:PORT/DB)", "SILTSTONE_METADATA_URL"
+
+
 def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
     """The remedy where a place is not named. `data`: the command takes --data, too."""
     ways = ["give --data DIR of `siltstone dev`"] if data else []

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, opened_store, url_options
+from siltstone.cli.places import POSTGRES_NAMES, Places, opened_store, url_options, ways_to_name
 from siltstone.clock import SystemClock
 from siltstone.errors import BadInputError
 from siltstone.ids import SystemIds
@@ -39,8 +39,8 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, a
     bucket, what they added since, and the footers of newer files. Refused on a database that is not empty, and while
     the old cluster may be alive. Afterwards run `siltstone fsck`; the janitor deletes nothing before `fsck --adopt`.
 
-    Exit code 0 when all that was acknowledged came back, 3 when something did not: a table says what. Killed half-way,
-    it may be run again as it was.
+    Exit code 0 when all records that were acknowledged came back, 3 when something did not: a table says what. What
+    groups committed since the snapshot is not known either way. Killed half-way, it may be run again as it was.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, a
       siltstone rebuild --config agent.toml --json
     """
     if not places.metadata_url or is_memory(places.metadata_url):
-        raise BadInputError("no Postgres is named", remedy="pass --metadata postgresql://USER@HOST:PORT/DB")
+        raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES, data=False))
     rebuilt = asyncio.run(_rebuild(places, dry_run=dry_run, force=force, append_newer_l0=append_newer_l0))
     if as_json:
         print_json(_as_json(rebuilt))
@@ -72,7 +72,7 @@ async def _rebuild(places: Places, *, dry_run: bool, force: bool, append_newer_l
         ).run()
 
 
-def _counts(rebuilt: Rebuilt) -> dict[str, int]:
+def _counts(rebuilt: Rebuilt) -> dict[str, int | None]:
     tables = rebuilt.plan.tables
     return {
         "topics": len(tables["topics"]),
@@ -89,7 +89,10 @@ def _counts(rebuilt: Rebuilt) -> dict[str, int]:
 def _print(rebuilt: Rebuilt) -> None:
     for line in rebuilt.found.passed_over:
         click.echo(f"passed over: {line}")
-    counts = {name.replace("_", " "): f"{count:,}" for name, count in _counts(rebuilt).items()}
+    counts = {
+        name.replace("_", " "): "not counted: that takes reading records" if count is None else f"{count:,}"
+        for name, count in _counts(rebuilt).items()
+    }
     what = "would come back" if rebuilt.is_dry else "rebuilt"
     if rebuilt.was_rebuilt:
         what = "rebuilt by an earlier run"
@@ -107,7 +110,7 @@ def _print(rebuilt: Rebuilt) -> None:
         print_table(columns, cells, right=["partition", "records"])
     for line in _other_lines(rebuilt):
         click.echo(line)
-    click.echo("complete" if rebuilt.is_complete else "with losses")
+    click.echo("complete: every acknowledged record" if rebuilt.is_complete else "with losses")
 
 
 def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
@@ -123,12 +126,19 @@ def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
     if rebuilt.plan.uncommitted_l0:
         number = plural(len(rebuilt.plan.uncommitted_l0), "L0 file")
         yield f"left out: {number} that were never committed: nobody was told that they are stored (see --json)"
-    if rebuilt.plan.newer_l0 and not rebuilt.appended:
+    if rebuilt.plan.newer_l0 and rebuilt.would_append:
+        number = plural(len(rebuilt.plan.newer_l0), "newer L0 file")
+        yield f"{number} would be appended at NEW OFFSETS; who knows the records by their old ones must be told"
+    elif rebuilt.plan.newer_l0 and not rebuilt.appended:
         yield "newer L0 files stay in the bucket; --append-newer-l0 brings their records back at new offsets"
     yield (
         f"not known: what was changed or deleted after {_time(rebuilt.plan.known_ms)}; delete again what was deleted"
-        " since. Members of groups join again, committed offsets are those of the snapshot"
-        f" ({_time(rebuilt.found.catalogued.instant.taken_ms)})."
+        " since."
+    )
+    yield (
+        f"not known: what groups committed after {_time(rebuilt.found.catalogued.instant.taken_ms)}. Their consumers"
+        " read records since then again; a group that committed nothing before begins where auto.offset.reset says:"
+        " set its offsets before (`siltstone groups reset`)."
     )
     if not rebuilt.is_dry:
         yield "next: `siltstone fsck`, start compactors and agents, then `siltstone fsck --adopt`."

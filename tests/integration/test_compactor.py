@@ -11,7 +11,7 @@ import pytest
 
 from compactor.spec import MergeKind
 from metadata.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
-from metadata.service import FileState, MetadataUnavailableError, WentBackError
+from metadata.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
 from storage.faulty import Fault, FaultRule
 from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, Wrapped
@@ -231,6 +231,21 @@ async def test_a_topic_deleted_under_a_running_merge_leaves_nothing_in_the_bucke
     await until(nothing_left, timeout_s=30)
     assert await system.fsck() == []
     assert compactor.merges("failed") == 0
+
+
+async def test_a_schema_that_does_not_take_the_compactor_any_more_halts_it_and_fails_no_merge(
+    system: System, start_compactor: StartCompactor
+) -> None:
+    async def commit_merge(commit: CommitMerge) -> MergeCommitted:
+        raise SchemaMismatchError("this program is too old")
+
+    await system.client.create_topic("t", partitions=1)
+    await system.write("t", 3)
+    metadata = Wrapped(system.metadata, commit_merge=commit_merge)
+    compactor = await start(system, start_compactor, metadata=metadata, **LEVEL_ONLY)
+    with pytest.raises(SchemaMismatchError):
+        await asyncio.wait_for(compactor.compactor.failed, 30)
+    assert await system.job(JobState.FAILED) is None, "another program may do it"
 
 
 async def test_a_metadata_store_that_went_back_in_time_halts_the_compactor(

@@ -36,6 +36,7 @@ from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.compacted_systems import Wrapped
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
+from tests.fixtures.postgres import run_sql
 from tests.fixtures.s3 import BucketUrl
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
@@ -220,7 +221,8 @@ async def test_records_that_only_l0_has_are_listed_and_appended_when_that_is_ask
     with pytest.raises(StillAliveError, match="may be alive"):
         await lost.rebuild(force=False)
     shown = await lost.rebuild(dry_run=True)
-    assert not shown.is_complete and await target_state(lost.new_url) is None
+    assert not shown.is_complete and shown.producers is None and await target_state(lost.new_url) is None
+    assert (await lost.rebuild(dry_run=True, append_newer_l0=True)).is_complete
     # and what is not known is listed
     rebuilt = await lost.rebuild()
     assert not rebuilt.is_complete
@@ -416,6 +418,22 @@ def test_the_command_tells_by_its_exit_code_whether_all_came_back(
     assert again.exit_code == 0 and "by an earlier run" in again.stdout
     in_use = CliRunner().invoke(main, ["rebuild", "--object-store", store_url, "--metadata", postgres_url])
     assert in_use.exit_code == 1 and "topics 1, files 0" in in_use.stderr
+
+
+@pytest.mark.parametrize("store_url", ["directory"], indirect=True)
+def test_a_role_without_rights_is_told_so_by_a_dry_run_too(
+    store_url: str, postgres_url: str, bare_postgres_url: str
+) -> None:
+    asyncio.run(catalogued(store_url, postgres_url))
+    role = f"reader_{bare_postgres_url.rpartition('/')[2]}"
+    asyncio.run(run_sql(bare_postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'"))
+    url = f"postgresql://{role}:x@{bare_postgres_url.rpartition('@')[2]}"
+    try:
+        done = CliRunner().invoke(main, ["rebuild", "--dry-run", "--object-store", store_url, "--metadata", url])
+    finally:
+        asyncio.run(run_sql(bare_postgres_url, f"DROP ROLE {role}"))
+    assert done.exit_code == 1 and f"the role {role} may not create tables" in done.stderr, done.output
+    assert f"remedy: GRANT CREATE ON SCHEMA public TO {role}" in done.stderr
 
 
 async def catalogued(store_url: str, postgres_url: str) -> None:

@@ -238,11 +238,17 @@ def test_a_writer_that_is_interrupted_writes_whole_records_only(run: Any, topic:
     assert run("consume", topic, "--until-end").stdout == "whole\n"
 
 
-def test_a_reader_of_the_output_that_leaves_ends_it(run: Any, topic: str, stack: Stack) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_the_output_that_leaves_ends_it(run: Any, topic: str, stack: Stack, unbuffered: str) -> None:
     run("produce", topic, stdin=b"".join(b"%0100d\n" % number for number in range(5_000)))
     words = f"{sys.executable} -m siltstone consume {topic} --bootstrap {stack.bootstrap}"
     done = subprocess.run(
-        ["/bin/sh", "-c", f"{words} | head -n 2"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        ["/bin/sh", "-c", f"{words} | head -n 2"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     assert len(done.stdout.splitlines()) == 2 and done.stderr == ""
 

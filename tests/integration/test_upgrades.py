@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from metadata.asyncpg_driver import Connection
+from metadata.groups import GroupFencedError, OffsetCommitBatch
 from metadata.migrate import (
     OldProgramsAtWorkError,
     grant_reader,
@@ -23,7 +25,14 @@ from metadata.migrate import (
 from metadata.postgres import PostgresMetadata
 from metadata.postgres_connection import connect
 from metadata.schema_versions import Running, SchemaState, revision_of
-from metadata.service import AgentAddress, CommitL0, SchemaMismatchError, WriterFencedError, WriterLease
+from metadata.service import (
+    AgentAddress,
+    CommitL0,
+    MetadataUnavailableError,
+    SchemaMismatchError,
+    WriterFencedError,
+    WriterLease,
+)
 from metadata.tables import SCHEMA_REVISION
 from siltstone.cli import main
 from siltstone.errors import BugError
@@ -215,6 +224,10 @@ async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease
     lease = await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
     node = await service.register_compactor("b")
     await service.commit_l0(empty_file(lease, seq=0))
+    group = await service.take_group("g", owner=lease, create=True)
+    assert group is not None
+    nothing = OffsetCommitBatch(lease=group.lease, offsets=[])
+    assert not (await service.commit_offsets([nothing]))[0].fenced
     lapse = "SET lease_until_ms = clock_ms() - 1"
     await run_sql(postgres_url, f"UPDATE agents {lapse}", f"UPDATE compactors {lapse}")
     # when they wake up after the migration
@@ -226,9 +239,40 @@ async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease
         await service.beat_compactor(node)
     with pytest.raises(WriterFencedError):
         await service.commit_l0(empty_file(lease, seq=1))
+    with pytest.raises(GroupFencedError):
+        await service.save_group(group.lease, group.record)
+    assert (await service.commit_offsets([nothing]))[0].fenced
     with pytest.raises(SchemaMismatchError, match="this program is too old"):
         await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
     await service.close()
+
+
+@pytest.mark.parametrize("kind", REGISTERING)
+async def test_one_that_wakes_up_in_the_midst_of_a_migration_stops_it_and_keeps_its_lease(
+    postgres_url: str, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a program whose lease has lapsed, and a beat of it that is on its way
+    monkeypatch.setattr("tests.fixtures.releases.HOT_TABLES", ("watermarks",))  # beats go on meanwhile
+    service = PostgresMetadata(postgres_url)
+    await service.open()
+    await REGISTERING[kind](service)
+    await run_sql(postgres_url, f"UPDATE {kind}s SET lease_until_ms = clock_ms() - 1")
+    beat, watcher = await connect(postgres_url), await connect(postgres_url)
+    await beat.execute("BEGIN")
+    await beat.execute(f"UPDATE {kind}s SET lease_until_ms = clock_ms() + 60000")
+    # when
+    versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
+    migration = asyncio.create_task(migrate_async(postgres_url, versions=versions))
+    await until_waits(watcher, "siltstone-migrate", migration)
+    await beat.execute("COMMIT")
+    # then
+    with pytest.raises(OldProgramsAtWorkError, match=f"older ones are at work: {kind}"):
+        await migration
+    assert [each.kind for each in (await plan_migration(postgres_url)).running] == [kind]
+    assert await schema_revision(postgres_url) == SCHEMA_REVISION
+    await service.close()
+    for line in (beat, watcher):
+        await line.close()
 
 
 async def test_each_new_connection_of_a_program_asks_whether_it_is_taken(postgres_url: str, tmp_path: Path) -> None:
@@ -302,24 +346,37 @@ def test_a_dry_run_names_who_may_stay_and_who_must_stop(postgres_url: str, tmp_p
     assert [each.place for each in plan.must_stop] == ["a:9092"]
 
 
-async def test_a_migration_that_loses_a_deadlock_to_a_commit_begins_anew(postgres_url: str, tmp_path: Path) -> None:
-    # given a transaction that has the last of the tables that the migration takes
-    holder, watcher = await connect(postgres_url), await connect(postgres_url)
+async def loses_a_deadlock(url: str, migration: Awaitable[str], *, last: str) -> str:
+    """What the migration says that is ended for another transaction's sake, which has the last of its tables."""
+    holder, watcher = await connect(url), await connect(url)
+    await holder.execute("SET deadlock_timeout = '1min'")  # who looks first is the one that is ended
     await holder.execute("BEGIN")
-    await holder.execute("LOCK TABLE watermarks IN ROW EXCLUSIVE MODE")
-    migration = asyncio.create_task(migrate_async(postgres_url, versions=next_release(tmp_path / "next")))
-    waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'watermarks'::regclass"
+    await holder.execute(f"LOCK TABLE {last} IN ROW EXCLUSIVE MODE")
+    task = asyncio.ensure_future(migration)
+    waits = f"SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = '{last}'::regclass"
     async with asyncio.timeout(30):
         while not await watcher.fetchval(waits):
             await asyncio.sleep(0.01)
-    # when it asks for the first of them: the migration waited first, so it is the one that Postgres ends
+    # when it asks for the first of them
     await holder.execute("LOCK TABLE agents IN ROW EXCLUSIVE MODE")
-    assert not migration.done()
     await holder.execute("COMMIT")
-    # then
-    assert await migration == NEXT
     for line in (holder, watcher):
         await line.close()
+    return await task
+
+
+async def test_a_migration_that_loses_a_deadlock_to_a_commit_begins_anew(postgres_url: str, tmp_path: Path) -> None:
+    migration = migrate_async(postgres_url, versions=next_release(tmp_path / "next"))
+
+    assert await loses_a_deadlock(postgres_url, migration, last="watermarks") == NEXT
+
+
+async def test_one_written_as_a_script_begins_anew_too(bare_postgres_url: str) -> None:
+    await make_first_schema(bare_postgres_url)
+
+    migration = migrate_async(bare_postgres_url)
+
+    assert await loses_a_deadlock(bare_postgres_url, migration, last="compactors") == SCHEMA_REVISION
 
 
 def test_an_older_release_says_that_a_newer_one_has_been_here(postgres_url: str, tmp_path: Path) -> None:
@@ -361,13 +418,47 @@ async def test_a_migration_beside_a_transaction_that_holds_its_tables_gives_up_a
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("metadata.migrate.LOCK_TIMEOUT_MS", 50)
-    holder = await connect(postgres_url)
+    holder = await connect(postgres_url, application="somebody")
     await holder.execute("BEGIN")
     await holder.execute("LOCK TABLE topics IN ROW EXCLUSIVE MODE")
 
-    with pytest.raises(Exception, match="not free within 50 ms"):
+    with pytest.raises(MetadataUnavailableError, match="not free within 50 ms") as refused:
         await migrate_async(postgres_url, versions=next_release(tmp_path / "next"))
 
+    pid = await holder.fetchval("SELECT pg_backend_pid()")
     await holder.close()
+    assert f"somebody (pid {pid}, idle in transaction)" in refused.value.remedy
     assert await schema_revision(postgres_url) == SCHEMA_REVISION
     assert await opens(postgres_url)
+
+
+async def test_one_written_as_a_script_gives_up_too(bare_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("metadata.migrate.LOCK_TIMEOUT_MS", 50)
+    await make_first_schema(bare_postgres_url)
+    holder = await connect(bare_postgres_url)
+    await holder.execute("BEGIN")
+    await holder.execute("LOCK TABLE compactors IN ROW EXCLUSIVE MODE")
+
+    with pytest.raises(MetadataUnavailableError, match="not free within 50 ms"):
+        await migrate_async(bare_postgres_url)
+
+    await holder.close()
+    assert await schema_revision(bare_postgres_url) == "0001"
+
+
+def test_a_role_that_may_not_alter_is_told_so(bare_postgres_url: str) -> None:
+    # given a role that may read and write, and owns nothing
+    role = f"writer_{bare_postgres_url.rpartition('/')[2]}"
+    in_thread(make_first_schema(bare_postgres_url))
+    rights = f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}; GRANT CREATE ON SCHEMA public TO {role}"
+    in_thread(run_sql(bare_postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", rights))
+    url = f"postgresql://{role}:x@{bare_postgres_url.rpartition('@')[2]}"
+    try:
+        done = CliRunner().invoke(main, ["migrate", "--metadata", url])
+    finally:
+        in_thread(run_sql(bare_postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}"))
+
+    assert done.exit_code == 1
+    assert "must be owner of table agents" in done.stderr
+    assert "remedy: GRANT the role in metadata.url what it lacks" in done.stderr
+    assert in_thread(schema_revision(bare_postgres_url)) == "0001"

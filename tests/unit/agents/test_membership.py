@@ -16,6 +16,7 @@ from metadata.service import (
     AgentInfo,
     MetadataUnavailableError,
     SchemaMismatchError,
+    WentBackError,
     WriterLease,
 )
 from siltstone.clock import ManualClock
@@ -49,19 +50,27 @@ class Away(MemoryMetadata):
     beats = 0
     lists_nobody = False
     takes_us = True
+    halts: Exception | None = None
+    """What every new connection says."""
 
     async def register_agent(self, address: AgentAddress) -> WriterLease:
         if not self.takes_us:
             raise SchemaMismatchError("too old")
+        if self.halts:
+            raise self.halts
         return await super().register_agent(address)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         self.beats += 1
+        if self.halts:
+            raise self.halts
         if Away.away or (self.loses_every is not None and self.beats % self.loses_every == 0):
             raise MetadataUnavailableError("away")
         return await super().heartbeat(lease, draining=draining)
 
     async def live_agents(self) -> Sequence[AgentInfo]:
+        if self.halts:
+            raise self.halts
         if Away.away or self.lists_nobody:
             raise MetadataUnavailableError("away")
         return await super().live_agents()
@@ -104,6 +113,39 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
     beats = service_of(member).beats
     await clock.pass_ms(4 * BEAT_MS)
     assert service_of(member).beats == beats
+    await member.leave()
+
+
+@pytest.mark.parametrize("reason", [SchemaMismatchError("too old"), WentBackError("restored")])
+@pytest.mark.parametrize("hears_it", ["beating", "looking at the list", "renewing"])
+async def test_one_that_hears_that_it_may_not_go_on_says_so_wherever_it_hears_it(
+    hears_it: str, reason: Exception
+) -> None:
+    """The follower's connection may stand for long after that of the beats was made anew, and refused."""
+    clock = TestClock()
+    [member] = await joined(1, clock)
+    told: list[Exception] = []
+    member.on_fatal = told.append
+    service = service_of(member)
+    await service.open()  # only then it hears announcements
+    await clock.pass_ms(100)
+    # when
+    service.halts = reason
+    if hears_it == "renewing":
+        with pytest.raises(type(reason)):
+            await member.renew(member.current)
+    elif hears_it == "looking at the list":
+        await service.announce_agents()
+        await clock.pass_ms(200)
+    else:
+        await clock.pass_ms(BEAT_MS + 100)
+    # then
+    assert told == [reason]
+    await clock.pass_ms(2 * BEAT_MS)
+    beats = service.beats
+    await clock.pass_ms(2 * BEAT_MS)
+    assert service.beats == beats
+    service.halts = None
     await member.leave()
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from siltstone.cli import output
@@ -92,3 +96,32 @@ def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:
     )
     assert urls.places == " --metadata 'postgresql://me:***@h/d' --object-store s3://b"
     assert option("data", "") == ""
+
+
+PRINTS = "from siltstone.cli.output import print_bytes; print_bytes(bytes(1_000_000)); print_bytes(b'end')"
+
+
+@pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
+def environ(request: pytest.FixtureRequest) -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": request.param}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_bytes_arrive_whole_in_a_pipe_that_takes_them_in_parts(environ: dict[str, str], blocking: bool) -> None:
+    reads, writes = os.pipe()
+    os.set_blocking(writes, blocking)
+    with subprocess.Popen([sys.executable, "-c", PRINTS], stdout=writes, env=environ) as process:
+        os.close(writes)
+        with open(reads, "rb") as pipe:
+            assert pipe.read() == bytes(1_000_000) + b"end"
+    assert process.returncode == 0
+
+
+def test_a_reader_that_leaves_in_the_middle_of_a_write_is_noticed(environ: dict[str, str]) -> None:
+    command = [sys.executable, "-c", PRINTS.replace("b'end'", "b''")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1) == b"\0"  # the write has begun, and is larger than any pipe
+        process.stdout.close()
+        assert b"BrokenPipeError" in process.stderr.read()
+    assert process.returncode == 1

@@ -6,11 +6,13 @@ import random
 import uuid
 from dataclasses import replace
 
-from metadata.catalog import REBUILT_HOST
+from compactor.catalog_format import Increment
+from metadata.catalog import REBUILT_HOST, has_heard
 from metadata.service import Cursor
-from siltstone.rebuild_state import PRODUCER_IDS_ABOVE, Catalogued
+from siltstone.rebuild_plan import L0Extent, plan_rebuild
+from siltstone.rebuild_state import PRODUCER_IDS_ABOVE, Catalogued, linked, rolled_forward
 from siltstone.rebuild_uncommitted import ABANDONED_MS, uncommitted_l0
-from tests.fixtures.rebuild_world import File, World
+from tests.fixtures.rebuild_world import TOPICS, File, World
 
 
 def small_world() -> World:
@@ -72,3 +74,57 @@ def test_numbers_and_epochs_that_may_have_been_given_since_are_not_given_again()
     tables = world.rebuild().tables
     assert tables["cluster"][0]["next_producer_id"] == PRODUCER_IDS_ABOVE == 1 << 32
     assert [row["epoch"] for row in tables["writers"] if row["writer_id"] == 7] == [6]
+
+
+def test_who_has_heard_less_of_changes_or_of_a_writer_has_not_heard_it() -> None:
+    assert has_heard(at(5, 5), at(5, 5)) and has_heard(at(5, 5, w9=0), at(4, 5))
+    assert not has_heard(at(5, 4), at(5, 5)) and not has_heard(at(4, 5), at(5, 5))
+    assert not has_heard(at(5, 5), at(5, 5, w9=0))
+
+
+def told(base: Cursor | None, cursor: Cursor, *, taken_ms: int = 0) -> Increment:
+    return Increment(taken_ms=taken_ms, cluster_id="c", cursor=cursor, base=base, files=[], changes=[], jobs=[])
+
+
+def at(seq: int, change_id: int = 0, **others: int) -> Cursor:
+    return Cursor(writers={7: (0, seq)} | {int(name[1:]): (0, of) for name, of in others.items()}, change_id=change_id)
+
+
+def test_increments_that_begin_behind_what_is_known_are_not_linked_to_a_snapshot() -> None:
+    world = small_world()
+    assert world.catalogued is not None
+    instant = replace(world.catalogued.instant, cursor=at(5, 5), sequences={"node_ids": 7})
+    # one after another, whatever their order; what is old; what does not say where it begins
+    chain = [told(at(7, 5), at(9, 6)), told(at(5, 5), at(8, 5)), told(at(9, 9), at(4, 4)), told(None, at(1))]
+    assert len(linked(instant, chain)) == 4
+    # behind: by a file, by a change, by a writer that came since; not by one that an earlier rebuild took out
+    assert not linked(instant, [told(at(6, 5), at(9, 5))]) and not linked(instant, [told(at(5, 6), at(5, 7))])
+    assert not linked(instant, [told(at(5, 5, w9=0), at(6, 5, w9=1))])
+    assert linked(instant, [told(at(5, 5, w6=0), at(6, 5, w6=1))])
+    # then later changes are not known, though such an increment was written later
+    increments = [told(at(5, 5), at(8, 5), taken_ms=10**9), told(at(9, 5), at(10, 5), taken_ms=2 * 10**9)]
+    assert rolled_forward(replace(world.catalogued, instant=instant, increments=increments)).known_ms == 10**9
+
+
+def test_after_a_clock_went_back_age_is_told_by_what_it_says_now() -> None:
+    world = small_world()
+    assert world.catalogued is not None
+    taken_ms = world.catalogued.instant.taken_ms
+    before = told(None, world.catalogued.instant.cursor, taken_ms=taken_ms - ABANDONED_MS)
+    since = told(None, at(9), taken_ms=taken_ms - ABANDONED_MS)
+    old_ms = taken_ms - ABANDONED_MS - 1
+    assert unknown_l0(replace(world.catalogued, increments=[before]), writer_id=8, sealed_ms=old_ms)
+    assert not unknown_l0(replace(world.catalogued, increments=[since]), writer_id=8, sealed_ms=old_ms)
+
+
+def test_l0_of_topics_and_partitions_that_nobody_heard_of_is_said() -> None:
+    world = small_world()
+    assert world.catalogued is not None
+    l0 = {
+        f"l0/00/1970010100/7-1-{uuid.UUID(int=number + (10**9 << 80))}.silt": [extent]
+        for number, extent in enumerate(
+            [L0Extent(uuid.UUID(int=99), 0, 1), L0Extent(TOPICS[1], 1, 1), L0Extent(TOPICS[1], 0, 1)]
+        )
+    }
+    plan = plan_rebuild(world.catalogued, {}, [], l0, now_ms=0)
+    assert plan.unknown_topics == list(l0)[:2] and list(plan.newer_l0) == list(l0)[2:]
