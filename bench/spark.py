@@ -26,6 +26,7 @@ import numpy as np
 from bench.merge_inputs import BATCH_RECORDS, LEASE, MergeInputFiles, json_values, numbered_keys, stamped_batches
 from bench.registry import Size
 from bench.table import Cell, Column, Table
+from bench.usage import children
 from compactor.execute import MergeEngine
 from compactor.heavy.cut import cut
 from compactor.heavy.stored import store_plan
@@ -216,13 +217,15 @@ def _since(started: tuple[float, float]) -> Spent:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of a process and of all below it that live."""
+    """Of a process and of all below it that live: the higher of two readings, for a reading that falls between a
+    process's end and its parent's waiting for it misses it."""
+    return max(_cpu_of_tree(pid), _cpu_of_tree(pid))
+
+
+def _cpu_of_tree(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        children = [
-            int(each) for task in Path(f"/proc/{pid}/task").glob("*/children") for each in task.read_text().split()
-        ]
     except OSError:
         return 0.0
     spent: Sequence[str] = fields[11:15]  # utime, stime, and those of children that were waited for
-    return sum(map(int, spent)) / TICKS + sum(map(_cpu_s, children))
+    return sum(map(int, spent)) / TICKS + sum(map(_cpu_of_tree, children(pid)))

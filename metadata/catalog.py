@@ -191,7 +191,7 @@ def has_heard(cursor: Cursor, of: Cursor) -> bool:
     """Whether nothing up to `of` is news for `cursor`."""
     seen = cursor.writers
     return cursor.change_id >= of.change_id and all(
-        seen.get(writer_id, (-1, -1)) >= last for writer_id, last in of.writers.items()
+        seen.get(writer_id, (0, -1)) >= last for writer_id, last in of.writers.items()
     )
 
 

@@ -98,14 +98,14 @@ def linked(instant: CatalogInstant, increments: Sequence[Increment]) -> Sequence
     passed over.
     """
     writers, change_id = dict(instant.cursor.writers), instant.cursor.change_id
-    last_node = instant.sequences["node_ids"]
+    newest = max(writers, default=-1)
 
     def is_heard(cursor: Cursor) -> bool:
         # who was there before the snapshot, and is not in it, is gone: an earlier rebuild's own writer
         return cursor.change_id <= change_id and all(
-            writers.get(writer_id, (-1, -1)) >= last
+            writers.get(writer_id, (0, -1)) >= last
             for writer_id, last in cursor.writers.items()
-            if writer_id in writers or writer_id > last_node
+            if writer_id in writers or writer_id > newest
         )
 
     found: list[Increment] = []

@@ -45,13 +45,13 @@ def readable_of(world: World, plan: RebuildPlan, partition: int) -> list[Record]
     )
 
 
-def check_keys(world: World, plan: RebuildPlan, after: list[Record], end: int) -> None:
+def check_keys(world: World, plan: RebuildPlan, after: list[Record], end: int, id_: int = COMPACTED) -> None:
     """No deleted key, no old value: what is newest of a key is what was newest of it, as far as offsets came back."""
-    [start] = [row["log_start_offset"] for row in plan.tables["log_starts"] if row["partition_id"] == COMPACTED]
-    holes = [(hole.base_offset, hole.last_offset) for hole in plan.holes if hole.partition_id == COMPACTED]
+    [start] = [row["log_start_offset"] for row in plan.tables["log_starts"] if row["partition_id"] == id_]
+    holes = [(hole.base_offset, hole.last_offset) for hole in plan.holes if hole.partition_id == id_]
     truth = {
         key: (offset, value)
-        for offset, key, value in world.history
+        for offset, key, value in world.history[id_]
         if offset < end and not any(base <= offset <= last for base, last in holes)
     }
     wanted = {key: found for key, found in truth.items() if found[0] >= start and found[1] is not None}

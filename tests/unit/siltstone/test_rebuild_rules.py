@@ -80,6 +80,8 @@ def test_who_has_heard_less_of_changes_or_of_a_writer_has_not_heard_it() -> None
     assert has_heard(at(5, 5), at(5, 5)) and has_heard(at(5, 5, w9=0), at(4, 5))
     assert not has_heard(at(5, 4), at(5, 5)) and not has_heard(at(4, 5), at(5, 5))
     assert not has_heard(at(5, 5), at(5, 5, w9=0))
+    # of an agent that has committed nothing yet there is nothing to hear
+    assert has_heard(at(5, 5), at(5, 5, w9=-1))
 
 
 def told(base: Cursor | None, cursor: Cursor, *, taken_ms: int = 0) -> Increment:
@@ -101,6 +103,10 @@ def test_increments_that_begin_behind_what_is_known_are_not_linked_to_a_snapshot
     assert not linked(instant, [told(at(6, 5), at(9, 5))]) and not linked(instant, [told(at(5, 6), at(5, 7))])
     assert not linked(instant, [told(at(5, 5, w9=0), at(6, 5, w9=1))])
     assert linked(instant, [told(at(5, 5, w6=0), at(6, 5, w6=1))])
+    # nor by one that has committed nothing; one that was registered while the snapshot was read is not taken for gone
+    assert linked(instant, [told(at(5, 5, w9=-1), at(6, 5, w9=-1))])
+    meanwhile = replace(instant, sequences={"node_ids": 9})
+    assert not linked(meanwhile, [told(at(5, 5, w9=0), at(6, 5, w9=1))])
     # then later changes are not known, though such an increment was written later
     increments = [told(at(5, 5), at(8, 5), taken_ms=10**9), told(at(9, 5), at(10, 5), taken_ms=2 * 10**9)]
     assert rolled_forward(replace(world.catalogued, instant=instant, increments=increments)).known_ms == 10**9
