@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -175,7 +176,8 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
         process.kill()
         process.wait()
     output, errors = said.read_text(), complained.read_text()
-    trouble = [line for line in errors.splitlines() if "is asked again" not in line]  # that a busy machine may say
+    # what a busy machine may say: that it waits for the metadata, and how far a slow tick is
+    trouble = [line for line in errors.splitlines() if not re.search(r"is asked again|: \d+ of \d+ slices?$", line)]
     assert (process.returncode, trouble) == (0, [])
     first, *rounds, last = output.splitlines()
     assert first == f"following t -> {table.url} every 1s, from the start; Ctrl-C ends it"
