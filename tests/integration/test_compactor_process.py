@@ -26,7 +26,7 @@ from wire.records import NewRecord, build_batch
 GRACE = {"gc_grace_ms": 2_000}
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=[pytest.param("directory", marks=pytest.mark.soak), "s3"])
 def processes_on(request: pytest.FixtureRequest, processes: Processes) -> Processes:
     if request.param == "s3":
         s3_url: BucketUrl = request.getfixturevalue("s3_url")

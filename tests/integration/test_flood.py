@@ -334,8 +334,10 @@ def connections(*counts: tuple[Load, int]) -> list[Load]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "pushing",
-    [connections((TINY, 80), (MANY, 20), (MIDDLE, 100)), connections((LARGE, 200))],
-    ids=["small requests", "large requests"],
+    [
+        pytest.param(connections((TINY, 80), (MANY, 20), (MIDDLE, 100)), id="small requests"),
+        pytest.param(connections((LARGE, 200)), id="large requests", marks=pytest.mark.soak),
+    ],
 )
 async def test_a_flood_is_held_off_and_loses_nothing(
     agent: AgentProcess, slow_s3: tuple[S3Proxy, str], pushing: Sequence[Load]

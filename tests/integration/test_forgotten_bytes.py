@@ -69,7 +69,7 @@ async def view_of(metadata: Metadata, name: str) -> PartitionView:
     return view
 
 
-@pytest.fixture(params=["s3", "directory"])
+@pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.soak), "directory"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "s3":
         s3_url: BucketUrl = request.getfixturevalue("s3_url")
