@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.client_records import TopicPartition
-from siltstone.client_steady import QUIET_MS, address_of, is_passing
+from siltstone.client_steady import RetryNotice, address_of, is_passing
 from siltstone.clock import Clock
 from siltstone.consumer_protocol import PROTOCOL_TYPE, parse_assignment
 from siltstone.errors import UnavailableError
@@ -239,8 +239,7 @@ class GroupClient:
     async def _run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
         """At the coordinator; again, of whoever it then is, while errors pass and patience lasts."""
         deadline_ms = self._clock.monotonic_ms() + self._patience_ms
-        failed_ms: float | None = None
-        is_told = False
+        notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
             try:
                 async with self._coordinator() as (client, address):
@@ -248,16 +247,11 @@ class GroupClient:
             except (KafkaError, ConnectionLostError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                now_ms = self._clock.monotonic_ms()
-                if now_ms > deadline_ms:
+                if self._clock.monotonic_ms() > deadline_ms:
                     raise
-                failed_ms = now_ms if failed_ms is None else failed_ms
-                if not is_told and (isinstance(error, ConnectionLostError) or now_ms - failed_ms >= QUIET_MS):
-                    self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
-                    is_told = True
+                notice.failed(error, is_lost=isinstance(error, ConnectionLostError))
             else:
-                if is_told:
-                    self._told("the coordinator answers again")
+                notice.answered("the coordinator")
                 return result
             await self._clock.sleep_ms(BACKOFF_MS)
 

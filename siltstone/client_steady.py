@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from siltstone.client import KafkaClient, KafkaError
 from siltstone.clock import Clock
-from siltstone.errors import UnavailableError
+from siltstone.errors import SiltstoneError, UnavailableError
 from wire.error_codes import ErrorCode
 
 T = TypeVar("T")
@@ -31,6 +31,27 @@ def is_passing(code: int) -> bool:
         return ErrorCode(code).retriable and code != int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except ValueError:
         return False
+
+
+class RetryNotice:
+    """Tells once that something is asked again, and once that it is over."""
+
+    def __init__(self, told: Callable[[str], None], clock: Clock, patience_ms: float) -> None:
+        self._told, self._clock, self._patience_ms = told, clock, patience_ms
+        self._failed_ms: float | None = None
+        self._is_told = False
+
+    def failed(self, error: SiltstoneError, *, is_lost: bool) -> None:
+        """`is_lost`: nobody answers, which is told at once; an answer that passes within `QUIET_MS` is not told."""
+        now_ms = self._clock.monotonic_ms()
+        self._failed_ms = now_ms if self._failed_ms is None else self._failed_ms
+        if not self._is_told and (is_lost or now_ms - self._failed_ms >= QUIET_MS):
+            self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+            self._is_told = True
+
+    def answered(self, who: str) -> None:
+        if self._is_told:
+            self._told(f"{who} answers again")
 
 
 class SteadyClient:
@@ -66,8 +87,7 @@ class SteadyClient:
         mends at once."""
         deadline_ms = self._clock.monotonic_ms() + self._patience_ms
         backoff_ms = BACKOFF_MS
-        failed_ms: float | None = None
-        is_told = False
+        notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
             try:
                 client = self._client or await self._connect()
@@ -75,19 +95,14 @@ class SteadyClient:
             except (UnavailableError, KafkaError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                now_ms = self._clock.monotonic_ms()
-                if now_ms + backoff_ms > deadline_ms:
+                if self._clock.monotonic_ms() + backoff_ms > deadline_ms:
                     raise
-                failed_ms = now_ms if failed_ms is None else failed_ms
                 is_lost = isinstance(error, UnavailableError)
-                if not is_told and (is_lost or now_ms - failed_ms >= QUIET_MS):
-                    self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
-                    is_told = True
+                notice.failed(error, is_lost=is_lost)
                 if is_lost:
                     await self._drop()
             else:
-                if is_told:
-                    self._told("an agent answers again")
+                notice.answered("an agent")
                 return result
             await self._clock.sleep_ms(backoff_ms)
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS_MAX)

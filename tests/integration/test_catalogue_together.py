@@ -13,6 +13,7 @@ import pytest
 
 from compactor.catalog import Catalog
 from metadata.catalog import CatalogInstant, CatalogTable, TakeRows
+from siltstone.client import KafkaClient
 from siltstone.clock import SystemClock
 from siltstone.ids import SystemIds
 from storage.objects import Body, ObjectStore, ObjectStoreError
@@ -29,6 +30,13 @@ pytestmark = pytest.mark.parametrize("store_url", ["directory"], indirect=True)
 @pytest.fixture
 def world(lost: Lost) -> World:
     return World(lost)
+
+
+async def with_plain_topic(world: World, start_agent: StartAgent, dial: Dial) -> tuple[Lost, RunningAgent, KafkaClient]:
+    agent = await start_agent(store=world.lost.store, metadata=world.lost.metadata)
+    client = await dial.kafka(agent.address)
+    await client.create_topic("plain", partitions=1)
+    return world.lost, agent, client
 
 
 class NoManifests(WrappedStore):
@@ -67,10 +75,7 @@ class Paused:
 async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
-    lost = world.lost
-    agent = await start_agent(store=lost.store, metadata=lost.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("plain", partitions=1)
+    lost, agent, client = await with_plain_topic(world, start_agent, dial)
     # given a compactor whose snapshot takes its time, and another that begins meanwhile, with a snapshot too
     paused, quick = Paused(world), world.catalog()
     taken = asyncio.create_task(paused.catalog.round())
@@ -93,10 +98,7 @@ async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
 async def test_what_somebody_told_who_was_killed_in_his_snapshot_is_not_gone_on_from(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
-    lost = world.lost
-    agent = await start_agent(store=lost.store, metadata=lost.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("plain", partitions=1)
+    lost, agent, client = await with_plain_topic(world, start_agent, dial)
     catalog = world.catalog()
     await catalog.round()
     # given a compactor that began later, told what happened during its snapshot, and was killed before the manifest
@@ -143,10 +145,7 @@ async def test_a_snapshot_that_fails_at_its_end_is_not_gone_on_from_and_an_unrea
 async def test_what_was_acknowledged_after_the_clock_went_back_is_listed(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
-    lost = world.lost
-    agent = await start_agent(store=lost.store, metadata=lost.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("plain", partitions=1)
+    lost, agent, client = await with_plain_topic(world, start_agent, dial)
     await lost.catalog.round()
     await send(client, "plain", (b"k", b"told"))
     await lost.catalog.flush()
@@ -162,10 +161,7 @@ async def test_what_was_acknowledged_after_the_clock_went_back_is_listed(
 async def test_records_of_topics_and_partitions_that_the_catalogue_never_heard_of_are_said(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
-    lost = world.lost
-    agent = await start_agent(store=lost.store, metadata=lost.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("plain", partitions=1)
+    lost, agent, client = await with_plain_topic(world, start_agent, dial)
     await lost.catalog.round()
     # given a topic that was made in the last seconds, and acknowledged records of it
     await client.create_topic("new", partitions=1)
@@ -180,10 +176,7 @@ async def test_records_of_topics_and_partitions_that_the_catalogue_never_heard_o
 async def test_a_file_that_cannot_be_appended_does_not_keep_the_others_from_it(
     world: World, start_agent: StartAgent, dial: Dial
 ) -> None:
-    lost = world.lost
-    agent = await start_agent(store=lost.store, metadata=lost.metadata)
-    client = await dial.kafka(agent.address)
-    await client.create_topic("plain", partitions=1)
+    lost, agent, client = await with_plain_topic(world, start_agent, dial)
     # given a file whose hour was forgotten, so that nobody knows whether it was deleted
     await send(client, "plain", (b"k", b"old"))
     [old] = await lost.metadata.files()
