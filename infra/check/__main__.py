@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from infra.check import checks
+from infra.check.policy_rights import DamagedRights
 from infra.check.report import Outcome, once, table
 from infra.check.schema import DamagedSchema
 from infra.check.terraform import TerraformFailed
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     wanted = checks.Wanted(tree=options.tree, roots=roots, text=not roots, checkov=not roots)
     try:
         return summary(list(checks.run(wanted, binary)))
-    except (TerraformFailed, DamagedSchema, OSError) as error:
+    except (TerraformFailed, DamagedSchema, DamagedRights, OSError) as error:
         say(f"the check failed, which says nothing about the configuration: {error}")
         return 2
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infra.check import policy_access, policy_data, policy_network, provider, schema, sources
+from infra.check import policy_access, policy_data, policy_network, policy_rights, provider, schema, sources
 from infra.check.report import Finding, Outcome, once
 from infra.check.sources import Places
 from infra.check.stack import Rule, Stack
@@ -30,6 +30,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         policy_data.bucket_is_encrypted,
         policy_data.bucket_wants_tls,
         policy_data.bucket_forgets_what_is_deleted,
+        policy_data.bucket_is_read_at_once,
     ),
     "database": (
         policy_data.database_is_private,
@@ -44,6 +45,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
         policy_access.roles_are_passed_by_name,
         policy_access.roles_are_for_services,
         policy_access.no_wide_managed_policies,
+        policy_rights.rights_are_those_of_the_list,
     ),
     "internal only": (
         policy_network.load_balancers_are_internal,
@@ -126,7 +128,7 @@ def checkov(tree: Path) -> Outcome:
 
 
 def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
-    """Outcomes as they come. Raises TerraformFailed, DamagedSchema."""
+    """Outcomes as they come. Raises TerraformFailed, DamagedSchema, DamagedRights."""
     with tempfile.TemporaryDirectory(prefix="infra-check-") as scratch, provider.serving(schema.load()) as reattach:
         terraform = Terraform(binary, reattach, copied(wanted.tree, Path(scratch) / "tree"), Path(scratch))
         if wanted.text:

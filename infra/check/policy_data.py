@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from infra.check import iam
+from infra.check.plausible import ACCOUNT
 from infra.check.stack import Stack, Violation, blocks
 from infra.check.terraform import Resource
 
 PUBLIC_ACLS: Final = ("public-read", "public-read-write", "authenticated-read", "website")
 ACCESS_BLOCKS: Final = ("block_public_acls", "block_public_policy", "ignore_public_acls", "restrict_public_buckets")
 LIFECYCLE_DAYS_MAX: Final = 365
+ARCHIVES: Final = ("GLACIER", "DEEP_ARCHIVE")
 SSE: Final = ("AES256", "aws:kms", "aws:kms:dsse")
 
 
@@ -39,10 +41,12 @@ def bucket_is_closed(stack: Stack) -> Iterator[Violation]:
 def bucket_policy_admits_no_stranger(stack: Stack) -> Iterator[Violation]:
     for policy in stack.of("aws_s3_bucket_policy"):
         for statement in iam.statements(policy.values["policy"]):
-            anybody = any(principal in ("*", "AWS:*") for principal in statement.principals)
-            if statement.allows and (anybody or statement.not_principals):
-                message = f"statement {statement.sid!r} of the bucket's policy allows anybody"
-                yield Violation(policy, message, "name the roles in principals")
+            strangers = [one for one in statement.principals if not one.startswith(f"AWS:arn:aws:iam::{ACCOUNT}:")]
+            strangers += [f"all but {one}" for one in statement.not_principals]
+            if statement.allows and strangers:
+                who = "anybody" if {"*", "AWS:*"} & {*strangers} else ", ".join(strangers)
+                message = f"statement {statement.sid!r} of the bucket's policy allows {who}"
+                yield Violation(policy, message, "name roles of this account in principals")
 
 
 def bucket_is_encrypted(stack: Stack) -> Iterator[Violation]:
@@ -103,6 +107,17 @@ def bucket_forgets_what_is_deleted(stack: Stack) -> Iterator[Violation]:
             if any(expiration.get("days") or expiration.get("date") for expiration in blocks(rule, "expiration")):
                 message = f"lifecycle rule {rule.get('id')!r} deletes live objects by age, behind Siltstone's back"
                 yield Violation(bucket, message, "set retention on topics; only Siltstone's janitor deletes")
+
+
+def bucket_is_read_at_once(stack: Stack) -> Iterator[Violation]:
+    """No lifecycle rule moves objects to where a GET fails until they are restored."""
+    for setting in stack.of("aws_s3_bucket_lifecycle_configuration"):
+        for rule in blocks(setting.values, "rule"):
+            for move in (*blocks(rule, "transition"), *blocks(rule, "noncurrent_version_transition")):
+                if move.get("storage_class") in ARCHIVES:
+                    message = f"lifecycle rule {rule.get('id')!r} moves objects to {move['storage_class']}"
+                    remedy = "take a class that is read at once: STANDARD_IA, INTELLIGENT_TIERING, GLACIER_IR"
+                    yield Violation(setting, message, remedy)
 
 
 def is_for_all(rule: dict[str, Any]) -> bool:

@@ -426,4 +426,65 @@ IN_WHAT_IT_MAKES = [
         "tasks",
         "container compactor has a secret in plain text",
     ),
+    Seed(
+        "a right to write everything",
+        "modules/agents/iam.tf",
+        'resources = [for key in ["l0/*", "probe/*", "cluster.json"]',
+        'resources = [for key in ["*"]',
+        "rights",
+        "the role agent may s3:PutObject on *, which is not in the list",
+    ),
+    Seed(
+        "a role for tasks of another service",
+        "modules/agents/iam.tf",
+        'identifiers = ["ecs-tasks.amazonaws.com"]',
+        'identifiers = ["lambda.amazonaws.com"]',
+        "rights",
+        "the role agent may sts:AssumeRole on lambda.amazonaws.com, which is not in the list",
+    ),
+    Seed(
+        "a right that is gone",
+        "modules/compactor/iam.tf",
+        'actions   = ["s3:AbortMultipartUpload"]',
+        'actions   = ["s3:ListMultipartUploadParts"]',
+        "rights",
+        "the role compactor may not s3:AbortMultipartUpload on catalog/*, jobs/*, l0/*, l1/*, l2/*, probe/*",
+    ),
+    Seed(
+        "a condition that is gone",
+        "modules/cluster/iam.tf",
+        'variable = "kms:ViaService"',
+        'variable = "aws:RequestedRegion"',
+        "rights",
+        "kms:Decrypt of the role execution has the conditions aws:RequestedRegion, not kms:ViaService",
+        root=THREE_ZONES,
+    ),
+    Seed(
+        "a lifecycle rule that moves objects where no GET reads them",
+        "modules/storage/main.tf",
+        "    expiration {\n",
+        '    transition {\n      days          = 90\n      storage_class = "GLACIER"\n    }\n\n    expiration {\n',
+        "buckets",
+        "lifecycle rule 'deleted-is-gone' moves objects to GLACIER",
+        root=THREE_ZONES,
+    ),
+    Seed(
+        "a bucket policy for another account",
+        "modules/storage/iam.tf",
+        '  statement {\n    sid       = "TlsOnly"',
+        "  statement {\n"
+        '    sid       = "Friends"\n'
+        '    actions   = ["s3:GetObject"]\n'
+        '    resources = ["${local.bucket_arn}/*"]\n\n'
+        "    principals {\n"
+        '      type        = "AWS"\n'
+        '      identifiers = ["arn:aws:iam::999999999999:root"]\n'
+        "    }\n"
+        "  }\n\n"
+        '  statement {\n    sid       = "TlsOnly"',
+        "buckets",
+        "statement 'Friends' of the bucket's policy allows AWS:arn:aws:iam::999999999999:root",
+        place="modules/storage/main.tf",
+        root=THREE_ZONES,
+    ),
 ]
