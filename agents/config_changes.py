@@ -14,13 +14,16 @@ starts: altering them is refused, not ignored. Codes are Kafka's: what a broker 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from agents.broker import Broker
-from agents.topics import RequestError, check_configs
+from agents.topics import RequestError, check_configs, code_of
+from agents.turns import Turns
 from metadata.broker_configs import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
 from metadata.config_changes import Changes, changed
 from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
+from siltstone.errors import SiltstoneError
 from siltstone.logging import get_logger
 from wire.error_codes import ErrorCode
 
@@ -41,6 +44,32 @@ def check_once(names: Iterable[str]) -> None:
 
 def no_value(name: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_REQUEST, f"config {name!r} needs a value")
+
+
+class Resource(Protocol):
+    """A topic or a broker, as both APIs name it."""
+
+    resource_type: int
+    resource_name: str
+
+
+R = TypeVar("R", bound=Resource)
+
+
+async def altered(
+    resources: Sequence[R], alter_one: Callable[[R], Awaitable[None]]
+) -> AsyncIterator[tuple[R, int, str | None]]:
+    """Each resource after `alter_one`, with Kafka's error code and what to say of it; (0, None) where it went well."""
+    named = Counter((each.resource_type, each.resource_name) for each in resources)
+    async for asked in Turns().through(resources):
+        code, said = 0, None
+        try:
+            if named[asked.resource_type, asked.resource_name] > 1:
+                raise RequestError(ErrorCode.INVALID_REQUEST, f"{asked.resource_name!r} is named more than once")
+            await alter_one(asked)
+        except SiltstoneError as error:
+            code, said = code_of(error), str(error)
+        yield asked, code, said
 
 
 async def alter(

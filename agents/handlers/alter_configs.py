@@ -4,17 +4,12 @@ each other's changes here: the later one's are what is left, and all that is lef
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.config_changes import alter, check_once, no_value
-from agents.topics import RequestError, code_of
-from agents.turns import Turns
+from agents.config_changes import alter, altered, check_once, no_value
 from metadata.topic_configs import Config
-from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
-from wire.error_codes import ErrorCode
 from wire.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -24,19 +19,15 @@ from wire.messages.alter_configs import (
 
 
 async def handle(broker: Broker, header: RequestHeader, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    named = Counter((each.resource_type, each.resource_name) for each in request.resources)
-    answers: list[AlterConfigsResourceResponse] = []
-    async for asked in Turns().through(request.resources):
-        answer = AlterConfigsResourceResponse(
-            resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
+    async def one(asked: AlterConfigsResource) -> None:
+        await _replace(broker, asked, validate_only=request.validate_only)
+
+    answers = [
+        AlterConfigsResourceResponse(
+            error_code=code, error_message=said, resource_type=asked.resource_type, resource_name=asked.resource_name
         )
-        try:
-            if named[asked.resource_type, asked.resource_name] > 1:
-                raise RequestError(ErrorCode.INVALID_REQUEST, f"{asked.resource_name!r} is named more than once")
-            await _replace(broker, asked, validate_only=request.validate_only)
-        except SiltstoneError as error:
-            answer.error_code, answer.error_message = code_of(error), str(error)
-        answers.append(answer)
+        async for asked, code, said in altered(request.resources, one)
+    ]
     return AlterConfigsResponse(responses=answers)
 
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.config_changes import alter, check_once, no_value
-from agents.topics import RequestError, code_of
-from agents.turns import Turns
+from agents.config_changes import alter, altered, check_once, no_value
+from agents.topics import RequestError
 from metadata.topic_configs import Config, ConfigType, as_list
-from siltstone.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.incremental_alter_configs import (
@@ -28,19 +25,15 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 async def handle(
     broker: Broker, header: RequestHeader, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    named = Counter((each.resource_type, each.resource_name) for each in request.resources)
-    answers: list[AlterConfigsResourceResponse] = []
-    async for asked in Turns().through(request.resources):
-        answer = AlterConfigsResourceResponse(
-            resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
+    async def one(asked: AlterConfigsResource) -> None:
+        await _alter(broker, asked, validate_only=request.validate_only)
+
+    answers = [
+        AlterConfigsResourceResponse(
+            error_code=code, error_message=said, resource_type=asked.resource_type, resource_name=asked.resource_name
         )
-        try:
-            if named[asked.resource_type, asked.resource_name] > 1:
-                raise RequestError(ErrorCode.INVALID_REQUEST, f"{asked.resource_name!r} is named more than once")
-            await _alter(broker, asked, validate_only=request.validate_only)
-        except SiltstoneError as error:
-            answer.error_code, answer.error_message = code_of(error), str(error)
-        answers.append(answer)
+        async for asked, code, said in altered(request.resources, one)
+    ]
     return IncrementalAlterConfigsResponse(responses=answers)
 
 
