@@ -116,7 +116,7 @@ async def _listed(address: str, states: Sequence[str]) -> Sequence[ListedGroup]:
         answer = await client.call(
             list_groups.ListGroupsRequest(states_filter=list(states)), list_groups.ListGroupsResponse
         )
-    _check(answer.error_code, "list groups")
+    check(answer.error_code, "list groups")
     return [
         ListedGroup(
             group_id=each.group_id, state=each.group_state, protocol_type=each.protocol_type, coordinator=address
@@ -152,11 +152,11 @@ class GroupClient:
             )
             for group in answer.groups:
                 if group.error_code != _NOT_FOUND:
-                    _check(group.error_code, self._named("describe"), group.error_message)
+                    check(group.error_code, self.named("describe"), group.error_message)
                 return _group(group, coordinator)
             raise MalformedMessageError(f"{coordinator} answered DescribeGroups with no group")
 
-        return await self._run(work)
+        return await self.run(work)
 
     async def committed(self) -> Mapping[TopicPartition, Committed]:
         """Every offset that the group has committed."""
@@ -169,20 +169,20 @@ class GroupClient:
             found: dict[TopicPartition, Committed] = {}
             for group in answer.groups:
                 if group.error_code != _NOT_FOUND:
-                    _check(group.error_code, self._named("committed offsets of"))
+                    check(group.error_code, self.named("committed offsets of"))
                 for topic in group.topics:
                     for each in topic.partitions:
-                        _check(each.error_code, self._named("committed offsets of"))
+                        check(each.error_code, self.named("committed offsets of"))
                         if each.committed_offset >= 0:
                             found[topic.name, each.partition_index] = Committed(
                                 offset=each.committed_offset, metadata=each.metadata or ""
                             )
             return found
 
-        return await self._run(work)
+        return await self.run(work)
 
-    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit as somebody who is no member, which a coordinator allows while there is none.
+    async def commit(self, offsets: Mapping[TopicPartition, int], *, member_id: str = "", generation: int = -1) -> None:
+        """Commit as this member, or as somebody who is none, which a coordinator allows while there is none.
 
         Offsets of which an agent refuses some may be stored in part.
         """
@@ -197,14 +197,16 @@ class GroupClient:
                 )
             request = offset_commit.OffsetCommitRequest(
                 group_id=self.group_id,
+                generation_id_or_member_epoch=generation,
+                member_id=member_id,
                 topics=[offset_commit.OffsetCommitRequestTopic(name=name, partitions=p) for name, p in topics.items()],
             )
             answer = await client.call(request, offset_commit.OffsetCommitResponse)
             for topic in answer.topics:
                 for each in topic.partitions:
-                    _check(each.error_code, f"commit {topic.name}-{each.partition_index} for {self.group_id!r}")
+                    check(each.error_code, f"commit {topic.name}-{each.partition_index} for {self.group_id!r}")
 
-        await self._run(work)
+        await self.run(work)
 
     async def delete(self) -> None:
         async def work(client: KafkaClient, coordinator: str) -> None:
@@ -212,9 +214,9 @@ class GroupClient:
                 delete_groups.DeleteGroupsRequest(groups_names=[self.group_id]), delete_groups.DeleteGroupsResponse
             )
             for each in answer.results:
-                _check(each.error_code, self._named("delete"))
+                check(each.error_code, self.named("delete"))
 
-        await self._run(work)
+        await self.run(work)
 
     async def delete_offsets(self, partitions: Collection[TopicPartition]) -> None:
         async def work(client: KafkaClient, coordinator: str) -> None:
@@ -226,19 +228,20 @@ class GroupClient:
                 topics=[offset_delete.OffsetDeleteRequestTopic(name=name, partitions=p) for name, p in topics.items()],
             )
             answer = await client.call(request, offset_delete.OffsetDeleteResponse)
-            _check(answer.error_code, self._named("delete offsets of"))
+            check(answer.error_code, self.named("delete offsets of"))
             for topic in answer.topics:
                 for each in topic.partitions:
-                    _check(each.error_code, f"delete the offset of {topic.name}-{each.partition_index}")
+                    check(each.error_code, f"delete the offset of {topic.name}-{each.partition_index}")
 
-        await self._run(work)
+        await self.run(work)
 
-    def _named(self, what: str) -> str:
+    def named(self, what: str) -> str:
         return f"{what} group {self.group_id!r}"
 
-    async def _run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
-        """At the coordinator; again, of whoever it then is, while errors pass and patience lasts."""
-        deadline_ms = self._clock.monotonic_ms() + self._patience_ms
+    async def run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
+        """Do `work` at the coordinator; again, of whoever it then is, while errors pass and patience, counted from the
+        first of them, lasts."""
+        deadline_ms: float | None = None
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
             try:
@@ -247,7 +250,9 @@ class GroupClient:
             except (KafkaError, ConnectionLostError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                if self._clock.monotonic_ms() > deadline_ms:
+                now_ms = self._clock.monotonic_ms()
+                deadline_ms = now_ms + self._patience_ms if deadline_ms is None else deadline_ms
+                if now_ms > deadline_ms:
                     raise
                 notice.failed(error, is_lost=isinstance(error, ConnectionLostError))
             else:
@@ -263,7 +268,7 @@ class GroupClient:
                 find_coordinator.FindCoordinatorResponse,
             )
         for each in answer.coordinators:
-            _check(each.error_code, f"find the coordinator of {self.group_id!r}", each.error_message)
+            check(each.error_code, f"find the coordinator of {self.group_id!r}", each.error_message)
             address = address_of(each.host, each.port)
             try:
                 async with connected(address) as client:
@@ -297,6 +302,7 @@ def _group(group: describe_groups.DescribedGroup, coordinator: str) -> Group:
     )
 
 
-def _check(code: int, what: str, detail: str | None = None) -> None:
+def check(code: int, what: str, detail: str | None = None) -> None:
+    """Raises KafkaError for any code but 0, with what to do about it in a group."""
     if code:
         raise KafkaError(code, what, detail, remedies=_REMEDIES)

@@ -1,18 +1,45 @@
-"""What a member of a consumer group was given to read, from the bytes its leader wrote for it. Pure.
+"""What members of a consumer group tell each other through their coordinator: the topics that each wants to read
+(subscription), and the partitions that the leader gives each of them (assignment). Pure.
 
 The bytes are the clients' affair, so that a client may write anything there; protocol type "consumer" has the same
-beginning in every version: version (int16), topics (int32 count; each a name of an int16 length and int32 partitions
-behind an int32 count), then user data, which is not looked at. (ConsumerProtocolAssignment)
+beginning in every version. A subscription: version (int16), topics (int32 count; each of an int16 length). An
+assignment: version, topics (int32 count; each a name and int32 partitions behind an int32 count). Then user data and
+what later versions add, which is not looked at. (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 PROTOCOL_TYPE = "consumer"
 
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
+_NO_USER_DATA = _INT32.pack(-1)
+
+
+def subscription(topics: Iterable[str]) -> bytes:
+    """Version 0, without user data."""
+    names = sorted(set(topics))
+    return _INT16.pack(0) + _INT32.pack(len(names)) + b"".join(map(_text, names)) + _NO_USER_DATA
+
+
+def assignment(partitions: Mapping[str, Sequence[int]]) -> bytes:
+    """Version 0, without user data."""
+    topics = b"".join(
+        _text(name) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+        for name, numbers in sorted(partitions.items())
+    )
+    return _INT16.pack(0) + _INT32.pack(len(partitions)) + topics + _NO_USER_DATA
+
+
+def parse_subscription(data: bytes | memoryview) -> Sequence[str] | None:
+    """Names of topics; None for bytes that are no subscription."""
+    try:
+        reader = _Reader(memoryview(data))
+        return [reader.text() for _ in range(reader.count(_INT16.size))]
+    except (struct.error, UnicodeDecodeError, _MalformedError):
+        return None
 
 
 def parse_assignment(data: bytes | memoryview) -> Mapping[str, tuple[int, ...]] | None:
@@ -20,39 +47,52 @@ def parse_assignment(data: bytes | memoryview) -> Mapping[str, tuple[int, ...]] 
     if not len(data):
         return {}
     try:
-        return _parse(memoryview(data))
-    except (struct.error, UnicodeDecodeError, _NoAssignment):
+        reader = _Reader(memoryview(data))
+        found: dict[str, tuple[int, ...]] = {}
+        for _ in range(reader.count(_INT16.size + _INT32.size)):
+            topic = reader.text()
+            found[topic] = (*found.get(topic, ()), *reader.numbers())
+    except (struct.error, UnicodeDecodeError, _MalformedError):
         return None
+    return found
 
 
-class _NoAssignment(Exception):
+class _MalformedError(Exception):
     pass
 
 
-def _parse(data: memoryview) -> Mapping[str, tuple[int, ...]]:
-    def count(at: int, each_bytes: int) -> int:
-        (number,) = _INT32.unpack_from(data, at)
-        if not 0 <= number <= (len(data) - at - _INT32.size) // each_bytes:
-            raise _NoAssignment
+class _Reader:
+    """Raises struct.error, UnicodeDecodeError and _MalformedError."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = _INT16.size
+        (version,) = _INT16.unpack_from(data)
+        if version < 0:
+            raise _MalformedError
+
+    def count(self, each_bytes: int) -> int:
+        """Of things that have at least so many bytes each."""
+        (number,) = _INT32.unpack_from(self._data, self._at)
+        self._at += _INT32.size
+        if not 0 <= number <= (len(self._data) - self._at) // each_bytes:
+            raise _MalformedError
         return number
 
-    (version,) = _INT16.unpack_from(data)
-    if version < 0:
-        raise _NoAssignment
-    at = _INT16.size
-    topics = count(at, _INT16.size + _INT32.size)
-    at += _INT32.size
-    found: dict[str, tuple[int, ...]] = {}
-    for _ in range(topics):
-        (length,) = _INT16.unpack_from(data, at)
-        at += _INT16.size
-        if not 0 <= length <= len(data) - at:
-            raise _NoAssignment
-        topic = str(data[at : at + length], "utf-8")
-        at += length
-        partitions = count(at, _INT32.size)
-        at += _INT32.size
-        numbers = struct.unpack_from(f">{partitions}i", data, at)
-        at += partitions * _INT32.size
-        found[topic] = (*found.get(topic, ()), *numbers)
-    return found
+    def text(self) -> str:
+        (length,) = _INT16.unpack_from(self._data, self._at)
+        self._at += _INT16.size
+        if not 0 <= length <= len(self._data) - self._at:
+            raise _MalformedError
+        self._at += length
+        return str(self._data[self._at - length : self._at], "utf-8")
+
+    def numbers(self) -> tuple[int, ...]:
+        count = self.count(_INT32.size)
+        self._at += count * _INT32.size
+        return struct.unpack_from(f">{count}i", self._data, self._at - count * _INT32.size)
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return _INT16.pack(len(encoded)) + encoded

@@ -108,7 +108,8 @@ async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> 
 async def read(
     client: SteadyClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
-    """The records of all partitions, some at a time, each partition's in order, until every reach is done.
+    """The records of all partitions, some at a time, each partition's in order, until every reach is done; none after
+    each round of fetching, so that its caller may look about while nothing comes.
 
     Moves the reaches' positions behind what it gave. Raises KafkaError, DamagedBatchError.
     """
@@ -128,6 +129,7 @@ async def read(
                     until = reach.until
                     reach.position = following
                     yield records if until is None else [each for each in records if each.offset < until]
+        yield ()
 
 
 async def _fetch(positions: Mapping[TopicPartition, int], client: KafkaClient) -> Sequence[FetchedPartition]:

@@ -5,25 +5,37 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 import click
 
 from siltstone.cli.agents import agent_options, given_agents, name_hints
+from siltstone.cli.groups_asked import partition_counts
 from siltstone.cli.output import print_bytes
 from siltstone.cli.usage import as_usage
 from siltstone.client import KafkaClient
+from siltstone.client_groups import GroupClient
+from siltstone.client_member import GroupMember
 from siltstone.client_records import TopicPartition
-from siltstone.client_steady import SteadyClient
-from siltstone.clock import SystemClock
+from siltstone.client_steady import PATIENCE_MS, SteadyClient
+from siltstone.clock import Clock, SystemClock
 from siltstone.command_words import CommandWords
 from siltstone.consuming import Reach, partitions_of, reaches, read
-from siltstone.offset_spec import OffsetRange, parse_offsets, parse_partitions
+from siltstone.consuming_in_group import GroupReader
+from siltstone.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
 from siltstone.stopping import stop_signals, unless
 
 Written = Callable[[OutputRecord], bytes]
+
+
+class _Asked(NamedTuple):
+    topics: Sequence[str]
+    partitions: Sequence[int] | None
+    span: OffsetRange
+    follow: bool
 
 
 @click.command()
@@ -36,6 +48,9 @@ Written = Callable[[OutputRecord], bytes]
     help="start, end, N, +N (from the start), -N (before the end), N:M, @TIME, @TIME:@TIME.",
 )
 @click.option("-p", "--partitions", "partitions", metavar="P,...", help="Only these, for example 0,2,5-7.")
+@click.option(
+    "-g", "--group", metavar="GROUP", help="As a member of this consumer group, from what it has committed on."
+)
 @click.option("-n", "--num", type=click.IntRange(min=1), help="End after this many records.")
 @click.option("-f", "--format", "text", metavar="FORMAT", help="How records are printed.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each record.")
@@ -51,6 +66,7 @@ def consume(
     topics: Sequence[str],
     offsets: str,
     partitions: str | None,
+    group: str | None,
     num: int | None,
     text: str | None,
     as_json: bool,
@@ -59,7 +75,9 @@ def consume(
 ) -> None:
     """Print records of TOPICs: on a terminal one readable line each, into a pipe their values.
 
-    It joins no group and commits nothing.
+    Without --group it joins no group and commits nothing. With it, members share the partitions, and what was
+    printed is committed, about once a second and at the end: after a crash some records come twice. --offset (start,
+    end, +N, -N or @TIME) then is where a partition begins for which the group has committed nothing.
 
     \b
     Fields of --format:
@@ -76,17 +94,24 @@ def consume(
       siltstone consume orders -o -10 -n 10 --json | jq .value
       siltstone consume orders users -o @-15m -f '%D %t %k=%v\\n'
       siltstone consume orders -p 3 -o 42:43 --data ./siltstone-data
+      siltstone consume orders --group billing --json | ./bill
     """
     if as_json and text is not None:
         raise click.UsageError("--json is a format: give it without --format")
+    if group is not None and partitions is not None:
+        raise click.UsageError("a group shares out the partitions itself: give --partitions without --group")
     clock = SystemClock()
     with as_usage():
         span = parse_offsets(offsets, clock.wall_ms())
         wanted = None if partitions is None else parse_partitions(partitions)
         written = _writer(text, as_json=as_json, many=len(set(topics)) > 1)
-    asyncio.run(
-        _consume(bootstrap, given_agents(), list(dict.fromkeys(topics)), wanted, span, num, written, follow=follow)
-    )
+    if group is not None and (span.until is not None or span.first.anchor is Anchor.OFFSET):
+        raise click.UsageError(
+            f"a group goes on from what it has committed, not from {offsets}: `siltstone groups reset {group}"
+            f" --topic {topics[0]}` moves it"
+        )
+    asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow)
+    asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
 
 
 def _writer(text: str | None, *, as_json: bool, many: bool) -> Written:
@@ -104,36 +129,54 @@ def _tell(line: str) -> None:
 
 
 async def _consume(
-    bootstrap: str,
-    words: CommandWords,
-    topics: Sequence[str],
-    wanted: Sequence[int] | None,
-    span: OffsetRange,
-    num: int | None,
-    written: Written,
-    *,
-    follow: bool,
+    bootstrap: str, words: CommandWords, asked: _Asked, group: str | None, num: int | None, written: Written
 ) -> None:
-    async def find(inner: KafkaClient) -> dict[TopicPartition, Reach]:
+    async def find(inner: KafkaClient) -> Sequence[TopicPartition]:
         found: list[TopicPartition] = []
-        for topic in topics:
+        for topic in asked.topics:
             async with name_hints(inner, topic, words):
-                found += await partitions_of(inner, topic, wanted)
-        return await reaches(inner, found, span, to_end=not follow, told=_tell)
+                found += await partitions_of(inner, topic, asked.partitions)
+        return found
 
-    stopping = asyncio.Event()
-    async with SteadyClient(bootstrap, SystemClock(), told=_tell) as client:
+    clock, stopping = SystemClock(), asyncio.Event()
+    async with SteadyClient(bootstrap, clock, told=_tell) as client:
         with stop_signals(stopping):
-            await unless(stopping, _print(client, await client.run(find), num, written))
+            if group is None:
+                batches = _alone(client, await client.run(find), asked, num)
+            else:
+                await client.run(find)  # a topic that is not there is told before anything is joined
+                batches = _in_group(client, bootstrap, group, asked, clock).read(num)
+            await unless(stopping, _print(batches, written))
 
 
-async def _print(client: SteadyClient, found: dict[TopicPartition, Reach], num: int | None, written: Written) -> None:
+async def _alone(
+    client: SteadyClient, partitions: Sequence[TopicPartition], asked: _Asked, num: int | None
+) -> AsyncGenerator[Sequence[OutputRecord]]:
+    async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
+        return await reaches(inner, partitions, asked.span, to_end=not asked.follow, told=_tell)
+
     left = num
-    async with aclosing(read(client, found, told=_tell)) as batches:
+    async with aclosing(read(client, await client.run(find), told=_tell)) as batches:
         async for records in batches:
-            shown = records if left is None else records[:left]
-            print_bytes(b"".join(map(written, shown)))
+            given = records if left is None else records[:left]
+            yield given
             if left is not None:
-                left -= len(shown)
+                left -= len(given)
                 if not left:
                     return
+
+
+def _in_group(client: SteadyClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:
+    async def counts(topics: Collection[str]) -> Mapping[str, int]:
+        return await partition_counts(bootstrap, topics)
+
+    group = GroupClient(bootstrap, name, clock, patience_ms=PATIENCE_MS, told=_tell)
+    member = GroupMember(group, asked.topics, counts, clock)
+    return GroupReader(client, group, member, clock, first=asked.span.first, to_end=not asked.follow, told=_tell)
+
+
+async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Written) -> None:
+    async with aclosing(batches):
+        async for records in batches:
+            if records:
+                print_bytes(b"".join(map(written, records)))

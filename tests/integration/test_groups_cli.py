@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -237,3 +240,45 @@ def test_with_a_topic_its_committed_offsets_go(run: Any, stack: Stack, topic: st
     run("topics", "delete", topic, "--yes")
     refused = run("groups", "reset", group, "--all-topics", "--to-latest", code=1)
     assert "has committed no offsets" in refused.stderr
+
+
+def test_consume_as_a_member_goes_on_where_the_group_left_off(run: Any, topic: str, group: str) -> None:
+    fields = ("--group", group, "--format", r"%p %o\n")
+    first = run("consume", topic, *fields, "--num", "7")
+    assert f"group {group}: this member reads {topic} 0,1" in first.stderr
+    assert json.loads(run("groups", "describe", group, "--json").stdout)["total_lag"] == 13
+    rest = run("consume", topic, *fields, "--until-end")
+    shown = first.stdout.splitlines() + rest.stdout.splitlines()
+    assert sorted(shown) == sorted(f"{partition} {offset}" for partition in range(2) for offset in range(10))
+    described = json.loads(run("groups", "describe", group, "--json").stdout)
+    assert (described["total_lag"], described["state"], described["members"]) == (0, "Empty", [])
+
+
+def test_ctrl_c_commits_what_was_printed_and_leaves(run: Any, stack: Stack, topic: str, group: str) -> None:
+    words = [sys.executable, "-m", "siltstone", "consume", topic, "-g", group, "-f", r"%o\n", "--data", str(stack.data)]
+    consuming = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert consuming.stdout is not None
+    for _ in range(20):
+        assert consuming.stdout.readline()
+    consuming.send_signal(signal.SIGINT)
+    _, said = consuming.communicate(timeout=TIMEOUT_S)
+    assert consuming.returncode == 0 and said.decode().count("\n") == 1, said
+    described = json.loads(run("groups", "describe", group, "--json").stdout)
+    assert (described["total_lag"], described["state"]) == (0, "Empty")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-p", "1"], "a group shares out the partitions itself"),
+        (["-o", "5"], "`siltstone groups reset g --topic t` moves it"),
+        (["-o", "@-1h:@now"], "a group goes on from what it has committed, not from @-1h:@now"),
+    ],
+)
+def test_what_a_group_decides_cannot_be_said_beside_it(run: Any, words: list[str], said: str) -> None:
+    assert said in run("consume", "t", "--group", "g", *words, code=2).stderr
+
+
+def test_a_topic_that_is_not_there_is_told_before_anything_is_joined(run: Any, group: str) -> None:
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in run("consume", "nowhere", "--group", group, code=1).stderr
+    assert group not in run("groups", "list").stdout

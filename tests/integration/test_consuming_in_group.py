@@ -1,0 +1,283 @@
+"""`siltstone consume --group`, below its command line: members come, go, fall silent, lose their coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+from siltstone import client_member, consuming_in_group
+from siltstone.client import KafkaClient
+from siltstone.client_groups import GroupClient
+from siltstone.client_member import ForeignAssignmentError, as_text
+from siltstone.client_steady import SteadyClient
+from siltstone.clock import SystemClock
+from siltstone.consuming_in_group import GroupReader
+from siltstone.offset_spec import Anchor, Place
+from siltstone.record_format import OutputRecord
+from tests.fixtures.agents import Dial, StartAgent
+from tests.fixtures.fleet import Fleet, fleet, until
+from tests.fixtures.groups import GroupMember, meet, owner_and_other
+from wire.records import NewRecord, build_batch
+
+CLOCK = SystemClock()
+START, END = Place(Anchor.START), Place(Anchor.END)
+PARTITIONS = 4
+Place0 = tuple[int, int]
+"""(partition, offset)"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming_in_group, "HEARTBEAT_MS", 50)
+    monkeypatch.setattr(consuming_in_group, "COMMIT_MS", 50)
+
+
+@pytest.fixture
+async def agents(start_agent: StartAgent) -> AsyncIterator[Fleet]:
+    options = {"group_initial_rebalance_delay_ms": 50, "group_min_session_timeout_ms": 100}
+    async with fleet(start_agent, 2, **options) as agents:
+        await meet(agents.agents)
+        yield agents
+
+
+@pytest.fixture
+async def client(agents: Fleet, dial: Dial) -> KafkaClient:
+    """On the agent that does not own the group, which some tests stop."""
+    client = await dial.kafka(owner_and_other(agents)[1].address)
+    await client.create_topic("t", partitions=PARTITIONS)
+    await agents.know_topic("t")
+    return client
+
+
+async def write(client: KafkaClient, count: int = 5) -> None:
+    """So many more records into each partition."""
+    for partition in range(PARTITIONS):
+        records = [NewRecord(1_700_000_000_000 + number, None, b"%d" % number) for number in range(count)]
+        await client.produce("t", partition, build_batch(records))
+
+
+class Reading:
+    """One member, which reads on in a task of its own."""
+
+    def __init__(self, agents: Fleet, *, first: Place = START, to_end: bool = False) -> None:
+        bootstrap = ",".join(each.address for each in agents.agents)
+        self.told: list[str] = []
+        self.taken: list[Place0] = []
+        self.client = SteadyClient(bootstrap, CLOCK, told=self.told.append)
+        self.group = GroupClient(bootstrap, "g", CLOCK)
+        self.member = client_member.GroupMember(self.group, {"t"}, self.counts, CLOCK)
+        self.reader = GroupReader(
+            self.client, self.group, self.member, CLOCK, first=first, to_end=to_end, told=self.told.append
+        )
+
+    async def counts(self, topics: Any) -> dict[str, int]:
+        return {"t": PARTITIONS}
+
+    async def run(self, num: int | None = None) -> None:
+        async with self.client, aclosing(self.reader.read(num)) as batches:
+            await self.take(batches)
+
+    async def take(self, batches: AsyncGenerator[Sequence[OutputRecord]]) -> None:
+        async for records in batches:
+            self.taken += [(each.partition, each.offset) for each in records]
+
+    @property
+    def has(self) -> str:
+        """The partitions that it was told last."""
+        return next((line.rsplit(" reads ")[1] for line in reversed(self.told) if " reads " in line), "")
+
+
+@pytest.fixture
+async def reading(agents: Fleet) -> AsyncIterator[Callable[..., tuple[Reading, asyncio.Task[None]]]]:
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(num: int | None = None, **options: Any) -> tuple[Reading, asyncio.Task[None]]:
+        one = Reading(agents, **options)
+        tasks.append(asyncio.create_task(one.run(num)))
+        return one, tasks[-1]
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def places(first: int, end: int) -> list[Place0]:
+    return [(partition, offset) for partition in range(PARTITIONS) for offset in range(first, end)]
+
+
+async def committed(reading: Reading) -> list[int]:
+    return [each.offset for _, each in sorted((await reading.group.committed()).items())]
+
+
+async def stop(task: asyncio.Task[None]) -> None:
+    """As Ctrl-C does."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_members_share_the_partitions_and_take_over_each_others_without_a_record_twice(
+    client: KafkaClient, reading: Any
+) -> None:
+    await write(client)
+    first, _ = reading()
+    await until(lambda: len(first.taken) == 20)
+    second, second_task = reading()
+    await until(lambda: {first.has, second.has} == {"t 0,1", "t 2,3"})
+    await write(client)
+    await until(lambda: len(first.taken) + len(second.taken) == 40)
+    assert len(second.taken) == 10
+    await stop(second_task)
+    await until(lambda: first.has == "t 0,1,2,3")  # at once: it left
+    await write(client)
+    await until(lambda: len(first.taken) + len(second.taken) >= 60)
+    assert sorted(first.taken + second.taken) == places(0, 15)
+
+
+async def test_what_was_taken_is_committed_to_the_record_and_the_next_one_goes_on_there(
+    agents: Fleet, client: KafkaClient
+) -> None:
+    await write(client)
+    one = Reading(agents)
+    await one.run(num=7)
+    assert len(one.taken) == 7
+    assert sum(await committed(one)) == 7
+    rest = Reading(agents, to_end=True)
+    await rest.run()
+    assert sorted(one.taken + rest.taken) == places(0, 5)
+    assert await committed(rest) == [5] * PARTITIONS
+
+
+async def test_what_its_reader_did_not_come_back_from_is_not_committed(agents: Fleet, client: KafkaClient) -> None:
+    await write(client)
+    one = Reading(agents)
+    async with one.client, aclosing(one.reader.read(None)) as batches:
+        [records] = [records async for records in _first(batches)]
+    assert len(records) == 5
+    again = Reading(agents, to_end=True)
+    await again.run()
+    assert sorted(again.taken) == places(0, 5)
+
+
+async def _first(batches: AsyncGenerator[Sequence[OutputRecord]]) -> AsyncGenerator[Sequence[OutputRecord]]:
+    async for records in batches:
+        if records:
+            yield records
+            return
+
+
+async def test_it_goes_on_with_the_next_coordinator(agents: Fleet, client: KafkaClient, reading: Any) -> None:
+    await write(client)
+    one, task = reading()
+    await until(lambda: len(one.taken) == 20)
+    owner, _ = owner_and_other(agents)
+    await owner.agent.stop()
+    await write(client)
+    await until(lambda: len(one.taken) >= 40, timeout_s=20)
+    assert not task.done()
+    await stop(task)
+    assert sorted(one.taken) == places(0, 10)
+    assert await committed(one) == [10] * PARTITIONS
+    assert one.told.count("group g: this member reads t 0,1,2,3") == 1  # members and generations outlive their owner
+
+
+async def test_a_member_that_falls_silent_is_told_and_joins_again_and_nothing_is_left_out(
+    client: KafkaClient, reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_member, "SESSION_TIMEOUT_MS", 300)
+    silent, awake = asyncio.Event(), asyncio.Event()
+    one, _ = reading()
+    await until(lambda: one.has == "t 0,1,2,3")
+
+    async def beat() -> bool:
+        silent.set()
+        await awake.wait()
+        return await type(one.member).beat(one.member)
+
+    # given a member that sleeps while another takes all its partitions
+    one.member.beat = beat
+    one.member.commit = sleeping(awake, one.member.commit)
+    await silent.wait()
+    await write(client)
+    other, other_task = reading()
+    await until(lambda: other.has == "t 0,1,2,3")
+    await until(lambda: len(other.taken) == 20)
+    # when it wakes
+    awake.set()
+    await until(lambda: {one.has, other.has} == {"t 0,1", "t 2,3"})
+    assert any("this member was not heard in time" in line for line in one.told)
+    await write(client)
+    await until(lambda: {*one.taken, *other.taken} == {*places(0, 10)})
+    assert not other_task.done()
+
+
+def sleeping(awake: asyncio.Event, commit: Any) -> Any:
+    async def wait(offsets: Any) -> bool:
+        await awake.wait()
+        return await commit(offsets)
+
+    return wait
+
+
+async def test_where_nothing_was_committed_the_end_is_looked_for_once(
+    agents: Fleet, client: KafkaClient, reading: Any
+) -> None:
+    await write(client)
+    one, task = reading(first=END)
+    await until(lambda: committed(one))
+    await stop(task)
+    await write(client)  # while nobody is there
+    again = Reading(agents, first=END, to_end=True)
+    await again.run()
+    assert one.taken == [] and sorted(again.taken) == places(5, 10)
+
+
+async def test_beside_a_consumer_of_another_library(agents: Fleet, client: KafkaClient, reading: Any) -> None:
+    await write(client)
+    one, _ = reading()
+    await until(lambda: len(one.taken) == 20)
+    consumer = AIOKafkaConsumer(
+        "t",
+        bootstrap_servers=agents[0].address,
+        group_id="g",
+        auto_offset_reset="earliest",
+        heartbeat_interval_ms=50,
+        partition_assignment_strategy=[RangePartitionAssignor],
+    )
+    await consumer.start()
+    try:
+        await until(lambda: one.has in ("t 0,1", "t 2,3"))
+        await until(lambda: len(consumer.assignment()) == 2)
+        await write(client)
+        theirs = [await consumer.getone() for _ in range(10)]
+        await until(lambda: len(one.taken) == 30)
+        assert sorted([*one.taken, *((each.partition, each.offset) for each in theirs)]) == places(0, 10)
+    finally:
+        await consumer.stop()
+    await until(lambda: one.has == "t 0,1,2,3")
+
+
+async def test_a_leader_that_shares_out_something_else_is_an_error(
+    agents: Fleet, client: KafkaClient, dial: Dial
+) -> None:
+    leader = GroupMember(await dial.kafka(owner_and_other(agents)[0].address))
+    assert not await leader.join()
+    assert not (await leader.sync({leader.member_id: b""})).error_code
+    one = Reading(agents)
+    task = asyncio.create_task(one.run())
+    while len(leader.members) < 2:
+        await leader.join()
+    await leader.sync()  # to each its own id
+    with pytest.raises(ForeignAssignmentError, match="something else than partitions"):
+        await task
+
+
+def test_partitions_are_told_by_topic() -> None:
+    assert as_text([("a", 0), ("a", 3), ("b", 1)]) == "a 0,3; b 1"
+    assert as_text([]) == "nothing"
