@@ -138,12 +138,14 @@ class GroupClient:
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`told` gets a line when the coordinator is lost, or answers with errors that pass for over a second, and one
-        when that is over."""
+        when that is over. That nobody answers at all is raised at once the first time, for the address may be wrong."""
         self.group_id = group_id
         self._bootstrap = bootstrap
         self._clock = clock
         self._patience_ms = patience_ms
         self._told = told
+        self._known: list[str] = []
+        """Coordinators that were found, the latest last."""
 
     async def describe(self) -> Group:
         async def work(client: KafkaClient, coordinator: str) -> Group:
@@ -247,14 +249,16 @@ class GroupClient:
             try:
                 async with self._coordinator() as (client, address):
                     result = await work(client, address)
-            except (KafkaError, ConnectionLostError) as error:
+            except (KafkaError, UnavailableError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
+                    raise
+                if not (self._known or isinstance(error, (KafkaError, ConnectionLostError))):
                     raise
                 now_ms = self._clock.monotonic_ms()
                 deadline_ms = now_ms + self._patience_ms if deadline_ms is None else deadline_ms
                 if now_ms > deadline_ms:
                     raise
-                notice.failed(error, is_lost=isinstance(error, ConnectionLostError))
+                notice.failed(error, is_lost=isinstance(error, UnavailableError))
             else:
                 notice.answered("the coordinator")
                 return result
@@ -262,7 +266,7 @@ class GroupClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncGenerator[tuple[KafkaClient, str]]:
-        async with connected(self._bootstrap) as client:
+        async with connected(",".join([self._bootstrap, *self._known])) as client:
             answer = await client.call(
                 find_coordinator.FindCoordinatorRequest(coordinator_keys=[self.group_id]),
                 find_coordinator.FindCoordinatorResponse,
@@ -270,13 +274,9 @@ class GroupClient:
         for each in answer.coordinators:
             check(each.error_code, f"find the coordinator of {self.group_id!r}", each.error_message)
             address = address_of(each.host, each.port)
-            try:
-                async with connected(address) as client:
-                    yield client, address
-            except UnavailableError as error:
-                if isinstance(error, ConnectionLostError):
-                    raise
-                raise ConnectionLostError(error.message, remedy=error.remedy) from error
+            self._known = [*(known for known in self._known if known != address), address]
+            async with connected(address) as client:
+                yield client, address
             return
         raise MalformedMessageError("FindCoordinator was answered with no coordinator")
 

@@ -42,11 +42,13 @@ class ForeignAssignmentError(BadInputError):
 
 
 class GroupMember:
-    """Calls may raise KafkaError and UnavailableError. One at a time, but for `beat`, which may run beside `commit`."""
+    """Calls may raise KafkaError and UnavailableError. One at a time, but for `beat`, which may run beside others."""
 
     def __init__(self, group: GroupClient, topics: Collection[str], counts: PartitionCounts, clock: Clock) -> None:
         self._group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
         self._member_id = ""
+        self._shared_out: Mapping[str, int] | None = None
+        """Partitions by topic, as this member shared them out; None where another leads."""
         self.generation = -1
 
     async def join(self) -> Sequence[TopicPartition]:
@@ -73,6 +75,13 @@ class GroupMember:
             return self._passed((await client.call(request, heartbeat.HeartbeatResponse)).error_code, "heartbeat in")
 
         return not self._is_refused(await self._group.run(work), "heartbeat in")
+
+    async def has_more_to_share_out(self) -> bool:
+        """Whether topics have come, gone or got partitions since it shared them out: then it must join again."""
+        if self._shared_out is None:
+            return False
+        counts = await self._counts(self._shared_out)
+        return any(counts.get(topic, 0) != count for topic, count in self._shared_out.items())
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         """False where they were not committed, for it is no member of this generation any more."""
@@ -115,10 +124,13 @@ class GroupMember:
 
     async def _assigned(self, joined: join_group.JoinGroupResponse) -> Mapping[str, Mapping[str, Sequence[int]]]:
         """What the leader shares out; nothing where another leads."""
+        self._shared_out = None
         if joined.leader != self._member_id:
             return {}
         wanted = {each.member_id: parse_subscription(bytes(each.metadata)) or () for each in joined.members}
-        counts = await self._counts({topic for topics in wanted.values() for topic in topics})
+        topics = {topic for each in wanted.values() for topic in each}
+        counts = await self._counts(topics)
+        self._shared_out = {topic: counts.get(topic, 0) for topic in topics}
         return range_assignor.assign(wanted, counts)
 
     async def _sync(self, given: Mapping[str, Mapping[str, Sequence[int]]]) -> sync_group.SyncGroupResponse:

@@ -24,6 +24,9 @@ from siltstone.offset_spec import OffsetRange, Place
 from siltstone.record_format import OutputRecord
 
 COMMIT_MS = 1_000
+LOOK_MS = 30_000
+"""Between two looks of the leader whether there are more partitions by now."""
+IDLE_MS = 500
 FAREWELL_MS = 5_000
 """For the last commit, and for leaving. Who is not heard then is thrown out when its session is over."""
 
@@ -46,7 +49,7 @@ class GroupReader:
         self._first, self._to_end, self._told = first, to_end, told
         self._taken: dict[TopicPartition, int] = {}
         """Offsets to commit: behind the last record that was taken."""
-        self._committed_ms = 0.0
+        self._committed_ms = self._looked_ms = 0.0
         self._is_over = False
         """The generation: the group rebalances, or has thrown this member out."""
 
@@ -80,19 +83,18 @@ class GroupReader:
         """Until it is over, or all is read."""
         beats = asyncio.create_task(self._beat())
         self._is_over = False
+        self._looked_ms = self._clock.monotonic_ms()
         try:
             found = await self._reaches(partitions)
             async with aclosing(read(self._client, found, told=self._told)) as batches:
                 async for records in batches:
                     yield records
-                    if beats.done():
+                    if await self._must_join(beats):
                         break
                     await self._commit_now_and_then()
-            if not self._to_end and not beats.done():
-                await asyncio.wait({beats})  # nothing to read: there are more members than partitions
-            if beats.done():
-                beats.result()
-                self._is_over = True
+            while not (self._to_end or await self._must_join(beats)):  # there are more members than partitions
+                await asyncio.wait({beats}, timeout=IDLE_MS / 1000)
+            if self._is_over:
                 await self._commit()
         finally:
             beats.cancel()
@@ -104,6 +106,15 @@ class GroupReader:
             await self._clock.sleep_ms(HEARTBEAT_MS)
             if not await self._member.beat():
                 return
+
+    async def _must_join(self, beats: asyncio.Task[None]) -> bool:
+        if beats.done():
+            beats.result()
+            self._is_over = True
+        elif self._clock.monotonic_ms() - self._looked_ms >= LOOK_MS:
+            self._looked_ms = self._clock.monotonic_ms()
+            self._is_over = await self._member.has_more_to_share_out()
+        return self._is_over
 
     async def _reaches(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Reach]:
         if not partitions:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple
 
 import click
@@ -168,7 +169,7 @@ async def _alone(
 
 def _in_group(client: SteadyClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:
     async def counts(topics: Collection[str]) -> Mapping[str, int]:
-        return await partition_counts(bootstrap, topics)
+        return await client.run(partial(partition_counts, topics=topics))
 
     group = GroupClient(bootstrap, name, clock, patience_ms=PATIENCE_MS, told=_tell)
     member = GroupMember(group, asked.topics, counts, clock)

@@ -13,7 +13,7 @@ from siltstone.cli.agents import agent_options, given_agents
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
-from siltstone.client import KafkaError
+from siltstone.client import KafkaError, connected
 from siltstone.client_groups import Group, GroupClient, all_groups
 from siltstone.clock import SystemClock
 from siltstone.command_words import CommandWords
@@ -113,7 +113,8 @@ async def _describe(
             committed = await client.committed()
             if not group.exists and not committed:
                 raise KafkaError(69, f"group {name!r}")
-        counts = await partition_counts(bootstrap, {row.topic for row in lags(group, committed, {})})
+        async with connected(bootstrap) as agent:
+            counts = await partition_counts(agent, {row.topic for row in lags(group, committed, {})})
         wanted = {(row.topic, row.partition) for row in lags(group, committed, {}, partitions=counts)}
         ends = await log_ends(bootstrap, wanted)
         described.append((group, lags(group, committed, ends, partitions=counts)))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import click
 
-from siltstone.client import EARLIEST, LATEST, KafkaError, connected
+from siltstone.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
 from siltstone.client_groups import all_groups
 from siltstone.client_records import TopicPartition, offsets_at
 from siltstone.command_words import CommandWords
@@ -33,12 +33,9 @@ def nearest_group(name: str, names: Sequence[str], words: CommandWords) -> str:
     return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{words.agents}` shows the groups"
 
 
-async def partition_counts(bootstrap: str, topics: Collection[str]) -> Mapping[str, int]:
+async def partition_counts(client: KafkaClient, topics: Collection[str]) -> Mapping[str, int]:
     """Of those topics that are there."""
-    if not topics:
-        return {}
-    async with connected(bootstrap) as client:
-        known = (await client.metadata(sorted(topics))).topics
+    known = (await client.metadata(sorted(topics))).topics if topics else []
     return {topic.name: len(topic.partitions) for topic in known if topic.name is not None and not topic.error_code}
 
 

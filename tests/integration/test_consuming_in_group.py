@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
+from metadata.memory import MemoryMetadata
 from siltstone import client_member, consuming_in_group
-from siltstone.client import KafkaClient
+from siltstone.cli.groups_asked import partition_counts
+from siltstone.client import KafkaClient, connected
 from siltstone.client_groups import GroupClient
 from siltstone.client_member import ForeignAssignmentError, as_text
 from siltstone.client_steady import SteadyClient
@@ -20,6 +23,7 @@ from siltstone.clock import SystemClock
 from siltstone.consuming_in_group import GroupReader
 from siltstone.offset_spec import Anchor, Place
 from siltstone.record_format import OutputRecord
+from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, meet, owner_and_other
@@ -76,8 +80,8 @@ class Reading:
             self.client, self.group, self.member, CLOCK, first=first, to_end=to_end, told=self.told.append
         )
 
-    async def counts(self, topics: Any) -> dict[str, int]:
-        return {"t": PARTITIONS}
+    async def counts(self, topics: Collection[str]) -> Mapping[str, int]:
+        return await self.client.run(partial(partition_counts, topics=topics))
 
     async def run(self, num: int | None = None) -> None:
         async with self.client, aclosing(self.reader.read(num)) as batches:
@@ -261,6 +265,47 @@ async def test_beside_a_consumer_of_another_library(agents: Fleet, client: Kafka
     finally:
         await consumer.stop()
     await until(lambda: one.has == "t 0,1,2,3")
+
+
+async def test_partitions_that_come_while_it_reads_are_read_too(
+    client: KafkaClient, reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consuming_in_group, "LOOK_MS", 100)
+    await write(client)
+    one, _ = reading()
+    other, _ = reading()
+    await until(lambda: {one.has, other.has} == {"t 0,1", "t 2,3"})
+    await client.create_partitions("t", PARTITIONS + 2)
+    await until(lambda: {one.has, other.has} == {"t 0,1,2", "t 3,4,5"})
+    await until(lambda: len(one.taken) + len(other.taken) == 20)
+    assert sorted(one.taken + other.taken) == places(0, 5)
+
+
+async def test_it_waits_for_agents_that_are_away_once_it_has_heard_one(
+    start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given the only agent, which goes and comes back
+    monkeypatch.setattr(client_member, "SESSION_TIMEOUT_MS", 30_000)
+    store, metadata = MemoryStore(), MemoryMetadata()
+    await metadata.open()
+    options = {"store": store, "metadata": metadata, "group_initial_rebalance_delay_ms": 50}
+    first = await start_agent(**options)
+    async with connected(first.address) as client:
+        await client.create_topic("t", partitions=PARTITIONS)
+        await write(client)
+    one = Reading(Fleet([first], [metadata]))
+    task = asyncio.create_task(one.run())
+    await until(lambda: len(one.taken) == 20)
+    await first.agent.stop()
+    await until(lambda: any("asking again" in line for line in one.told))
+    second = await start_agent(listen=first.address, **options)
+    async with connected(second.address) as client:
+        await write(client)
+    await until(lambda: len(one.taken) >= 40, timeout_s=20)
+    assert sorted(one.taken) == places(0, 10)
+    await stop(task)
+    await second.agent.stop()
+    await metadata.close()
 
 
 async def test_a_leader_that_shares_out_something_else_is_an_error(
