@@ -44,7 +44,7 @@ from metadata.schema_versions import (
     version_of,
 )
 from metadata.service import MetadataUnavailableError
-from metadata.tables import CLUSTER, SCHEMA_VERSIONS
+from metadata.tables import CLUSTER, METADATA, SCHEMA_VERSIONS
 from siltstone.clock import SystemClock
 from siltstone.errors import BadInputError, BugError
 from siltstone.ids import IdSource, SystemIds
@@ -82,6 +82,8 @@ class MigrationPlan:
     """In the order in which they run."""
     running: Sequence[Running]
     """Programs at work; those that hold no lease (the command line, Spark) are not among them."""
+    missing_rights: Sequence[str] = ()
+    """What the role lacks that the steps need, each as "CREATE in the schema public"; none where there is no step."""
 
     @property
     def oldest_program(self) -> int:
@@ -317,8 +319,26 @@ async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPl
     if state.is_newer_than(target):
         return MigrationPlan(state, target, [], await read_running(connection))
     missing = reversed(list(scripts.iterate_revisions(target, state.revision or "base")))
+    steps = [_step(script) for script in missing]
     running: Sequence[Running] = [] if state.revision is None else await read_running(connection)
-    return MigrationPlan(state, target, [_step(script) for script in missing], running)
+    return MigrationPlan(state, target, steps, running, await _missing_rights(connection) if steps else [])
+
+
+async def _missing_rights(connection: Connection) -> Sequence[str]:
+    """Steps make tables and functions, and alter tables, which Postgres leaves to their owners."""
+    row = await connection.fetchrow(_SCHEMA_RIGHTS)
+    if row is None or row["name"] is None:
+        return ["a schema: none that is in its search_path is there"]
+    missing = [] if row["may_create"] else [f"CREATE in the schema {row['name']}"]
+    names = [*METADATA.tables, "alembic_version"]
+    return [*missing, *(f"ownership of the table {each['relname']}" for each in await connection.fetch(_OTHERS, names))]
+
+
+_SCHEMA_RIGHTS = """SELECT current_schema() AS name, has_schema_privilege(current_schema(), 'CREATE') AS may_create"""
+_OTHERS = """SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relname = ANY($1) AND relkind IN ('r', 'p')
+    AND NOT pg_has_role(relowner, 'USAGE')
+ORDER BY relname"""
 
 
 def _step(script: Script) -> Step:

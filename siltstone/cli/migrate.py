@@ -43,7 +43,7 @@ def migrate(
 
     Migrations only add, and each says which programs may go on after it: so migrate first, then replace agents and
     compactors one by one. Refused, with nothing changed, while programs are at work that the new schema does not take.
-    --dry-run says so beforehand, and ends with exit code 1 where it would be refused.
+    --dry-run says so beforehand, and which rights the role lacks; it ends with exit code 1 where it would be refused.
 
     --reader grants a role that exists what `siltstone.read_topic` and Spark need of the metadata; the objects are read
     with rights of the object store. Give it again after every upgrade.
@@ -105,7 +105,9 @@ def _say_plan(url: str) -> None:
         click.echo("nothing to do")
     for each in plan.must_stop:
         click.echo(f"must stop first: {each.kind} {each.place} (schema {revision_of(each.program)})")
-    if plan.must_stop:
+    for each in plan.missing_rights:
+        click.echo(f"this role lacks: {each}")
+    if plan.must_stop or plan.missing_rights:
         sys.exit(1)
     click.echo(f"may stay: {plural(len(plan.running), 'running program')}" if plan.running else "no program runs")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -17,6 +18,7 @@ from siltstone.clock import SystemClock
 from siltstone.errors import BugError, Outcome
 from siltstone.ids import SystemIds
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.releases import make_first_schema
 
 
 async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost_is_not(postgres_url: str) -> None:
@@ -89,3 +91,31 @@ def test_a_command_of_a_role_without_rights_says_what_it_lacks(powerless_url: st
         first, second = ran.stderr.splitlines()[:2]
         assert first.startswith("error: Postgres refused: permission denied for table "), ran.stderr
         assert second.startswith("remedy: GRANT the role in metadata.url what it lacks")
+
+
+async def test_a_dry_run_says_which_rights_a_migration_would_lack(bare_postgres_url: str) -> None:
+    """Before it is tried, and with nothing changed."""
+    role = f"reader_{bare_postgres_url.rpartition('/')[2]}"
+    url = f"postgresql://{role}:x@{bare_postgres_url.rpartition('@')[2]}"
+    dry_run = ["migrate", "--dry-run", "--metadata", url]
+    await run_sql(
+        bare_postgres_url, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", "REVOKE CREATE ON SCHEMA public FROM public"
+    )
+    try:
+        # given no schema at all
+        ran = await asyncio.to_thread(CliRunner().invoke, main, dry_run)
+        assert (ran.exit_code, "this role lacks: CREATE in the schema public" in ran.stdout) == (1, True), ran.output
+        # given a schema that another role made, and that is older
+        await make_first_schema(bare_postgres_url)
+        await run_sql(bare_postgres_url, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+        ran = await asyncio.to_thread(CliRunner().invoke, main, dry_run)
+        lacks = [line.removeprefix("this role lacks: ") for line in ran.stdout.splitlines() if "lacks" in line]
+        assert ran.exit_code == 1 and lacks[0] == "CREATE in the schema public", ran.output
+        assert "ownership of the table files" in lacks and "ownership of the table alembic_version" in lacks
+        refused = await asyncio.to_thread(CliRunner().invoke, main, ["migrate", "--metadata", url])
+        assert refused.exit_code == 1 and "Postgres refused" in refused.stderr
+        # and its owner lacks nothing
+        ran = await asyncio.to_thread(CliRunner().invoke, main, [*dry_run[:3], bare_postgres_url])
+        assert ran.exit_code == 0 and "lacks" not in ran.stdout
+    finally:
+        await run_sql(bare_postgres_url, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
