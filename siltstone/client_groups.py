@@ -20,7 +20,7 @@ from siltstone.client_records import TopicPartition
 from siltstone.client_steady import RetryNotice, address_of, is_passing
 from siltstone.clock import Clock
 from siltstone.consumer_protocol import PROTOCOL_TYPE, parse_assignment
-from siltstone.errors import UnavailableError
+from siltstone.errors import BadInputError, UnavailableError
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedMessageError
 from wire.messages import (
@@ -36,6 +36,8 @@ from wire.messages import (
 T = TypeVar("T")
 
 PATIENCE_MS = 15_000
+NAME_BYTES_MAX = 32_767
+"""Of a string on the wire."""
 BACKOFF_MS = 100
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
@@ -43,7 +45,9 @@ _REMEDIES: Mapping[str, str] = MappingProxyType(
         "NON_EMPTY_GROUP": "stop its members first; `siltstone groups describe` shows them",
         "UNKNOWN_MEMBER_ID": "the group has members: stop them first; `siltstone groups describe` shows them",
         "GROUP_SUBSCRIBED_TO_TOPIC": "stop its members that read the topic first",
-        "INVALID_GROUP_ID": "a group's name is not empty",
+        "INVALID_GROUP_ID": "a group's name is not empty, and not of thousands of letters",
+        "INCONSISTENT_GROUP_PROTOCOL": "its members share out partitions in another way: let them know `range`, too"
+        " (partition.assignment.strategy), or take another group",
     }
 )
 _NOT_FOUND = int(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -138,7 +142,14 @@ class GroupClient:
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`told` gets a line when the coordinator is lost, or answers with errors that pass for over a second, and one
-        when that is over. That nobody answers at all is raised at once the first time, for the address may be wrong."""
+        when that is over. That nobody answers at all is raised at once the first time, for the address may be wrong.
+
+        Raises BadInputError for a name that no request can carry."""
+        try:
+            if len(group_id.encode()) > NAME_BYTES_MAX:
+                raise BadInputError("the group's name is too long", remedy=f"at most {NAME_BYTES_MAX} bytes")
+        except UnicodeEncodeError as error:
+            raise BadInputError(f"the group's name {group_id!r} is not UTF-8", remedy="give another") from error
         self.group_id = group_id
         self._bootstrap = bootstrap
         self._clock = clock
@@ -266,7 +277,8 @@ class GroupClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncGenerator[tuple[KafkaClient, str]]:
-        async with connected(",".join([self._bootstrap, *self._known])) as client:
+        addresses = dict.fromkeys([*self._bootstrap.split(","), *self._known])
+        async with connected(",".join(addresses)) as client:
             answer = await client.call(
                 find_coordinator.FindCoordinatorRequest(coordinator_keys=[self.group_id]),
                 find_coordinator.FindCoordinatorResponse,

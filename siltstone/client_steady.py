@@ -83,9 +83,9 @@ class SteadyClient:
         await self._drop()
 
     async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
-        """Do `work`, which must be safe to repeat. Raises what it raised last when patience ends, or what no repeat
-        mends at once."""
-        deadline_ms = self._clock.monotonic_ms() + self._patience_ms
+        """Do `work`, which must be safe to repeat. Raises what it raised last when patience, counted from the first
+        error, ends, or what no repeat mends at once."""
+        deadline_ms: float | None = None
         backoff_ms = BACKOFF_MS
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
@@ -95,7 +95,9 @@ class SteadyClient:
             except (UnavailableError, KafkaError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                if self._clock.monotonic_ms() + backoff_ms > deadline_ms:
+                now_ms = self._clock.monotonic_ms()
+                deadline_ms = now_ms + self._patience_ms if deadline_ms is None else deadline_ms
+                if now_ms + backoff_ms > deadline_ms:
                     raise
                 is_lost = isinstance(error, UnavailableError)
                 notice.failed(error, is_lost=is_lost)

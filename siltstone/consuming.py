@@ -2,8 +2,8 @@
 
 First every place is looked up, in one request for each kind; then all partitions are fetched together, again and again.
 An offset that the log has left behind (retention, DeleteRecords) is told, and reading goes on at the log start, as
-`auto.offset.reset=earliest` would. Connections are replaced without a record lost or shown twice: what is shown is
-counted here, by offset.
+`auto.offset.reset=earliest` would; from one beyond its end at the end. Connections are replaced without a record lost
+or shown twice: what is shown is counted here, by offset.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from siltstone.client import EARLIEST, LATEST, KafkaClient, KafkaError
 from siltstone.client_records import FetchedPartition, TopicPartition, batches_of, fetch_partitions, offsets_at
@@ -56,24 +57,26 @@ async def reaches(
     partitions: Sequence[TopicPartition],
     span: OffsetRange,
     *,
+    places: Mapping[TopicPartition, int] = MappingProxyType({}),
     to_end: bool,
     told: Callable[[str], None],
 ) -> dict[TopicPartition, Reach]:
-    """Where to read each partition from and to, at this moment; `to_end`: to the end that it has now.
+    """Where to read each partition from and to, at this moment; `places`: from here, whatever `span` says; `to_end`: to
+    the end that it has now.
 
     A first offset outside the log is moved to its nearer end; an offset that was named outright is told of then.
     Raises KafkaError.
     """
     starts = await _offsets(client, dict.fromkeys(partitions, EARLIEST))
     ends = await _offsets(client, dict.fromkeys(partitions, LATEST))
-    first = await _placed(client, span.first, starts, ends)
+    first = {**await _placed(client, span.first, starts, ends), **places}
     last = None if span.until is None else await _placed(client, span.until, starts, ends)
     found: dict[TopicPartition, Reach] = {}
     for each in partitions:
         position = min(max(first[each], starts[each]), ends[each])
-        if position != first[each] and span.first.anchor is Anchor.OFFSET:
+        if position != first[each] and (each in places or span.first.anchor is Anchor.OFFSET):
             there = f"holds offsets {starts[each]} to {ends[each] - 1}" if ends[each] > starts[each] else "is empty"
-            told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}")
+            told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}, not from {first[each]}")
         until = None if last is None else last[each]
         if to_end:
             until = ends[each] if until is None else min(until, ends[each])

@@ -120,17 +120,18 @@ class GroupReader:
         if not partitions:
             return {}
 
+        committed = await self._group.committed()
+        places = {place: each.offset for place, each in committed.items() if place in set(partitions)}
+
         async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
-            return await reaches(inner, partitions, OffsetRange(self._first), to_end=self._to_end, told=self._told)
+            return await reaches(
+                inner, partitions, OffsetRange(self._first), places=places, to_end=self._to_end, told=self._told
+            )
 
         found = await self._client.run(find)
-        committed = await self._group.committed()
-        for place, reach in found.items():
-            if place in committed:
-                reach.position = committed[place].offset
-            else:
-                # so that whoever has it next does not look for "end" anew, and miss what comes in between
-                self._taken[place] = reach.position
+        # So that whoever has it next does not look for "end" anew, and miss what comes in between; nor is told again
+        # that what was committed is gone.
+        self._taken |= {place: reach.position for place, reach in found.items() if places.get(place) != reach.position}
         return found
 
     async def _commit_now_and_then(self) -> None:
@@ -139,8 +140,11 @@ class GroupReader:
 
     async def _commit(self) -> None:
         self._committed_ms = self._clock.monotonic_ms()
-        offsets, self._taken = self._taken, {}
-        if offsets and not await self._member.commit(offsets):
+        if not self._taken:
+            return
+        is_committed = await self._member.commit(self._taken)
+        self._taken = {}  # not before: who is stopped in the middle of it commits at the end
+        if not is_committed:
             self._told(
                 f"group {self._group.group_id}: this member was not heard in time; records of the last second and more"
                 " may be read again, by it or by another"

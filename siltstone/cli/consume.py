@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
@@ -14,7 +15,7 @@ import click
 
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import partition_counts
-from siltstone.cli.output import print_bytes
+from siltstone.cli.output import print_when_taken
 from siltstone.cli.usage import as_usage
 from siltstone.client import KafkaClient
 from siltstone.client_groups import GroupClient
@@ -108,8 +109,8 @@ def consume(
         written = _writer(text, as_json=as_json, many=len(set(topics)) > 1)
     if group is not None and (span.until is not None or span.first.anchor is Anchor.OFFSET):
         raise click.UsageError(
-            f"a group goes on from what it has committed, not from {offsets}: `siltstone groups reset {group}"
-            f" --topic {topics[0]}` moves it"
+            f"a group goes on from what it has committed, not from {offsets}: `siltstone groups reset"
+            f" {shlex.quote(group)} --topic {topics[0]}` moves it"
         )
     asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow)
     asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
@@ -180,4 +181,4 @@ async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Writt
     async with aclosing(batches):
         async for records in batches:
             if records:
-                print_bytes(b"".join(map(written, records)))
+                await print_when_taken(b"".join(map(written, records)))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import select
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO, TypeVar, cast
 
 import click
@@ -53,6 +57,37 @@ def print_bytes(data: bytes) -> None:
             select.select([], [buffer], [])
         else:
             left = left[written:]
+
+
+async def print_when_taken(data: bytes) -> None:
+    """As `print_bytes`. While the reader of a pipe takes nothing it waits on the event loop, which goes on."""
+    sys.stdout.flush()
+    try:
+        number = sys.stdout.fileno()
+    except (OSError, ValueError):  # not a file of the system, as under a test
+        print_bytes(data)
+        return
+    if stat.S_ISREG(os.fstat(number).st_mode):
+        print_bytes(data)
+        return
+    poll = select.poll()
+    poll.register(number, select.POLLOUT)
+    left = memoryview(data)
+    while left:
+        if not poll.poll(0):
+            await _writable(number)
+        with suppress(BlockingIOError):
+            # so much goes into a pipe that can be written to without waiting
+            left = left[os.write(number, left[: select.PIPE_BUF]) :]
+
+
+async def _writable(number: int) -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(number, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_writer(number)
 
 
 def print_table(

@@ -15,18 +15,27 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from metadata.memory import MemoryMetadata
 from siltstone import client_member, consuming_in_group
 from siltstone.cli.groups_asked import partition_counts
-from siltstone.client import KafkaClient, connected
+from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.client_groups import GroupClient
 from siltstone.client_member import ForeignAssignmentError, as_text
 from siltstone.client_steady import SteadyClient
 from siltstone.clock import SystemClock
 from siltstone.consuming_in_group import GroupReader
+from siltstone.errors import UnavailableError
 from siltstone.offset_spec import Anchor, Place
 from siltstone.record_format import OutputRecord
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, meet, owner_and_other
+from wire.error_codes import ErrorCode
+from wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
+from wire.messages.sync_group import SyncGroupResponse
 from wire.records import NewRecord, build_batch
 
 CLOCK = SystemClock()
@@ -227,6 +236,142 @@ def sleeping(awake: asyncio.Event, commit: Any) -> Any:
         return await commit(offsets)
 
     return wait
+
+
+async def test_who_is_stopped_in_the_middle_of_a_commit_commits_at_the_end(client: KafkaClient, reading: Any) -> None:
+    await write(client)
+    one, task = reading()
+    under_way = asyncio.Event()
+    commit = one.member.commit
+
+    async def hang(offsets: Any) -> bool:
+        if any(offsets.values()):
+            one.member.commit = commit
+            under_way.set()
+            await asyncio.Event().wait()
+        return await commit(offsets)
+
+    one.member.commit = hang
+    await under_way.wait()
+    await stop(task)
+    assert sum(await committed(one)) == len(one.taken) > 0
+
+
+async def test_what_ends_the_heartbeats_ends_the_reading_and_not_silently(client: KafkaClient, reading: Any) -> None:
+    one, task = reading()
+
+    async def refused() -> bool:
+        raise KafkaError(int(ErrorCode.GROUP_AUTHORIZATION_FAILED), "heartbeat in group 'g'")
+
+    one.member.beat = refused
+    with pytest.raises(KafkaError, match="GROUP_AUTHORIZATION_FAILED"):
+        await task
+
+
+async def test_a_farewell_that_nobody_hears_is_short_and_told(
+    client: KafkaClient, reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consuming_in_group, "FAREWELL_MS", 100)
+    one, task = reading()
+    await until(lambda: one.has)
+
+    async def lost(offsets: Any) -> bool:
+        raise UnavailableError("no agent answers at nowhere:1")
+
+    one.member.commit, one.member.leave = lost, asyncio.Event().wait
+    await stop(task)
+    assert one.told[-1] == "group g: left unheard: its coordinator does not answer"
+    # the first commit may have been before
+    assert one.told[-2] in (
+        "group g: this member reads t 0,1,2,3",
+        "group g: what was read last is not committed: no agent answers at nowhere:1",
+    )
+
+
+async def test_a_member_too_many_waits_until_another_goes(client: KafkaClient, reading: Any) -> None:
+    await write(client)
+    started = [reading() for _ in range(PARTITIONS + 1)]
+    await until(lambda: sorted(one.has for one, _ in started) == ["nothing", "t 0", "t 1", "t 2", "t 3"])
+    spare = next(one for one, _ in started if one.has == "nothing")
+    await stop(next(task for one, task in started if one is not spare))
+    await until(lambda: spare.has != "nothing")
+    await write(client)
+    await until(lambda: spare.taken)
+
+
+async def test_a_group_that_rebalances_while_it_joins_is_joined_again(
+    client: KafkaClient, reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(client)
+    one, _ = reading()
+    sync, times = one.member._sync, 0
+
+    async def too_late(given: Any) -> SyncGroupResponse:
+        nonlocal times
+        times += 1
+        return SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS) if times == 1 else await sync(given)
+
+    one.member._sync = too_late
+    await until(lambda: len(one.taken) == 20)
+    assert times == 2
+
+
+class Stopped(SystemClock):
+    """Of a process that may have been stopped for a while."""
+
+    for_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.for_ms
+
+
+async def test_who_slept_through_a_request_has_all_its_patience_left(agents: Fleet) -> None:
+    clock = Stopped()
+    addresses = [each.address for each in agents.agents]
+    times = 0
+
+    async def slept(*_: object) -> str:
+        nonlocal times
+        times += 1
+        if times == 1:
+            clock.for_ms += 3_600_000
+            raise ConnectionLostError("lost meanwhile")
+        return "answer"
+
+    async with SteadyClient(addresses[0], clock) as client:
+        assert await client.run(slept) == "answer"
+    times = 0
+    assert await GroupClient(addresses[0], "g", clock).run(slept) == "answer"
+
+
+async def test_the_coordinator_is_asked_again_while_its_errors_pass(agents: Fleet) -> None:
+    group = GroupClient(agents[0].address, "g", CLOCK)
+    errors = [ConnectionLostError("lost"), KafkaError(int(ErrorCode.NOT_COORDINATOR), "asked")]
+
+    async def work(client: KafkaClient, coordinator: str) -> str:
+        if errors:
+            raise errors.pop()
+        return coordinator
+
+    assert await group.run(work) == owner_and_other(agents)[0].address
+
+
+@pytest.mark.parametrize(("place", "said"), [(500, "holds offsets 2 to 4"), (1, "holds offsets 2 to 4")])
+async def test_a_committed_offset_that_the_log_does_not_have_is_told_once_and_put_right(
+    agents: Fleet, client: KafkaClient, place: int, said: str
+) -> None:
+    await write(client)
+    part = DeleteRecordsPartition(partition_index=0, offset=2)
+    topic = DeleteRecordsTopic(name="t", partitions=[part])
+    await client.call(DeleteRecordsRequest(topics=[topic], timeout_ms=5_000), DeleteRecordsResponse)
+    one = Reading(agents, to_end=True)
+    await one.group.commit({("t", 0): place, ("t", 1): 5, ("t", 2): 5, ("t", 3): 5})
+    await one.run()
+    assert [line for line in one.told if said in line] and len(one.taken) == (3 if place == 1 else 0)
+    again = Reading(agents, to_end=True)
+    await again.run()
+    assert not any("holds offsets" in line for line in again.told)
+    assert again.taken == [] and await committed(again) == [5] * PARTITIONS
 
 
 async def test_where_nothing_was_committed_the_end_is_looked_for_once(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -267,6 +272,28 @@ def test_ctrl_c_commits_what_was_printed_and_leaves(run: Any, stack: Stack, topi
     assert (described["total_lag"], described["state"]) == (0, "Empty")
 
 
+def test_ctrl_c_ends_it_although_nobody_reads_what_it_prints(run: Any, stack: Stack, topic: str, group: str) -> None:
+    run("produce", topic, stdin=b"".join(b"%d %s\n" % (number, bytes(1_000).hex().encode()) for number in range(100)))
+    words = [sys.executable, "-m", "siltstone", "consume", topic, "-g", group, "--data", str(stack.data)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as consuming:
+        assert consuming.stdout is not None and consuming.stderr is not None
+        deadline = time.monotonic() + TIMEOUT_S
+        while unread_bytes(consuming.stdout) <= PIPE_BYTES - select.PIPE_BUF:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        consuming.send_signal(signal.SIGINT)
+        assert consuming.wait(TIMEOUT_S) == 0
+    assert json.loads(run("groups", "describe", group, "--json").stdout)["state"] == "Empty"
+
+
+PIPE_BYTES = 65_536
+
+
+def unread_bytes(pipe: IO[bytes]) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+    return count
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -282,3 +309,8 @@ def test_what_a_group_decides_cannot_be_said_beside_it(run: Any, words: list[str
 def test_a_topic_that_is_not_there_is_told_before_anything_is_joined(run: Any, group: str) -> None:
     assert "UNKNOWN_TOPIC_OR_PARTITION" in run("consume", "nowhere", "--group", group, code=1).stderr
     assert group not in run("groups", "list").stdout
+
+
+@pytest.mark.parametrize(("name", "said"), [("g" * 40_000, "at most 32767 bytes"), (b"g\xff", "is not UTF-8")])
+def test_a_name_that_no_request_carries_is_refused(run: Any, topic: str, name: str | bytes, said: str) -> None:
+    assert said in run("consume", topic, "--group", os.fsdecode(name), code=1).stderr

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 LEASE_AND_MORE_MS = (10_500, 12_500)
+TWINS_MAX = 12
+"""Of a run. Each sleep makes it longer, so that where nothing else goes wrong it might never end; and as long as it
+lasts they all fight for one address."""
 
 
 class Nemesis:
@@ -43,6 +46,7 @@ class Nemesis:
             (0.0 if has_janitor else 0.8, self._forget_rows),
         ]
         self._ways = [way for likely, way in ways if rng.random() < likely]
+        self._twins_left = TWINS_MAX
 
     async def run(self) -> None:
         faults = self._world.faults
@@ -67,6 +71,9 @@ class Nemesis:
         self._seat().sleep(Fault.FREEZE_PAST_LEASE, self._world.faults.between(*LEASE_AND_MORE_MS))
 
     def _twin(self) -> None:
+        self._twins_left -= 1
+        if not self._twins_left:
+            self._ways.remove(self._twin)
         self._seat().replace_while_asleep(self._world.faults.between(100, 2000))
 
     def _drain(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from siltstone.cli import output
-from siltstone.cli.output import age_text, plural, print_pairs, print_table, size_text
+from siltstone.cli.output import age_text, plural, print_pairs, print_table, print_when_taken, size_text
 from siltstone.command_words import CommandWords, option, words_for
 
 
@@ -99,6 +101,14 @@ def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:
 
 
 PRINTS = "from siltstone.cli.output import print_bytes; print_bytes(bytes(1_000_000)); print_bytes(b'end')"
+PRINTS_WHEN_TAKEN = """
+import asyncio
+from siltstone.cli.output import print_when_taken as print_bytes
+async def main():
+    await print_bytes(bytes(1_000_000))
+    await print_bytes(b'end')
+asyncio.run(main())
+"""
 
 
 @pytest.fixture(params=["", "1"], ids=["buffered", "unbuffered"])
@@ -106,22 +116,57 @@ def environ(request: pytest.FixtureRequest) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": request.param}
 
 
+@pytest.fixture(params=[PRINTS, PRINTS_WHEN_TAKEN], ids=["at once", "when taken"])
+def prints(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.mark.parametrize("blocking", [True, False])
-def test_bytes_arrive_whole_in_a_pipe_that_takes_them_in_parts(environ: dict[str, str], blocking: bool) -> None:
+def test_bytes_arrive_whole_in_a_pipe_that_takes_them_in_parts(
+    environ: dict[str, str], blocking: bool, prints: str
+) -> None:
     reads, writes = os.pipe()
     os.set_blocking(writes, blocking)
-    with subprocess.Popen([sys.executable, "-c", PRINTS], stdout=writes, env=environ) as process:
+    with subprocess.Popen([sys.executable, "-c", prints], stdout=writes, env=environ) as process:
         os.close(writes)
         with open(reads, "rb") as pipe:
             assert pipe.read() == bytes(1_000_000) + b"end"
     assert process.returncode == 0
 
 
-def test_a_reader_that_leaves_in_the_middle_of_a_write_is_noticed(environ: dict[str, str]) -> None:
-    command = [sys.executable, "-c", PRINTS.replace("b'end'", "b''")]
+def test_a_reader_that_leaves_in_the_middle_of_a_write_is_noticed(environ: dict[str, str], prints: str) -> None:
+    command = [sys.executable, "-c", prints.replace("b'end'", "b''")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.read(1) == b"\0"  # the write has begun, and is larger than any pipe
         process.stdout.close()
         assert b"BrokenPipeError" in process.stderr.read()
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize("prints", [PRINTS, PRINTS_WHEN_TAKEN], ids=["at once", "when taken"])
+def test_bytes_arrive_whole_in_a_file_and_in_nothing(environ: dict[str, str], prints: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "out", Path(os.devnull)):
+        with path.open("wb") as out:
+            subprocess.run([sys.executable, "-c", prints], stdout=out, env=environ, check=True)
+    assert (tmp_path / "out").read_bytes() == bytes(1_000_000) + b"end"
+
+
+async def test_while_a_pipe_takes_nothing_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    with os.fdopen(reads, "rb") as pipe, os.fdopen(writes, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        printing = asyncio.create_task(print_when_taken(bytes(1_000_000)))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not printing.done()
+        got = await asyncio.to_thread(pipe.read, 900_000)
+        assert not printing.done() or len(got) == 900_000
+        assert await asyncio.to_thread(pipe.read, 100_000) == bytes(100_000)
+        await printing
+        # and whoever is told to stop does not wait for the reader
+        printing = asyncio.create_task(print_when_taken(bytes(1_000_000)))
+        await asyncio.sleep(0.01)
+        printing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await printing
