@@ -121,7 +121,7 @@ class GroupReader:
             return {}
 
         committed = await self._group.committed()
-        places = {place: each.offset for place, each in committed.items() if place in set(partitions)}
+        places = {place: committed[place].offset for place in partitions if place in committed}
 
         async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
             return await reaches(
