@@ -49,11 +49,12 @@ async def inputs_of(system: System, start_compactor: StartCompactor, level: int)
         files = await system.metadata.files()
         found = [(file, *iter_index(file.index)) for file in files]
         return [Input(file.file_id, file.key, *row[:2], row.position, row.length, -1) for file, row in found]
-    first = await start_beside(system, start_compactor, **LEVEL_ONLY)
     for _ in range(INPUTS):
         await system.write("t", 3)
+        # not before, or it may make two files of what is written, while it is
+        first = await start_beside(system, start_compactor, **LEVEL_ONLY)
         await until(lambda: _has_no_l0(system))
-    await first.compactor.stop()
+        await first.compactor.stop()
     return [
         Input(
             each.file_id,
