@@ -8,10 +8,12 @@ forked child opens its own: threads do not live on in it.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from siltstone.clock import SystemClock
@@ -22,6 +24,8 @@ from storage.retrying import Retrying
 from storage.urls import open_store
 
 T = TypeVar("T")
+
+CLOSING_AT_EXIT_S = 5
 
 
 class LoopClosedError(UnavailableError):
@@ -56,8 +60,8 @@ class LoopThread:
             raise LoopClosedError("this was closed already" if self.is_here else "this belongs to the parent process")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.submit(work).result()
+    def call(self, work: Coroutine[Any, Any, T], *, patience_s: float | None = None) -> T:
+        return self.submit(work).result(patience_s)
 
     def close(self) -> None:
         """Ends what still runs. May be repeated."""
@@ -107,7 +111,7 @@ class BlockingStore:
 
     @classmethod
     def at(cls, url: str) -> BlockingStore:
-        """This process's one store at `url`; it lives as long as the process."""
+        """This process's one store at `url`; it is closed when the process ends."""
         with _lock:
             place = (os.getpid(), url)
             if place not in _shared:
@@ -118,11 +122,11 @@ class BlockingStore:
         """Fewer bytes when the object ends before, None when there is none. Fails with ObjectStoreError."""
         return self._thread.submit(_range_of(self._store, key, start, length))
 
-    def close(self) -> None:
-        """May be repeated."""
+    def close(self, *, patience_s: float | None = None) -> None:
+        """May be repeated. Raises TimeoutError."""
         if self._owns and self._thread.is_here:
             self._owns = False
-            self._thread.call(self._store.close())
+            self._thread.call(self._store.close(), patience_s=patience_s)
         self._thread.close()
 
     def __enter__(self) -> BlockingStore:
@@ -143,6 +147,15 @@ def _forget_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_lock)
+
+
+@atexit.register
+def _close_shared() -> None:
+    """An S3 client that is only forgotten says on stderr that it was not closed."""
+    for (pid, _), store in _shared.items():
+        if pid == os.getpid():
+            with suppress(Exception):  # the process ends, whatever the store says
+                store.close(patience_s=CLOSING_AT_EXIT_S)
 
 
 async def _range_of(store: ObjectStore, key: str, start: int, length: int) -> bytes | None:

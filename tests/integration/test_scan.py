@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -34,6 +36,7 @@ from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import StoreMisconfiguredError
 from tests.fixtures.postgres import run_sql
+from tests.fixtures.s3 import BucketUrl
 from tests.fixtures.scan_logs import Found, ScanLog, records_of, rows
 from tests.fixtures.unreadable_batches import does_not_unfold
 from wire.crc import crc32c
@@ -159,6 +162,28 @@ async def test_times_are_those_of_records_in_offset_order() -> None:
     snapshot = await log.snapshot()
     assert at(starting=T0 + 5) == [15]
     assert at(starting=T0 + 301) == [21]
+
+
+READS_AND_ENDS = """
+import atexit, gc, sys
+import aiohttp
+
+@atexit.register  # what is registered first is called last
+def left_open():
+    print([each for each in gc.get_objects() if isinstance(each, aiohttp.ClientSession) and not each.closed])
+
+from spark_jobs.scan.blocking import BlockingStore
+
+print(BlockingStore.at(sys.argv[1]).get_range("l0/none", 0, 10).result())
+"""
+
+
+@pytest.mark.parametrize("kind", ["s3", "directory"])
+def test_the_store_that_a_process_shares_is_closed_at_its_end(kind: str, s3_url: BucketUrl, tmp_path: Path) -> None:
+    url = s3_url() if kind == "s3" else tmp_path.as_uri()
+    command = [sys.executable, "-c", READS_AND_ENDS, url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "None\n[]\n", "")
 
 
 # ---- pins ------------------------------------------------------------------------------------------------------------
