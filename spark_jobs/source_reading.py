@@ -124,7 +124,7 @@ class _Planned(BlockingStore):
         self._shared.get_range(key, start, length).add_done_callback(told)
         return answer
 
-    def close(self) -> None:
+    def close(self, *, patience_s: float | None = None) -> None:
         """Not ours to close."""
 
 
