@@ -14,7 +14,7 @@ starts: altering them is refused, not ignored. Codes are Kafka's: what a broker 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from agents.broker import Broker
@@ -54,13 +54,15 @@ class Resource(Protocol):
 
 
 R = TypeVar("R", bound=Resource)
+Answer = TypeVar("Answer")
 
 
 async def altered(
-    resources: Sequence[R], alter_one: Callable[[R], Awaitable[None]]
-) -> AsyncIterator[tuple[R, int, str | None]]:
-    """Each resource after `alter_one`, with Kafka's error code and what to say of it; (0, None) where it went well."""
+    resources: Sequence[R], alter_one: Callable[[R], Awaitable[None]], answer: Callable[..., Answer]
+) -> list[Answer]:
+    """The `answer` of each resource after `alter_one`, with Kafka's error code and what to say of it."""
     named = Counter((each.resource_type, each.resource_name) for each in resources)
+    answers: list[Answer] = []
     async for asked in Turns().through(resources):
         code, said = 0, None
         try:
@@ -69,7 +71,15 @@ async def altered(
             await alter_one(asked)
         except SiltstoneError as error:
             code, said = code_of(error), str(error)
-        yield asked, code, said
+        answers.append(
+            answer(
+                error_code=code,
+                error_message=said,
+                resource_type=asked.resource_type,
+                resource_name=asked.resource_name,
+            )
+        )
+    return answers
 
 
 async def alter(

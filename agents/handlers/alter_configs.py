@@ -22,13 +22,7 @@ async def handle(broker: Broker, header: RequestHeader, request: AlterConfigsReq
     async def one(asked: AlterConfigsResource) -> None:
         await _replace(broker, asked, validate_only=request.validate_only)
 
-    answers = [
-        AlterConfigsResourceResponse(
-            error_code=code, error_message=said, resource_type=asked.resource_type, resource_name=asked.resource_name
-        )
-        async for asked, code, said in altered(request.resources, one)
-    ]
-    return AlterConfigsResponse(responses=answers)
+    return AlterConfigsResponse(responses=await altered(request.resources, one, AlterConfigsResourceResponse))
 
 
 async def _replace(broker: Broker, asked: AlterConfigsResource, *, validate_only: bool) -> None:

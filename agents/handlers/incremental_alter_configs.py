@@ -28,13 +28,9 @@ async def handle(
     async def one(asked: AlterConfigsResource) -> None:
         await _alter(broker, asked, validate_only=request.validate_only)
 
-    answers = [
-        AlterConfigsResourceResponse(
-            error_code=code, error_message=said, resource_type=asked.resource_type, resource_name=asked.resource_name
-        )
-        async for asked, code, said in altered(request.resources, one)
-    ]
-    return IncrementalAlterConfigsResponse(responses=answers)
+    return IncrementalAlterConfigsResponse(
+        responses=await altered(request.resources, one, AlterConfigsResourceResponse)
+    )
 
 
 async def _alter(broker: Broker, asked: AlterConfigsResource, *, validate_only: bool) -> None:
