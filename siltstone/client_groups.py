@@ -254,7 +254,6 @@ class GroupClient:
     async def run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
         """Do `work` at the coordinator; again, of whoever it then is, while errors pass and patience, counted from the
         first of them, lasts."""
-        deadline_ms: float | None = None
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
             try:
@@ -265,11 +264,8 @@ class GroupClient:
                     raise
                 if not (self._known or isinstance(error, (KafkaError, ConnectionLostError))):
                     raise
-                now_ms = self._clock.monotonic_ms()
-                deadline_ms = now_ms + self._patience_ms if deadline_ms is None else deadline_ms
-                if now_ms > deadline_ms:
+                if not notice.failed(error, is_lost=isinstance(error, UnavailableError), wait_ms=BACKOFF_MS):
                     raise
-                notice.failed(error, is_lost=isinstance(error, UnavailableError))
             else:
                 notice.answered("the coordinator")
                 return result

@@ -34,20 +34,24 @@ def is_passing(code: int) -> bool:
 
 
 class RetryNotice:
-    """Tells once that something is asked again, and once that it is over."""
+    """Decides for how long something is asked again; tells once that it is, and once that it is over."""
 
     def __init__(self, told: Callable[[str], None], clock: Clock, patience_ms: float) -> None:
         self._told, self._clock, self._patience_ms = told, clock, patience_ms
         self._failed_ms: float | None = None
         self._is_told = False
 
-    def failed(self, error: SiltstoneError, *, is_lost: bool) -> None:
-        """`is_lost`: nobody answers, which is told at once; an answer that passes within `QUIET_MS` is not told."""
+    def failed(self, error: SiltstoneError, *, is_lost: bool, wait_ms: float) -> bool:
+        """Whether to wait so long and ask again: patience counts from the first failure. `is_lost`: nobody answers,
+        which is told at once; an answer that passes within `QUIET_MS` is not told."""
         now_ms = self._clock.monotonic_ms()
         self._failed_ms = now_ms if self._failed_ms is None else self._failed_ms
+        if now_ms + wait_ms > self._failed_ms + self._patience_ms:
+            return False
         if not self._is_told and (is_lost or now_ms - self._failed_ms >= QUIET_MS):
             self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
             self._is_told = True
+        return True
 
     def answered(self, who: str) -> None:
         if self._is_told:
@@ -85,7 +89,6 @@ class SteadyClient:
     async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
         """Do `work`, which must be safe to repeat. Raises what it raised last when patience, counted from the first
         error, ends, or what no repeat mends at once."""
-        deadline_ms: float | None = None
         backoff_ms = BACKOFF_MS
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
@@ -95,12 +98,9 @@ class SteadyClient:
             except (UnavailableError, KafkaError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
-                now_ms = self._clock.monotonic_ms()
-                deadline_ms = now_ms + self._patience_ms if deadline_ms is None else deadline_ms
-                if now_ms + backoff_ms > deadline_ms:
-                    raise
                 is_lost = isinstance(error, UnavailableError)
-                notice.failed(error, is_lost=is_lost)
+                if not notice.failed(error, is_lost=is_lost, wait_ms=backoff_ms):
+                    raise
                 if is_lost:
                     await self._drop()
             else:
