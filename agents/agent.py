@@ -35,12 +35,12 @@ from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from metadata.compaction import Metadata
 from metadata.service import AgentAddress, Committed, MetadataUnavailableError
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING, Tracing
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)

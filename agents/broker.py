@@ -22,11 +22,11 @@ from agents.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
 from metadata.compaction import Metadata
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING, Tracing
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from agents.turns import Turns
 from metadata.broker_configs import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
 from metadata.config_changes import Changes, changed
 from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from wire.error_codes import ErrorCode
 
 TOPIC, BROKER = 2, 4

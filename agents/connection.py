@@ -26,9 +26,9 @@ from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
 from agents.read.budget import Release
 from agents.request_context import ClientConnection, RequestContext, RequestTrace, about_group, error_of
-from siltstone.errors import SiltstoneError
-from siltstone.logging import LOG_CONTEXT, get_logger, log_context
-from siltstone.tracing import CURRENT_SPAN
+from runtime.errors import SiltstoneError
+from runtime.logging import LOG_CONTEXT, get_logger, log_context
+from runtime.tracing import CURRENT_SPAN
 from wire.api import decode_request, encode_response, read_request_header
 from wire.errors import (
     FrameTooLargeError,

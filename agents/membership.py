@@ -32,9 +32,9 @@ from metadata.service import (
     WriterFencedError,
     WriterLease,
 )
-from siltstone.clock import Clock
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 

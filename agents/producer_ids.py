@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from metadata.service import MetadataService
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 BLOCK_IDS = 100
 BLOCK_MS = 1_000.0

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from siltstone.logging import LOG_CONTEXT
-from siltstone.tracing import Span, SpanKind, Tracing
+from runtime.logging import LOG_CONTEXT
+from runtime.tracing import Span, SpanKind, Tracing
 from wire.api import APIS, RequestHeader
 from wire.error_codes import ErrorCode
 from wire.schema import Message
@@ -39,7 +39,7 @@ class ClientConnection:
 
 
 class RequestContext:
-    """A `siltstone.logging.LogContext`."""
+    """A `runtime.logging.LogContext`."""
 
     __slots__ = ("client", "file_key", "header", "trace", "waited_ms")
 

@@ -15,8 +15,8 @@ import socket
 
 from agents.broker import Broker
 from agents.connection import Connection
-from siltstone.errors import BadInputError
-from siltstone.logging import get_logger, log_context
+from runtime.errors import BadInputError
+from runtime.logging import get_logger, log_context
 from wire.api import APIS
 from wire.framing import LANDING_BYTES
 

@@ -17,7 +17,7 @@ from functools import partial
 from uuid import UUID
 
 from agents.catalog import Catalog
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.schema import ZERO_UUID
 
 LOOK_MS_MAX = 5_000.0

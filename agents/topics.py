@@ -13,7 +13,7 @@ from metadata.service import (
     UnknownTopicError,
 )
 from metadata.topic_configs import InvalidConfigError, validate_overrides
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 
 NAME_CHARACTERS_MAX = 249

@@ -45,8 +45,8 @@ from compactor.cleaning import DEDUPE_KEYS_MAX, CleanBounds
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.execute import MergeEngine
 from metadata.compaction import CommitMerge
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from storage.memory import MemoryMultipart, MemoryStore
 from wire.batch import BATCH_HEADER_BYTES
 from wire.codecs import Codec, decompress

@@ -26,7 +26,7 @@ from metadata.compaction import (
     OutputExtent,
 )
 from metadata.service import WriterLease
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.file_format import ExtentRow
 from storage.file_properties import FileProperties
 from storage.file_writer import FileWriter

@@ -25,11 +25,11 @@ from bench.registry import Size
 from bench.table import Cell, Column, Table
 from metadata.memory import MemoryMetadata
 from metadata.service import Topic
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from siltstone.agent_process import GARBAGE_THRESHOLDS
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
 from storage.memory import MemoryStore
 from wire.api import RequestHeader, encode_response
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse

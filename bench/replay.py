@@ -39,8 +39,8 @@ from compactor.plan import new_job
 from compactor.spec import GIB, MIB, MergeKind, MergeSpec
 from metadata.compaction import LeveledExtent, Metadata
 from metadata.urls import open_metadata
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from storage.objects import SupportsOpen
 from storage.urls import open_store
 

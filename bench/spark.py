@@ -33,8 +33,8 @@ from compactor.heavy.stored import store_plan
 from compactor.heavy.units import HeavyPlan
 from compactor.spec import MIB, MergeSpec
 from metadata.compaction import ClaimedJob
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from storage.cluster import check_cluster
 from storage.local import LocalStore
 from storage.urls import object_url, parse_store_url

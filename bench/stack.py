@@ -31,9 +31,9 @@ from bench.s3_server import ROOT, Latency, S3Server, client_environment, server_
 from bench.started import Started
 from bench.usage import Usage, postgres_usage, usage, usage_of_all
 from metadata.migrate import migrate
+from runtime.metrics import PREFIX
+from runtime.settings.table import ENVIRONMENT_PREFIX, environment_name
 from siltstone.embedded.postgres import EmbeddedPostgres
-from siltstone.metrics import PREFIX
-from siltstone.settings import ENVIRONMENT_PREFIX, environment_name
 
 GIB = 1 << 30
 LATENCY = Latency(put_ms=30, get_ms=10)

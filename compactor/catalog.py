@@ -44,12 +44,12 @@ from compactor.catalog_format import (
 from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
 from metadata.compaction import Metadata
 from metadata.service import Cursor
-from siltstone.clock import Clock
-from siltstone.errors import BugError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
+from runtime.clock import Clock
+from runtime.errors import BugError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.crc import crc32c
 

@@ -22,7 +22,7 @@ import zstandard
 
 from metadata.catalog import TABLES, CatalogInstant, CatalogTable, DoneJob, Row
 from metadata.service import Change, ChangeKind, Cursor, L0File
-from siltstone.errors import BadInputError, SiltstoneError
+from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 
 FORMAT = 1

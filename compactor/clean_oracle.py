@@ -28,7 +28,7 @@ from compactor.clean_rules import (
     stays_when_emptied,
 )
 from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from wire.batch import (
     BATCH_HEADER_BYTES,
     BATCH_OVERHEAD_BYTES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 DEDUPE_BUFFER_BYTES = 128 * 1024 * 1024
 DEDUPE_ENTRY_BYTES = 41

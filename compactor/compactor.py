@@ -44,12 +44,12 @@ from compactor.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.service import MetadataUnavailableError, WriterLease
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING, Tracing
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)

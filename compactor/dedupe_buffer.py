@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
-from siltstone.errors import BadInputError, BugError, SiltstoneError
+from runtime.errors import BadInputError, BugError, SiltstoneError
 from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import (
     load_u8,

@@ -41,10 +41,10 @@ from compactor.windows import Flags, KernelCaller, LateCorruptionError
 from metadata.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
 from metadata.job_rules import UNREADABLE
 from metadata.service import WriterLease
-from siltstone.clock import Clock
-from siltstone.errors import BugError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.errors import BugError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
 from storage.file_format import TRAILER_BYTES, UnknownFormatError
 from storage.objects import ObjectStore
 

@@ -52,11 +52,11 @@ from compactor.orphans import (
 from metadata.compaction import DeadFile, MergeJob, Metadata
 from metadata.history import ADOPT_REMEDY
 from metadata.service import FileState
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from storage.file_format import CorruptFileError
 from storage.file_properties import FileProperties
 from storage.inspect import inspect_file

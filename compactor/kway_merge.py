@@ -17,7 +17,7 @@ from compactor.spec import MergeSpec
 from metadata.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
 from metadata.packed_index import PackedIndexError, iter_index
 from metadata.topic_configs import as_list, resolve
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from storage.objects import StoreUnavailableError
 
 

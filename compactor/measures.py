@@ -22,7 +22,7 @@ from metadata.compaction import (
     PartitionView,
 )
 from metadata.topic_configs import InvalidConfigError
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 
 LEVELS = (0, 1, 2)
 OUTCOMES = ("done", "failed", "lost", "given_back")

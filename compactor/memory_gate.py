@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 WAITS_FOR_MEMORY = "waiting for memory"
 """What a merge says it is doing until its turn comes."""

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from compactor.measures import show_series
 from metadata.compaction import Metadata
 from metadata.observation import GroupLags, PostgresFigures
-from siltstone.clock import Clock
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.metrics import Metrics
 
 OBSERVE_INTERVAL_MS = 10_000
 REST_FACTOR = 19

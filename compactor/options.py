@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from compactor.cleaning import DEDUPE_ENTRY_BYTES
 from compactor.spec import MIB, MergeKind, PlanOptions
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
 """What the cursors of a merge that is not of L0 files share."""

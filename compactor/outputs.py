@@ -18,8 +18,8 @@ from compactor.kway_merge import InputExtent, PartitionInputs
 from compactor.segments import ExtentCutter, ends_file, segment_rule
 from metadata.compaction import FileClass, OutputExtent, OutputFile
 from metadata.service import WriterLease
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from runtime.ids import IdSource
+from runtime.logging import get_logger
 from storage.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow
 from storage.file_properties import FileProperties, TopicProperty
 from storage.file_writer import FileWriter

@@ -29,7 +29,7 @@ from compactor.clean_rules import AbortedBatches, OpenTransactions, horizons_end
 from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
-from siltstone.errors import BadInputError, BugError
+from runtime.errors import BadInputError, BugError
 from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from wire.crc import Body
 from wire.kernels.batches import BatchTable, CorruptBatchAtError, check_crcs

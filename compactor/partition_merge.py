@@ -37,8 +37,8 @@ from compactor.windows import (
 )
 from metadata.compaction import CleanedPartition
 from metadata.retention_rules import TIMESTAMP_MS_MAX
-from siltstone.errors import BugError
-from siltstone.logging import get_logger
+from runtime.errors import BugError
+from runtime.logging import get_logger
 from storage.flag_reason import with_written_crc
 from storage.objects import ObjectStore
 from wire.batch import CorruptBatchError

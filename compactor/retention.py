@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metadata.compaction import CompactionMetadata
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from metadata.service import SchemaMismatchError, WentBackError, WriterFencedError
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 

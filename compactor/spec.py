@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 MIB = 1 << 20
 GIB = 1 << 30

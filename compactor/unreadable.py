@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 
 STRETCHES_END = 2**62
 """Behind every batch number."""

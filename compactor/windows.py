@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from compactor.cursors import WINDOW_BYTES, ByteSource
 from compactor.kway_merge import InputExtent
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
 from wire.crc import Body
 from wire.kernels.batches import BatchTable, check_crcs, read_batches, runs_crc32c

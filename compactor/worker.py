@@ -35,12 +35,12 @@ from metadata.compaction import (
     Metadata,
 )
 from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
-from siltstone.ids import IdSource
-from siltstone.logging import About, get_logger, log_context
-from siltstone.metrics import Metrics
-from siltstone.tracing import CURRENT_SPAN, NO_TRACING, SpanKind, Tracing, child_span, current
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from runtime.ids import IdSource
+from runtime.logging import About, get_logger, log_context
+from runtime.metrics import Metrics
+from runtime.tracing import CURRENT_SPAN, NO_TRACING, SpanKind, Tracing, child_span, current
 
 _log = get_logger(__name__)
 

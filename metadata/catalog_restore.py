@@ -19,7 +19,7 @@ from metadata.catalog import REBUILT_HOST, TABLES, Row
 from metadata.migrate import STATEMENT_TIMEOUT_MS
 from metadata.postgres_connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.tables import CLUSTER, FILES, TOPICS, WRITERS
-from siltstone.errors import BadInputError, BugError
+from runtime.errors import BadInputError, BugError
 
 ROWS_AT_A_TIME = 2_000
 _JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"

@@ -34,7 +34,7 @@ from metadata.leveled import FileClass as FileClass  # part of this contract
 from metadata.leveled import LeveledExtent as LeveledExtent
 from metadata.scan import ScanMetadata
 from metadata.service import L0File, MetadataService, Watermarks, WriterLease
-from siltstone.errors import BadInputError, FencedError, SiltstoneError
+from runtime.errors import BadInputError, FencedError, SiltstoneError
 
 JOB_LEASE_MS = 10_000
 JOB_BEAT_MS = 2_000

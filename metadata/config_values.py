@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1

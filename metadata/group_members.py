@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from metadata.groups import MemberRecord
-from siltstone.errors import BugError
+from runtime.errors import BugError
 
 VERSION = 1
 _HEAD = struct.Struct(">BI")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from metadata.service import WriterLease
-from siltstone.errors import BadInputError, FencedError
+from runtime.errors import BadInputError, FencedError
 
 GROUP_ID_BYTES_MAX = 2_000
 """In UTF-8. A row of an index of Postgres takes 2,704 bytes."""

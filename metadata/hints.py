@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class Hint:

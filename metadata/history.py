@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 ADOPT_REMEDY = (
     "find out what was restored or failed over, and whether it holds all that was committed;"

@@ -28,8 +28,8 @@ from metadata.object_keys import KEY_TOO_OLD_HINT, hour_at, key_hour, key_level
 from metadata.packed_index import decode_index, encode_index
 from metadata.producer_state import is_possible, judge, may_lack_state
 from metadata.stretches import stretches
-from siltstone.clock import Clock, SystemClock
-from siltstone.ids import IdSource, SystemIds
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource, SystemIds
 from wire.error_codes import ErrorCode
 
 

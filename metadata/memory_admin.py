@@ -8,7 +8,7 @@ from metadata.broker_configs import topic_defaults
 from metadata.config_changes import Changes, ClusterDecision, changed
 from metadata.memory_tables import MemoryDatabase
 from metadata.service import ChangeKind
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class MemoryAdmin:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from metadata import groups as g
 from metadata.memory_tables import Group, MemoryDatabase
 from metadata.service import WriterFencedError, WriterLease
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 EXPIRED_MAX = 10_000
 

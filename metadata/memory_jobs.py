@@ -12,7 +12,7 @@ from metadata import service as s
 from metadata.memory_tables import Compactor, Extent, File, Job, MemoryDatabase
 from metadata.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
 from metadata.packed_index import encode_index, iter_index
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class MemoryJobs:

@@ -10,7 +10,7 @@ from metadata.job_rules import holds
 from metadata.memory_tables import MemoryDatabase
 from metadata.observation import GroupLag, GroupLags, Observation
 from metadata.service import LEASE_MS
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class MemoryObservation:

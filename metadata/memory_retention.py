@@ -11,7 +11,7 @@ from metadata.job_rules import UNREADABLE
 from metadata.leveled import PIN_MS_MAX
 from metadata.memory_tables import MemoryDatabase, Pin
 from metadata.retention_rules import AgedExtent, expired_extents, retention_policy
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class MemoryRetention:

@@ -23,7 +23,7 @@ from metadata.packed_index import iter_index
 from metadata.retention_rules import RetentionPolicy, cleanable_through, expiry_ms, retention_policy
 from metadata.scan import L0FileRow, TopicSnapshot, partition_snapshots, unknown_topic
 from metadata.topic_configs import as_int, resolve
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 
 class MemoryViews:

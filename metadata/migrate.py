@@ -45,9 +45,9 @@ from metadata.schema_versions import (
 )
 from metadata.service import MetadataUnavailableError
 from metadata.tables import CLUSTER, METADATA, SCHEMA_VERSIONS
-from siltstone.clock import SystemClock
-from siltstone.errors import BadInputError, BugError
-from siltstone.ids import IdSource, SystemIds
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, BugError
+from runtime.ids import IdSource, SystemIds
 
 LOCK_TIMEOUT_MS = 5_000
 STATEMENT_TIMEOUT_MS = 3_600_000

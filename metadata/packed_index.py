@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 FORMAT = 1
 ROW_BYTES = 44

@@ -22,9 +22,9 @@ from metadata.postgres_retention import PostgresRetention
 from metadata.postgres_scan import PostgresScan
 from metadata.postgres_topics import PostgresTopics
 from metadata.service import CommitL0, Committed
-from siltstone.clock import Clock, SystemClock
-from siltstone.ids import IdSource, SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource, SystemIds
+from runtime.metrics import Metrics
 
 
 class PostgresMetadata(

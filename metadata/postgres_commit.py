@@ -36,7 +36,7 @@ from metadata.service import (
     L0Batch,
     WriterFencedError,
 )
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from wire.error_codes import ErrorCode
 
 CALL = "SELECT * FROM commit_l0_v1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)"

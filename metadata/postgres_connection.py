@@ -27,10 +27,10 @@ from metadata.postgres_history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.schema_versions import check_takes, read_state
 from metadata.service import MetadataUnavailableError, RightsMissingError, WentBackError
 from metadata.tables import SCHEMA_REVISION
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError, BugError, Outcome
-from siltstone.ids import IdSource
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.errors import BadInputError, BugError, Outcome
+from runtime.ids import IdSource
+from runtime.metrics import Metrics
 
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_MS = 10_000

@@ -39,7 +39,7 @@ from metadata.postgres_connection import (
 from metadata.postgres_rows import INTS, UUIDS, statement
 from metadata.service import MetadataUnavailableError
 from metadata.tables import GROUP_OFFSETS, Utf8
-from siltstone.errors import BugError
+from runtime.errors import BugError
 
 OFFSETS_LOCK = 7_310_575_220
 """Shared by all who write rows of `group_offsets`, after they have locked the group; alone by who deletes a topic."""

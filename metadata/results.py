@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable
 
 from metadata.service import BatchResult
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 ROW_BYTES = 19
 _ROW = struct.Struct(">h?qq")

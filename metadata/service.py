@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from metadata.config_changes import Changes, TopicDecision
-from siltstone.errors import BadInputError, BugError, FencedError, Outcome, SiltstoneError, UnavailableError
+from runtime.errors import BadInputError, BugError, FencedError, Outcome, SiltstoneError, UnavailableError
 
 LEASE_MS = 10_000
 """How long an agent is alive after its last beat, on Postgres's clock."""

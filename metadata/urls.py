@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from metadata.compaction import Metadata
 from metadata.memory import MemoryMetadata
-from siltstone.clock import Clock, SystemClock
-from siltstone.errors import BadInputError
-from siltstone.ids import IdSource
-from siltstone.metrics import Metrics
+from runtime.clock import Clock, SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource
+from runtime.metrics import Metrics
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
 """Kafka's default of producer.id.expiration.ms."""

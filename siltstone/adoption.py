@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from metadata.compaction import Metadata
 from metadata.history import History
 from metadata.invariants_leveled import Allowances
+from runtime.settings.table import Settings
 from siltstone.fsck import Finding, all_files
-from siltstone.settings import Settings
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectStat, ObjectStore
 

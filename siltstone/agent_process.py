@@ -16,19 +16,19 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from agents.agent import Agent
 from metadata.compaction import Metadata
-from siltstone.clock import Clock, SystemClock
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource, SystemIds
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import Tracing
 from siltstone.ecs_metadata import settings_on_ecs
 from siltstone.embedded.running import RunningAgent
 from siltstone.http_endpoint import HttpEndpoint
-from siltstone.ids import IdSource, SystemIds
 from siltstone.log_and_traces import log_and_traces
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
 from siltstone.opening import lifeline_watched, opened_stores
 from siltstone.process_watch import process_watched
-from siltstone.settings import Settings
 from siltstone.stopping import stop_signals, unless
-from siltstone.tracing import Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)

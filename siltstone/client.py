@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar, cast
 
-from siltstone.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
 from wire.api import API_VERSIONS, decode_response, encode_request
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedFrameError, MalformedMessageError

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from runtime.clock import Clock
+from runtime.errors import BadInputError, UnavailableError
 from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.client_records import TopicPartition
 from siltstone.client_steady import RetryNotice, address_of, is_passing
-from siltstone.clock import Clock
 from siltstone.consumer_protocol import PROTOCOL_TYPE, parse_assignment
-from siltstone.errors import BadInputError, UnavailableError
 from wire.error_codes import ErrorCode
 from wire.errors import MalformedMessageError
 from wire.messages import (

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+from runtime.clock import Clock
+from runtime.errors import BadInputError
 from siltstone import range_assignor
 from siltstone.client import KafkaClient, KafkaError
 from siltstone.client_groups import GroupClient, check
 from siltstone.client_records import TopicPartition
-from siltstone.clock import Clock
 from siltstone.consumer_protocol import PROTOCOL_TYPE, assignment, parse_assignment, parse_subscription, subscription
-from siltstone.errors import BadInputError
 from wire.error_codes import ErrorCode
 from wire.messages import heartbeat, join_group, leave_group, sync_group
 

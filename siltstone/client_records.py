@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.client import KafkaClient, KafkaError
-from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.record_format import OutputRecord
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.errors import MalformedMessageError

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError, UnavailableError
 from siltstone.client import KafkaClient, KafkaError
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError, UnavailableError
 from wire.error_codes import ErrorCode
 
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from compactor.plan import explain_plan, new_job
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
 from metadata.compaction import CompactionView, InputsBusyError, JobState, MergeJob
+from runtime.errors import BadInputError
+from runtime.logging import get_logger
 from siltstone import compact_now
 from siltstone.command_words import NO_WORDS, CommandWords
-from siltstone.errors import BadInputError
-from siltstone.logging import get_logger
 from siltstone.run_job import JobFailedError, Parts, check_limit
 from siltstone.spark_note import EngineChoice
 

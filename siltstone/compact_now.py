@@ -18,10 +18,10 @@ from compactor.dirtiness import config_int, measure, stretch_end, unbroken_stret
 from metadata.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
 from metadata.packed_index import iter_index
 from metadata.service import MetadataService, Topic, UnknownTopicError
-from siltstone.clock import Clock
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.command_words import NO_WORDS, CommandWords
 from siltstone.compaction_report import deduped_partitions, is_compacted
-from siltstone.errors import BadInputError, SiltstoneError
 
 POLL_MS = 200
 JOBS_READ = 1_000

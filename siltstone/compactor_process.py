@@ -17,20 +17,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from compactor.allocator import keep_freed_memory
 from compactor.compactor import Compactor
 from metadata.compaction import Metadata
-from siltstone.clock import Clock, SystemClock
+from runtime.clock import Clock, SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource, SystemIds
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings, is_memory
+from runtime.tracing import Tracing
 from siltstone.embedded.running import RunningCompactor
 from siltstone.engines import engines
-from siltstone.errors import BadInputError
 from siltstone.http_endpoint import HttpEndpoint
-from siltstone.ids import IdSource, SystemIds
 from siltstone.log_and_traces import log_and_traces
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
 from siltstone.opening import lifeline_watched, opened_stores
 from siltstone.process_watch import process_watched
-from siltstone.settings import Settings, is_memory
 from siltstone.stopping import stop_signals, unless
-from siltstone.tracing import Tracing
 from storage.objects import ObjectStore
 from wire import kernels
 

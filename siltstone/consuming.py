@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from runtime.errors import BadInputError
 from siltstone.client import EARLIEST, LATEST, KafkaClient, KafkaError
 from siltstone.client_records import FetchedPartition, TopicPartition, batches_of, fetch_partitions, offsets_at
 from siltstone.client_steady import SteadyClient, is_passing
-from siltstone.errors import BadInputError
 from siltstone.offset_spec import Anchor, OffsetRange, Place
 from siltstone.record_format import OutputRecord
 from wire.error_codes import ErrorCode

@@ -12,14 +12,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
 from siltstone.client import KafkaClient
 from siltstone.client_groups import GroupClient
 from siltstone.client_member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.client_records import TopicPartition
 from siltstone.client_steady import SteadyClient
-from siltstone.clock import Clock
 from siltstone.consuming import Reach, reaches, read
-from siltstone.errors import SiltstoneError
 from siltstone.offset_spec import OffsetRange, Place
 from siltstone.record_format import OutputRecord
 

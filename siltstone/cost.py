@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from agents.read.cache import BLOCK_BYTES
 from compactor.cursors import WINDOW_BYTES
 from compactor.options import plan_options
+from runtime.errors import BadInputError
+from runtime.settings.table import Settings
 from siltstone import cost_formulas as formulas
 from siltstone.cli.output import plural
 from siltstone.cost_storage import kept_lines
-from siltstone.errors import BadInputError
 from siltstone.prices import PRICES
-from siltstone.settings import Settings
 from storage.file_writer import PART_BYTES
 
 MIB = 1 << 20

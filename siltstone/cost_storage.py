@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from compactor.options import plan_options
+from runtime.settings.table import Settings
 from siltstone import cost_formulas as formulas
-from siltstone.settings import Settings
 
 PLAN = plan_options(Settings())
 MIB = 1 << 20

@@ -18,9 +18,9 @@ from typing import Any, cast
 
 import aiohttp
 
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError, UnavailableError
-from siltstone.settings import Settings
+from runtime.clock import Clock
+from runtime.errors import BadInputError, UnavailableError
+from runtime.settings.table import Settings
 
 ECS = "ecs"
 VARIABLE = "ECS_CONTAINER_METADATA_URI_V4"

@@ -17,11 +17,11 @@ from compactor.heavy.submitter import Submitter
 from compactor.worker import Engine
 from metadata.compaction import ClaimedJob, CommitMerge, Metadata
 from metadata.service import WriterLease
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.settings import Settings
+from runtime.clock import Clock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.settings.table import Settings
 from siltstone.spark_note import HOW_TO_ADD_SPARK, EngineChoice, wants_spark
 from storage.objects import ObjectStore
 from storage.urls import parse_store_url

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.errors import BadInputError
 from siltstone.client_groups import Committed, Group, Member
 from siltstone.client_records import TopicPartition
-from siltstone.errors import BadInputError
 
 BAR_CELLS = 16
 READ, UNREAD = "█", "░"

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from http.client import HTTPConnection, HTTPException
 
-from siltstone.settings_addresses import parse_address
-from siltstone.settings_values import SettingsError
+from runtime.settings.addresses import parse_address
+from runtime.settings.values import SettingsError
 
 VARIABLE = "SILTSTONE_METRICS_LISTEN"
 TIMEOUT_S = 4.0

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiohttp import web
 
-from siltstone.metrics import CONTENT_TYPE, Metrics
-from siltstone.settings import AddressInUseError, SettingsError, format_address, is_loopback, parse_address
+from runtime.metrics import CONTENT_TYPE, Metrics
+from runtime.settings.table import AddressInUseError, SettingsError, format_address, is_loopback, parse_address
 
 
 class HttpEndpoint:

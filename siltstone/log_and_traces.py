@@ -12,16 +12,16 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError
-from siltstone.ids import IdSource
-from siltstone.log_bursts import WINDOW_MS
-from siltstone.logging import get_logger, tell_left_out
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING, Tracing
+from runtime.clock import Clock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource
+from runtime.log_bursts import WINDOW_MS
+from runtime.logging import get_logger, tell_left_out
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING, Tracing
 
 if TYPE_CHECKING:
-    from siltstone.tracing_otel import OtelTracing
+    from runtime.tracing_otel import OtelTracing
 
 _log = get_logger(__name__)
 
@@ -60,7 +60,7 @@ def _open_tracing(settings: Settings, role: str, ids: IdSource) -> OtelTracing |
     if not settings.trace_ratio:
         return None
     try:
-        from siltstone.tracing_otel import OtelTracing  # a third of a second, and memory, that nobody else should pay
+        from runtime.tracing_otel import OtelTracing  # a third of a second, and memory, that nobody else should pay
     except ImportError as error:
         raise TracingMissingError(
             "trace.sample.ratio is above 0, and OpenTelemetry is not installed",

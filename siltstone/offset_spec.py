@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 REMEDY = "start, end, N, +N, -N, N:M, @TIME or @TIME:@TIME; a TIME is a date, ms or s since 1970, now, or -15m"
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from metadata.compaction import Metadata
 from metadata.urls import open_metadata
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING, Tracing
+from runtime.clock import Clock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING, Tracing
 from storage.cluster import check_cluster
 from storage.metered import Metered
 from storage.objects import ObjectStore

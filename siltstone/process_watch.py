@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Literal
 
-from siltstone.clock import Clock
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.metrics import Metrics
 
 LAG_INTERVAL_MS = 250.0
 

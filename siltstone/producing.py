@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.clock import Clock
+from runtime.errors import BadInputError, UnavailableError
 from siltstone.client import KafkaClient, KafkaError
 from siltstone.client_records import ProduceResult, new_producer, produce_batches
 from siltstone.client_steady import PATIENCE_MS, SteadyClient, is_passing
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError, UnavailableError
 from siltstone.partitioner import partition_of_key
 from siltstone.record_format import InputRecord
 from wire.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX

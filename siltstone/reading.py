@@ -28,10 +28,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, cast
 
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.logging import get_logger
+from runtime.settings.table import is_memory, load_settings
 from siltstone.embedded.attach import attach
-from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.logging import get_logger
-from siltstone.settings import is_memory, load_settings
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore, LoopThread
 from spark_jobs.scan.contract import (

@@ -21,10 +21,10 @@ from metadata.catalog_restore import restore_catalog, target_state
 from metadata.migrate import migrate_async
 from metadata.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
 from metadata.urls import open_metadata
+from runtime.clock import Clock
+from runtime.errors import BadInputError, BugError
+from runtime.ids import IdSource
 from siltstone.cli.output import plural
-from siltstone.clock import Clock
-from siltstone.errors import BadInputError, BugError
-from siltstone.ids import IdSource
 from siltstone.rebuild_plan import NEWER_L0, Hole, Lost, RebuildPlan, extent_row, plan_rebuild
 from siltstone.rebuild_producers import PartitionProducers, producer_batch
 from siltstone.rebuild_reading import Found, batches_of, by_partition, object_crc, read_bucket

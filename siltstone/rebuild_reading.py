@@ -26,8 +26,8 @@ from compactor.catalog_format import (
     snapshot_key,
 )
 from metadata.catalog import Row
+from runtime.errors import BadInputError
 from siltstone.cli.output import plural
-from siltstone.errors import BadInputError
 from siltstone.rebuild_plan import L0Extent, NewStretch
 from siltstone.rebuild_state import Catalogued, linked
 from siltstone.rebuild_tiling import Footer, FooterExtent

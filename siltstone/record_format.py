@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import NamedTuple
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from wire.records import Headers
 
 VALUE_LINES = r"%v\n"

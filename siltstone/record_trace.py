@@ -18,9 +18,9 @@ from typing import NamedTuple
 from metadata.compaction import LeveledExtent, Metadata, PartitionView
 from metadata.packed_index import iter_index
 from metadata.service import FileInfo, FileState
+from runtime.errors import BadInputError
 from siltstone.command_words import CommandWords
 from siltstone.compact_now import find_topic
-from siltstone.errors import BadInputError
 from siltstone.fsck import all_files
 from siltstone.record_format import OutputRecord, shown_field
 from siltstone.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict

@@ -20,13 +20,13 @@ from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
 from metadata.service import MetadataUnavailableError, WriterFencedError
-from siltstone.clock import Clock
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from siltstone.engines import engines
-from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
 from siltstone.spark_note import EngineChoice
 from storage.objects import ObjectStore
 

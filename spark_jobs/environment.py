@@ -29,7 +29,7 @@ from enum import StrEnum
 from importlib import metadata, util
 from pathlib import Path
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 JAVA_VERSION_MIN = 17
 """Spark 4 is compiled for it."""

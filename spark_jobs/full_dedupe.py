@@ -31,9 +31,9 @@ from compactor.heavy.slices import KeysFound, PartitionKeys, decode_keys, join_s
 from compactor.heavy.stored import load_plan, read_result, settle
 from compactor.heavy.survivors import Survivors, SurvivorsWriter, put_survivors
 from compactor.heavy.units import HeavyPlan, Unit
-from siltstone.clock import SystemClock
-from siltstone.errors import BugError
-from siltstone.logging import get_logger
+from runtime.clock import SystemClock
+from runtime.errors import BugError
+from runtime.logging import get_logger
 from spark_jobs.heavy_merge import opened_of
 from spark_jobs.scan.arrow import pa
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore

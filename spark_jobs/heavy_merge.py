@@ -37,9 +37,9 @@ from compactor.heavy.failures import UnitFailedError
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan
 from compactor.heavy.units import HeavyPlan, UnitKind
-from siltstone.clock import SystemClock
-from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.ids import SystemIds
 from storage.objects import ObjectStore
 from storage.retrying import Retrying
 from storage.urls import open_store, split_object_url

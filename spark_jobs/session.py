@@ -20,7 +20,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from siltstone.errors import BadInputError, UnavailableError
+from runtime.errors import BadInputError, UnavailableError
 from spark_jobs.environment import LOOPBACK, SparkEnvironment, find_environment
 
 ATTEMPTS = 4

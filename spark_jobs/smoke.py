@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from spark_jobs.session import SHORT_LIVED, end_session, local_session
 
 TASKS = 2

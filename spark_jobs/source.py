@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from spark_jobs.scan.contract import schema_of
 from spark_jobs.source_api import (
     ADMISSION_CONTROL,

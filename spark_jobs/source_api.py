@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.pandas import types as _arrow_types
 from pyspark.sql.types import StructType
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 
 class PySparkTooOldError(BadInputError, ImportError):

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from metadata.compaction import Metadata
 from metadata.urls import open_metadata
-from siltstone.clock import Clock, SystemClock
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.clock import Clock, SystemClock
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from spark_jobs.scan.blocking import LoopThread
 
 T = TypeVar("T")

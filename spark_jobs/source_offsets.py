@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 VERSION = 1
 Document = dict[str, Any]

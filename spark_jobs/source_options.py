@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import cast
 
-from siltstone.errors import BadInputError
-from siltstone.settings import environment_name
+from runtime.errors import BadInputError
+from runtime.settings.table import environment_name
 from spark_jobs.scan.contract import (
     COLUMNS,
     EARLIEST,

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from metadata.compaction import Metadata
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from spark_jobs.source_metadata import MetadataThread
 
 _log = get_logger(__name__)

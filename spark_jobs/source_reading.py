@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from metadata.service import UnknownTopicError
-from siltstone.clock import Clock, SystemClock
-from siltstone.errors import UnavailableError
-from siltstone.logging import get_logger
+from runtime.clock import Clock, SystemClock
+from runtime.errors import UnavailableError
+from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, DataLossError, PinLostError, ScanOptions, Slice, schema_of

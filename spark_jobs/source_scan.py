@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from metadata.scan import TopicSnapshot
 from metadata.service import ClusterIdentity
-from siltstone.clock import Clock
+from runtime.clock import Clock
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices

@@ -20,8 +20,8 @@ from typing import Protocol
 from metadata.compaction import Metadata
 from metadata.scan import TopicSnapshot, unknown_topic
 from metadata.service import Topic, UnknownTopicError, Watermarks
-from siltstone.clock import Clock
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.logging import get_logger
 from spark_jobs.scan.contract import (
     EARLIEST,
     LATEST,

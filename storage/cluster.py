@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore, ObjectStoreError
 from wire.crc import crc32c

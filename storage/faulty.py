@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
+from runtime.clock import Clock
+from runtime.ids import IdSource
 from storage.objects import (
     Body,
     Deleted,

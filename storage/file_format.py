@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from storage.objects import Body
 from wire.crc import JOINED_BYTES_MIN, crc32c, joined_crc32c
 

@@ -22,7 +22,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from storage.block_index import BLOCK_BYTES, BlockEntry, encode_block_index
 from storage.file_format import (
     SECTION_BLOCK_INDEXES,

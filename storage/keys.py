@@ -16,7 +16,7 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from storage.objects import ObjectStoreError
 
 LEVEL_PREFIXES = ("l0/", "l1/", "l2/")

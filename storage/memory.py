@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Sequence
 
-from siltstone.clock import Clock, SystemClock
+from runtime.clock import Clock, SystemClock
 from storage.keys import check_key
 from storage.objects import (
     Body,

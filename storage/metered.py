@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
 
-from siltstone.clock import Clock
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.metrics import Metrics
 from storage.keys import BadKeyError
 from storage.objects import (
     Body,

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
-from siltstone.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
+from runtime.errors import BadInputError, Outcome, SiltstoneError, UnavailableError
 
 Body = bytes | bytearray | memoryview
 

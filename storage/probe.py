@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
+from runtime.clock import Clock
+from runtime.ids import IdSource
 from storage.keys import PROBE_PREFIX
 from storage.objects import (
     ObjectExistsError,

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.logging import get_logger
 from storage.objects import (
     Body,
     Deleted,

@@ -21,7 +21,7 @@ import aioboto3
 from aiobotocore.config import AioConfig
 from botocore.exceptions import BotoCoreError
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from storage.keys import check_key
 from storage.objects import (
     Body,

@@ -12,7 +12,7 @@ from typing import Any, cast
 import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 
 _SWITCH = "_retry_connection"
 """aiohttp has no public one; `tests/integration/faults/test_s3_in_trouble.py` counts what reaches the server."""

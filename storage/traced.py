@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
-from siltstone.tracing import AttributeValue, Span, SpanKind, child_span
+from runtime.tracing import AttributeValue, Span, SpanKind, child_span
 from storage.objects import Body, Deleted, MultipartUpload, ObjectStat
 from storage.wrapper import WrappedStore
 

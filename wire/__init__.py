@@ -1,1 +1,1 @@
-"""The Kafka protocol, sans-IO: bytes in, values out. Imports nothing of ours but `siltstone.errors`."""
+"""The Kafka protocol, sans-IO: bytes in, values out. Imports nothing of ours but `runtime.errors`."""

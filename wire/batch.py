@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.codecs import Codec
 from wire.crc import Body, crc32c, joined_crc32c
 

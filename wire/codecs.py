@@ -27,7 +27,7 @@ import cramjam
 import lz4.frame  # pyright: ignore[reportMissingTypeStubs] -- lz4 ships no types; `_Lz4Stream` and casts stand in
 import zstandard
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.crc import Body
 
 

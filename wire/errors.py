@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from siltstone.errors import BadInputError, BugError
+from runtime.errors import BadInputError, BugError
 
 if TYPE_CHECKING:
     from wire.api import RequestHeader

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from wire.batch import (
     BATCH_HEADER_BYTES,
     BATCH_OVERHEAD_BYTES,

@@ -18,7 +18,7 @@ from agents.topic_ids import LOOK_MS_MAX
 from agents.turns import in_turns
 from metadata.groups import GroupIdTooLongError, OffsetPlace, check_group_id
 from metadata.service import MetadataUnavailableError
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 
 LOOKED_FOR_SINGLY = 20

@@ -42,9 +42,9 @@ from agents.groups.ownership import owner
 from agents.membership import Membership
 from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord, OffsetPlace, OffsetToCommit
 from metadata.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
-from siltstone.clock import Clock
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)

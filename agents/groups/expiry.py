@@ -9,9 +9,9 @@ from __future__ import annotations
 from agents.groups.coordinator import GroupCoordinator
 from metadata.groups import GroupMetadata
 from metadata.service import MetadataUnavailableError
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.logging import get_logger
 
 _log = get_logger(__name__)
 

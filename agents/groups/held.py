@@ -41,11 +41,11 @@ from agents.groups.offset_commits import OffsetCommits
 from agents.request_context import current_request
 from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord
 from metadata.service import MetadataUnavailableError
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
-from siltstone.tracing import child_span
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.tracing import child_span
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from metadata.broker_configs import BROKER_CONFIGS, SYNONYMS, BrokerConfig, as_topic_value
 from metadata.topic_configs import TOPIC_CONFIGS, Config, ConfigType
-from siltstone.settings import Settings, declarations
+from runtime.settings.table import Settings, declarations
 
 TOPIC_OVERRIDE = 1
 CLUSTER_WIDE = 3

@@ -11,8 +11,8 @@ from collections import Counter
 from agents.broker import Broker
 from agents.topics import RequestError, check_partitions, code_of
 from agents.turns import Turns
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import (

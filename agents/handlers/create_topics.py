@@ -11,7 +11,7 @@ from agents.topics import RequestError, check_configs, check_name, check_partiti
 from agents.turns import Turns
 from metadata.broker_configs import topic_defaults
 from metadata.service import Topic, TopicExistsError
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.create_topics import (

@@ -10,7 +10,7 @@ from agents.broker import Broker
 from agents.groups.checks import check_id, unknown_groups
 from agents.groups.held import GroupRefusedError
 from agents.turns import Turns
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse

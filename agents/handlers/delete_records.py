@@ -14,8 +14,8 @@ from agents.topics import RequestError, code_of
 from agents.turns import Turns
 from metadata.compaction import InvalidOffsetError
 from metadata.topic_configs import as_list
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_records import (

@@ -7,7 +7,7 @@ from contextlib import suppress
 from agents.broker import Broker
 from agents.topics import RequestError, code_of
 from agents.turns import Turns
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.delete_topics import (

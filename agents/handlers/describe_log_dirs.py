@@ -15,7 +15,7 @@ from agents.broker import Broker
 from agents.placement import leaders
 from agents.topics import code_of
 from metadata.service import Topic
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,

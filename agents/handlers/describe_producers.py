@@ -13,7 +13,7 @@ from agents.broker import Broker
 from agents.topics import code_of
 from agents.turns import Turns, in_turns
 from metadata.service import ProducerState as StoredState
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_producers import (

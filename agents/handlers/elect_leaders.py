@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.turns import Turns
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.elect_leaders import (

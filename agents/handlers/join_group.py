@@ -11,7 +11,7 @@ from agents.groups.checks import check_id
 from agents.groups.events import JoinAnswer, JoinRequested
 from agents.groups.held import GroupRefusedError
 from agents.request_context import client_host
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember

@@ -17,7 +17,7 @@ from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from agents.turns import Turns
 from metadata.service import MetadataUnavailableError, Watermarks
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_offsets import (

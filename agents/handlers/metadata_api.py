@@ -21,8 +21,8 @@ from agents.placement import eligible, zone_of
 from agents.topic_entries import View, encode_error, encode_partitions, encode_topic
 from agents.topics import RequestError, check_name, code_of
 from metadata.service import AgentInfo, Topic, TopicExistsError
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import (

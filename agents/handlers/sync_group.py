@@ -6,7 +6,7 @@ from agents.broker import Broker
 from agents.groups.checks import check_id
 from agents.groups.events import SyncAnswer, SyncRequested
 from agents.groups.held import GroupRefusedError
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from agents.read.blocks import GET_BLOCKS_MAX, BlockReader, blocks_of
 from agents.read.cache import BLOCK_BYTES
 from agents.read.plan import ReadRange
-from siltstone.clock import Clock
+from runtime.clock import Clock
 
 AHEAD_BYTES = (GET_BLOCKS_MAX // 2 + GET_BLOCKS_MAX + 2) * BLOCK_BYTES
 """How far ahead is looked: what may still be here when the next window is fetched, that window, and whether the file

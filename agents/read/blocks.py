@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 
 from agents.read.cache import BLOCK_BYTES, BlockCache
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from storage.objects import ObjectStore, ObjectStoreError
 
 GET_BLOCKS_MAX = 8

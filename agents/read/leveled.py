@@ -21,8 +21,8 @@ from typing import Protocol
 from agents.read.blocks import BlockReader
 from metadata.compaction import LeveledExtent
 from metadata.service import MetadataUnavailableError
-from siltstone.clock import Clock
-from siltstone.tracing import SpanKind, child_span
+from runtime.clock import Clock
+from runtime.tracing import SpanKind, child_span
 from storage.block_index import BlockEntry, decode_block_index
 from storage.file_format import CorruptFileError
 

@@ -18,7 +18,7 @@ from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRa
 from agents.read.surveys import Surveys
 from metadata.compaction import LeveledExtent
 from metadata.service import MetadataUnavailableError
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from storage.block_index import BlockEntry
 from storage.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError

@@ -15,9 +15,9 @@ from agents.read.pools import Pools
 from agents.read.reader import Reader
 from agents.read.surveys import Surveys
 from agents.read.timestamps import TimestampSearch
-from siltstone.clock import Clock
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
+from runtime.clock import Clock
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
 

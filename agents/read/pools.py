@@ -14,8 +14,8 @@ from agents.log_index import LogIndex
 from agents.read.blocks import BlockReader
 from agents.read.budget import Source
 from agents.read.plan import ReadRange
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 from storage.objects import ObjectNotFoundError, ObjectStoreError
 
 _log = get_logger(__name__)

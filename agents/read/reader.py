@@ -34,9 +34,9 @@ from agents.read.plan import (
 )
 from agents.read.pools import Pools
 from metadata.service import MetadataUnavailableError
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
-from siltstone.tracing import CURRENT_SPAN
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
+from runtime.tracing import CURRENT_SPAN
 from storage.objects import ObjectNotFoundError, ObjectStoreError
 from wire.batch import CorruptBatchError, stamp_offset
 from wire.error_codes import ErrorCode

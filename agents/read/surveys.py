@@ -15,7 +15,7 @@ from agents.read.blocks import GET_BLOCKS_MAX, BlockReader
 from agents.read.cache import BLOCK_BYTES
 from agents.read.pools import STORE_WAIT_MS_MAX
 from metadata.compaction import LeveledExtent
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from storage.objects import ObjectStoreError
 from storage.survey import ExtentSurvey, SoundParts
 

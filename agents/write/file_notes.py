@@ -14,8 +14,8 @@ from typing import Any
 from agents.write.buffer import SealReason
 from agents.write.seal import SealedL0
 from agents.write.submission import Submission
-from siltstone.logging import About, get_logger, log_context, shows_debug
-from siltstone.tracing import Span, SpanKind, Tracing
+from runtime.logging import About, get_logger, log_context, shows_debug
+from runtime.tracing import Span, SpanKind, Tracing
 
 _log = get_logger(__name__)
 

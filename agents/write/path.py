@@ -34,11 +34,11 @@ from metadata.service import (
     WriterFencedError,
     WriterLease,
 )
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
-from siltstone.logging import LOG_CONTEXT, get_logger, log_context
-from siltstone.metrics import Metrics
-from siltstone.tracing import CURRENT_SPAN, NO_TRACING, Span, Tracing
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from runtime.logging import LOG_CONTEXT, get_logger, log_context
+from runtime.metrics import Metrics
+from runtime.tracing import CURRENT_SPAN, NO_TRACING, Span, Tracing
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError
 from wire.error_codes import ErrorCode

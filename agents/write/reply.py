@@ -14,8 +14,8 @@ from contextvars import Context
 
 from agents.write.stall import WriteStall, patience_ms
 from metadata.service import BatchResult
-from siltstone.clock import Clock
-from siltstone.metrics import Metrics
+from runtime.clock import Clock
+from runtime.metrics import Metrics
 from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceResponse, ProduceResponse
 

@@ -17,8 +17,8 @@ import asyncio
 from dataclasses import dataclass
 from enum import IntEnum
 
-from siltstone.logging import get_logger
-from siltstone.metrics import Metrics
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
 
 _log = get_logger(__name__)
 

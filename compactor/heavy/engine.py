@@ -37,10 +37,10 @@ from compactor.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.compaction import ClaimedJob, CommitMerge, JobLostError
 from metadata.service import WriterLease
-from siltstone.clock import Clock
-from siltstone.errors import UnavailableError
-from siltstone.logging import get_logger
-from siltstone.tracing import CURRENT_SPAN, child_span
+from runtime.clock import Clock
+from runtime.errors import UnavailableError
+from runtime.logging import get_logger
+from runtime.tracing import CURRENT_SPAN, child_span
 from storage.keys import BadKeyError, job_key, parse_job_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.urls import ObjectStoreUrl, object_url

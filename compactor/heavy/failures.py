@@ -23,8 +23,8 @@ import zstandard
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.units import HeavyPlan, PlanError, decompress, load_json
 from compactor.kway_merge import InputUnavailableError, MergeInputError
-from siltstone.errors import SiltstoneError
-from siltstone.logging import get_logger
+from runtime.errors import SiltstoneError
+from runtime.logging import get_logger
 from storage.keys import (
     FAILED_NAME,
     UNREAD_NAME,

@@ -38,7 +38,7 @@ from compactor.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.spec import MIB, PartitionSpec
 from compactor.unreadable import UnreadableBatches
 from compactor.windows import Flags, KernelCaller, LateCorruptionError, Window, windows
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from storage.objects import ObjectStore
 from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from wire.kernels.batches import BatchTable

@@ -15,7 +15,7 @@ from compactor.heavy.stored import plan_keys, read_plan
 from compactor.heavy.units import PlanError
 from compactor.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
 from metadata.compaction import CompactionMetadata, JobState, MergeJob
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from storage.keys import JOBS_PREFIX, BadKeyError, parse_job_key
 from storage.objects import ObjectStat, ObjectStore
 

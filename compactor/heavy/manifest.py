@@ -17,7 +17,7 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompre
 from compactor.segments import joined_ranges
 from metadata.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
 from metadata.job_rules import UNREADABLE
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 
 MANIFEST_VERSION = 1

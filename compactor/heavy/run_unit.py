@@ -21,8 +21,8 @@ from compactor.heavy.manifest import UnitResult, check_result
 from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
-from siltstone.clock import Clock
-from siltstone.ids import IdSource
+from runtime.clock import Clock
+from runtime.ids import IdSource
 from storage.objects import ObjectStore
 
 

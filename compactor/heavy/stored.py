@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from compactor.heavy.manifest import UnitResult, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, decode_plan
-from siltstone.clock import Clock
-from siltstone.errors import UnavailableError
-from siltstone.logging import get_logger
+from runtime.clock import Clock
+from runtime.errors import UnavailableError
+from runtime.logging import get_logger
 from storage.cluster import decode_cluster_file
 from storage.keys import CLUSTER_KEY, JOBS_PREFIX, PLAN_NAME, BadKeyError, job_key, parse_job_key, unit_key
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from siltstone.errors import SiltstoneError, UnavailableError
+from runtime.errors import SiltstoneError, UnavailableError
 
 
 class Phase(StrEnum):

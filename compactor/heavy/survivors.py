@@ -25,7 +25,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError, SiltstoneError
+from runtime.errors import BugError, SiltstoneError
 from storage.objects import ObjectExistsError, ObjectStore
 from wire.crc import crc32c
 

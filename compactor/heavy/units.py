@@ -34,7 +34,7 @@ from compactor.kway_merge import whole_through as whole_through_inputs
 from compactor.spec import MergeSpec, SpecError
 from metadata.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
 from metadata.service import WriterLease
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from storage.file_format import FORMAT_VERSION
 
 PLAN_VERSION = 1

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     # name: (module:attribute, one line of help)

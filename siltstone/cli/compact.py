@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from metadata.compaction import Metadata
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import SystemIds
+from runtime.logging import configure
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from siltstone import compact_now
 from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, size_text
 from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, opened_parts, shown_steps, stopped_here, worker_here
 from siltstone.cli.topics_compaction import print_states, read_explained
 from siltstone.cli.usage import WrongUsageError
-from siltstone.clock import SystemClock
 from siltstone.compaction_report import fraction_of, states_json
-from siltstone.errors import BadInputError
-from siltstone.ids import SystemIds
-from siltstone.logging import configure
-from siltstone.metrics import Metrics
 from siltstone.opening import opened_stores
-from siltstone.settings import Settings
 from siltstone.stopping import unless
 
 TIMEOUT_S = 3600

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from compactor.dirtiness import measure
 from metadata.compaction import Metadata, PartitionView
+from runtime.errors import BadInputError
 from siltstone.cli.agents import bootstrap_of, bootstrap_option
 from siltstone.cli.live import draw_until_stopped, quiet_interrupts
 from siltstone.cli.output import console
@@ -19,7 +20,6 @@ from siltstone.client import KafkaClient, connected
 from siltstone.command_words import CommandWords
 from siltstone.compact_now import configs_in_force, find_topic, require_compacted
 from siltstone.compaction_frame import Frame, ReadRecord, draw, frame_of
-from siltstone.errors import BadInputError
 from wire.batch import iter_headers
 from wire.records import walk
 

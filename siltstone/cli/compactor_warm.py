@@ -21,7 +21,7 @@ def warm() -> None:
       RUN siltstone compactor warm
     """
 
-    from siltstone.clock import SystemClock
+    from runtime.clock import SystemClock
     from wire import kernels
     from wire.kernels.code_cache import cache_directory
 

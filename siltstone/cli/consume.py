@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from runtime.clock import Clock, SystemClock
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import partition_counts
 from siltstone.cli.output import print_when_taken
@@ -22,7 +23,6 @@ from siltstone.client_groups import GroupClient
 from siltstone.client_member import GroupMember
 from siltstone.client_records import TopicPartition
 from siltstone.client_steady import PATIENCE_MS, SteadyClient
-from siltstone.clock import Clock, SystemClock
 from siltstone.command_words import CommandWords
 from siltstone.consuming import Reach, partitions_of, reaches, read
 from siltstone.consuming_in_group import GroupReader

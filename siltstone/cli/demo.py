@@ -8,8 +8,8 @@ from types import FrameType
 
 import click
 
+from runtime.clock import SystemClock
 from siltstone.cli.output import console
-from siltstone.clock import SystemClock
 
 
 @click.command()

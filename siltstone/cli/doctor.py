@@ -10,11 +10,13 @@ import click
 from rich.text import Text
 
 from metadata.probe import probe_postgres
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.ids import SystemIds
 from siltstone.cli.dev import DEFAULT_DATA
 from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.places import Places, Urls, opened, opened_store, place_options, resolved, same_cluster
 from siltstone.cli.postgres_remedies import remedy_of
-from siltstone.clock import SystemClock
 from siltstone.doctor import (
     Check,
     Verdict,
@@ -27,8 +29,6 @@ from siltstone.doctor import (
     warning,
 )
 from siltstone.embedded.run_file import run_file_exists
-from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.ids import SystemIds
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
 from storage.urls import parse_store_url

@@ -12,10 +12,10 @@ import click
 from metadata.compaction import LeveledExtent
 from metadata.packed_index import iter_index
 from metadata.service import FileInfo, FileState
+from runtime.clock import SystemClock
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.usage import WrongUsageError
-from siltstone.clock import SystemClock
 from siltstone.fsck import all_files
 from siltstone.levels_report import payload_bytes_of, share
 

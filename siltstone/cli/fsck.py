@@ -15,11 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compactor.orphans import orphans_allowed
 from metadata.catalog_restore import RebuiltState, rebuilt_state
 from metadata.history import History
+from runtime.settings.table import Settings
 from siltstone.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
 from siltstone.fsck import Finding, check_system
-from siltstone.settings import Settings
 
 VIOLATIONS_SHOWN = 20
 """Of each invariant; --json prints all."""

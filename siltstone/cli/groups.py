@@ -9,13 +9,13 @@ from dataclasses import asdict
 
 import click
 
+from runtime.clock import SystemClock
 from siltstone.cli.agents import agent_options, given_agents
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.client import KafkaError, connected
 from siltstone.client_groups import Group, GroupClient, all_groups
-from siltstone.clock import SystemClock
 from siltstone.command_words import CommandWords
 from siltstone.group_report import (
     LAG_COLUMNS,

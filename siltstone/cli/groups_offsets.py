@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import click
 
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, nearest_group, tell
 from siltstone.cli.output import json_option, plural, print_json, print_table
@@ -15,10 +17,8 @@ from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.client import KafkaClient, KafkaError, connected
 from siltstone.client_groups import Committed, Group, GroupClient, all_groups
 from siltstone.client_records import TopicPartition, offsets_at
-from siltstone.clock import SystemClock
 from siltstone.command_words import CommandWords
 from siltstone.consuming import partitions_of
-from siltstone.errors import BadInputError
 from siltstone.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
 from siltstone.offset_spec import parse_partitions, parse_time
 

@@ -10,12 +10,12 @@ import click
 
 from metadata.compaction import JobState, MergeJob
 from metadata.job_rules import UNREADABLE, rests
+from runtime.errors import BadInputError
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.usage import WrongUsageError
 from siltstone.command_words import CommandWords
-from siltstone.errors import BadInputError
 from siltstone.spark_note import ENGINE, spark_note
 
 BAR_CELLS = 16

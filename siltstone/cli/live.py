@@ -11,8 +11,8 @@ from types import FrameType
 from rich.console import RenderableType
 from rich.live import Live
 
+from runtime.clock import SystemClock
 from siltstone.cli.output import console
-from siltstone.clock import SystemClock
 from siltstone.stopping import stop_signals, unless
 
 

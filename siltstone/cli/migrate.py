@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
+from runtime.errors import BadInputError
+from runtime.settings.table import is_memory
 from siltstone.cli.output import plural
 from siltstone.cli.places import POSTGRES_NAMES, ways_to_name
 from siltstone.cli.setting_options import read_settings, setting_options
-from siltstone.errors import BadInputError
-from siltstone.settings import is_memory
 
 
 @click.command()

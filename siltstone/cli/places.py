@@ -18,14 +18,14 @@ import click
 
 from metadata.compaction import Metadata
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import SystemIds
+from runtime.settings.table import Settings, is_memory
 from siltstone.cli.setting_options import read_settings, setting_options
-from siltstone.clock import SystemClock
 from siltstone.command_words import NO_WORDS, CommandWords, words_for
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
-from siltstone.errors import BadInputError
-from siltstone.ids import SystemIds
-from siltstone.settings import Settings, is_memory
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore

@@ -16,15 +16,15 @@ from typing import BinaryIO, cast
 
 import click
 
+from runtime.clock import Clock, SystemClock
+from runtime.errors import SiltstoneError
+from runtime.ids import SystemIds
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.output import console, json_option, plural, print_json, size_text
 from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.client import KafkaClient
 from siltstone.client_steady import SteadyClient
-from siltstone.clock import Clock, SystemClock
 from siltstone.command_words import CommandWords
-from siltstone.errors import SiltstoneError
-from siltstone.ids import SystemIds
 from siltstone.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
 from siltstone.record_format import (
     VALUE_LINES,

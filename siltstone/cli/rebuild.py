@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import SystemIds
+from runtime.settings.table import is_memory
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.cli.places import POSTGRES_NAMES, Places, opened_store, url_options, ways_to_name
-from siltstone.clock import SystemClock
-from siltstone.errors import BadInputError
-from siltstone.ids import SystemIds
 from siltstone.rebuild import Rebuild, Rebuilt
-from siltstone.settings import is_memory
 
 WITH_LOSSES = 3
 SHOWN_MAX = 20

@@ -13,13 +13,13 @@ import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from metadata.compaction import MergeJob
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import SystemIds
+from runtime.logging import configure
+from runtime.metrics import Metrics
 from siltstone.cli.output import console
 from siltstone.cli.places import Places, Urls
-from siltstone.clock import SystemClock
-from siltstone.errors import BadInputError
-from siltstone.ids import SystemIds
-from siltstone.logging import configure
-from siltstone.metrics import Metrics
 from siltstone.opening import opened_stores
 from siltstone.spark_note import EngineChoice
 from siltstone.stopping import stop_signals

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
-from siltstone.errors import BadInputError
-from siltstone.logging import configure
-from siltstone.settings import Settings, load_settings
+from runtime.errors import BadInputError
+from runtime.logging import configure
+from runtime.settings.table import Settings, load_settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.cli.live import quiet_interrupts
 from siltstone.cli.output import json_option, print_json, size_text
 from siltstone.cli.places import Places, Urls, place_options, resolved
 from siltstone.cli.tables_shown import Rounds, print_report, report_json, shown_progress
 from siltstone.cli.usage import WrongUsageError, as_usage
-from siltstone.clock import SystemClock
 from siltstone.embedded.run_file import read_run_file
-from siltstone.errors import BadInputError, SiltstoneError
 from siltstone.offset_spec import Anchor, parse_offsets
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from runtime.clock import Clock
 from siltstone.cli.output import console, plural, print_json, print_pairs, print_table, size_text
-from siltstone.clock import Clock
 
 if TYPE_CHECKING:
     from spark_jobs.tables.export import Report

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 
 class WrongUsageError(click.UsageError):

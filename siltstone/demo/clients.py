@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from siltstone.clock import Clock
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.demo.flights import Flight
 from siltstone.demo.ledger import Comparison, Ledger, MismatchError
-from siltstone.errors import BadInputError, SiltstoneError
 
 POLL_EVERY_RECORDS = 500
 FLUSH_TIMEOUT_S = 60

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 FLIGHTS_TOTAL = 336_776
 _TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})

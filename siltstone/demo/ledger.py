@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 
 _DIGEST_BYTES = 16
 

@@ -21,15 +21,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
 from siltstone.cli.compact import shown_progress
 from siltstone.cli.output import print_pairs, size_text
 from siltstone.client import connected
-from siltstone.clock import Clock
 from siltstone.demo import aircraft, clients, report, routes
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
-from siltstone.errors import BadInputError, SiltstoneError
 
 TOPIC = "flights"
 PARTITIONS = 6

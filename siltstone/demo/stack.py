@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from siltstone.clock import Clock
-from siltstone.errors import SiltstoneError
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError
 
 START_TIMEOUT_MS = 120_000
 STOP_TIMEOUT_MS = 30_000

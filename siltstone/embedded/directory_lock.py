@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 
 class DataDirectoryInUseError(BadInputError):

@@ -28,11 +28,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from siltstone.clock import Clock, SystemClock
+from runtime.clock import Clock, SystemClock
+from runtime.errors import UnavailableError
 from siltstone.embedded.binaries import COPY_PREFIX, PostgresBinaries, binaries_in_copy, copy_binaries, find_binaries
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.run_as import RunAs, choose_run_as, reachable_by_others
-from siltstone.errors import UnavailableError
 
 USER = "siltstone"
 DATABASE = "siltstone"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 NOBODY_IN_NAMESPACE = 65534
 

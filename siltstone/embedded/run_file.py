@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 NAME = "run.json"
 

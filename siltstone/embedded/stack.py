@@ -27,15 +27,10 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 import siltstone
-from siltstone.clock import SystemClock
-from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
-from siltstone.embedded.directory_lock import DirectoryLock
-from siltstone.embedded.postgres import EmbeddedPostgres
-from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
-from siltstone.embedded.running import RunningAgent, RunningCompactor
-from siltstone.errors import BadInputError, SiltstoneError
-from siltstone.logging import get_logger
-from siltstone.settings import (
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.logging import get_logger
+from runtime.settings.table import (
     ENVIRONMENT_PREFIX,
     VARIABLES_THAT_ARE_NO_SETTINGS,
     AddressInUseError,
@@ -46,6 +41,11 @@ from siltstone.settings import (
     parse_address,
     settings_environment,
 )
+from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
+from siltstone.embedded.directory_lock import DirectoryLock
+from siltstone.embedded.postgres import EmbeddedPostgres
+from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
+from siltstone.embedded.running import RunningAgent, RunningCompactor
 from siltstone.stopping import stop_signals, unless
 
 _log = get_logger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from spark_jobs.environment import INSTALL_TABLES
 
 

@@ -16,9 +16,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from siltstone.clock import SystemClock
-from siltstone.errors import UnavailableError
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.errors import UnavailableError
+from runtime.ids import SystemIds
 from storage.objects import ObjectNotFoundError, ObjectStore, SupportsOpen
 from storage.retrying import Retrying
 from storage.urls import open_store

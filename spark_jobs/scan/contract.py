@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
-from siltstone.errors import BadInputError, SiltstoneError
+from runtime.errors import BadInputError, SiltstoneError
 from spark_jobs.scan.arrow import pa
 
 READ_COMMITTED = "read_committed"

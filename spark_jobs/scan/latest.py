@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.dedupe_buffer import HASH_MAX, DedupeBuffer
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.scan.decode import Block

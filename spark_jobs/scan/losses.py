@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from spark_jobs.scan.contract import DataLossError, Piece
 
 _log = get_logger(__name__)

@@ -16,9 +16,9 @@ from metadata.compaction import Metadata
 from metadata.scan import TopicSnapshot
 from metadata.service import ClusterIdentity, MetadataUnavailableError
 from metadata.urls import open_metadata
-from siltstone.clock import Clock, SystemClock
-from siltstone.errors import BugError
-from siltstone.logging import get_logger
+from runtime.clock import Clock, SystemClock
+from runtime.errors import BugError
+from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore, LoopThread
 from spark_jobs.scan.contract import PinLostError
 from storage.cluster import ClusterMismatchError, decode_cluster_file

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from metadata.leveled import LeveledExtent
 from metadata.scan import L0Extent, PartitionSnapshot, TopicSnapshot
-from siltstone.errors import BugError
-from siltstone.logging import get_logger
+from runtime.errors import BugError
+from runtime.logging import get_logger
 from spark_jobs.scan.contract import (
     EARLIEST,
     LATEST,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from compactor.heavy.submitter import Submitter
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 
 
 def open_submitter(settings: Settings, *, environ: Mapping[str, str] | None = None) -> Submitter | None:

@@ -19,8 +19,8 @@ from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from compactor.heavy.submitter import Phase, SubmissionState, SubmitError, SubmitUnavailableError
-from siltstone.logging import get_logger
-from siltstone.settings import Settings
+from runtime.logging import get_logger
+from runtime.settings.table import Settings
 from spark_jobs.submitters.spark_submit import UNPACKED
 
 TIMEOUT_MINUTES_MIN = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 from spark_jobs.environment import find_environment
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 

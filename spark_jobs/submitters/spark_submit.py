@@ -14,7 +14,7 @@ from pathlib import Path
 
 import spark_jobs
 from compactor.heavy.submitter import SubmitError
-from siltstone.settings import Settings, is_local_master
+from runtime.settings.table import Settings, is_local_master
 from spark_jobs.environment import find_environment
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from siltstone.errors import SiltstoneError, UnavailableError
+from runtime.errors import SiltstoneError, UnavailableError
 from spark_jobs.environment import INSTALL_TABLES
 from spark_jobs.scan.arrow import MissingExtraError
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError

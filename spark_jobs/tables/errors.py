@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.errors import BadInputError, FencedError, SiltstoneError, UnavailableError
+from runtime.errors import BadInputError, FencedError, SiltstoneError, UnavailableError
 
 
 class TableError(SiltstoneError):

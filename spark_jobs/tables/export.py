@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from metadata.scan import TopicSnapshot
-from siltstone.logging import get_logger
+from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import pyarrow.parquet as _parquet  # pyright: ignore[reportMissingTypeStubs]
 
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.tables.convert import TAKEN_NAMES, Converter, ValueFormat

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from siltstone.errors import BugError, Outcome
+from runtime.errors import BugError, Outcome
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.catalog import CatalogPlace, asked, missing, shown
 from spark_jobs.tables.errors import PlaceUnavailableError, StaleWriterError, TableError, WrongTableError

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from spark_jobs.scan.blocking import LoopThread
 from spark_jobs.tables.errors import BadTableError, PlaceUnavailableError
 from storage.objects import (

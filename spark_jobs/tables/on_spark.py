@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from pyspark.sql import SparkSession
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from spark_jobs.session import end_session, local_session
 from spark_jobs.tables.file_task import WriteResult, WriteTask, write_slice
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from spark_jobs.scan.arrow import pa
 from spark_jobs.tables.errors import StaleWriterError, TableError
 from spark_jobs.tables.file_task import WrittenFile

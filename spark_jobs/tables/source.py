@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from metadata.scan import TopicSnapshot
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import AtTimestamp, ScanOptions, Slice
 from spark_jobs.scan.pinned import PinnedSnapshot

@@ -26,9 +26,9 @@ from metadata.compaction import (
 from metadata.memory import MemoryMetadata
 from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, WriterLease
-from siltstone.clock import ManualClock
-from siltstone.errors import SiltstoneError
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock
+from runtime.errors import SiltstoneError
+from runtime.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import ExtentSource, build_file
 from storage.keys import file_key

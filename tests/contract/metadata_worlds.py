@@ -22,7 +22,7 @@ from metadata.service import (
     Topic,
     WriterLease,
 )
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from tests.fixtures.postgres import run_sql
 
 DAY_MS = 86_400_000

@@ -10,7 +10,7 @@ import pytest
 from metadata.compaction import NotCompactedError
 from metadata.config_changes import Changes, ClusterDecision, TopicDecision
 from metadata.service import Change, ChangeKind, Cursor
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from tests.contract.merges import claim, extents_of, job, merge
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 from tests.contract.test_compaction_retention import HOUR_MS, aged_extents

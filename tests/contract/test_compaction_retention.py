@@ -8,7 +8,7 @@ from compactor.retention import Retention
 from metadata import postgres_retention
 from metadata.compaction import Expired, InvalidOffsetError
 from metadata.service import Change, ChangeKind, Cursor, FileState, UnknownTopicError
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic, sent
 from tests.fixtures.fleet import until

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from siltstone.clock import ManualClock
-from siltstone.errors import BugError
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock
+from runtime.errors import BugError
+from runtime.ids import SystemIds
 from storage.block_index import BLOCK_BYTES, decode_block_index
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import EXTENT_FLAGGED, CorruptFileError, ExtentRow, FileIndex, read_file

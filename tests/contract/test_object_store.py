@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.faulty import FaultPlan, Faulty
 from storage.keys import BadKeyError
 from storage.metered import Metered

@@ -10,7 +10,7 @@ from metadata.asyncpg_driver import open_connection
 from metadata.groups import OffsetPlace
 from metadata.observation import GroupLag, Observation, PostgresFigures
 from metadata.postgres import PostgresMetadata
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from tests.contract.groups import STRANGE, Owner, registered
 from tests.contract.metadata_worlds import PostgresWorld, World, Writer, batch, new_topic
 from tests.fixtures.postgres import run_sql

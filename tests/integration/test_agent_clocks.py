@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from storage.keys import hour_of, parse_file_key
 from tests.contract.metadata_worlds import new_key
 from tests.fixtures.agents import Dial, StartAgent

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
 from tests.fixtures.record_batches import with_header
 from wire.api import APIS, encode_request

@@ -14,10 +14,10 @@ from compactor.janitor import Janitor
 from metadata.catalog import Row
 from metadata.catalog_restore import restore_catalog
 from metadata.migrate import migrate_async
-from siltstone.clock import SystemClock
-from siltstone.errors import BugError
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.errors import BugError
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from siltstone.rebuild_plan import RebuildPlan
 from siltstone.rebuild_reading import Found, read_bucket
 from storage.cluster import ClusterMismatchError

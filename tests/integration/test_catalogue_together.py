@@ -13,9 +13,9 @@ import pytest
 
 from compactor.catalog import Catalog
 from metadata.catalog import CatalogInstant, CatalogTable, TakeRows
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from siltstone.client import KafkaClient
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent

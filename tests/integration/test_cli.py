@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from runtime.clock import SystemClock
 from siltstone.cli import main
 from siltstone.client import connected
-from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.fsck import INVARIANTS
 from wire.records import NewRecord, build_batch

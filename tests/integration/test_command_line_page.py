@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from siltstone.demo.stack import running_stack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"

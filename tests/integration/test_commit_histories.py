@@ -17,7 +17,7 @@ from metadata.memory import MemoryMetadata
 from metadata.packed_index import decode_index
 from metadata.postgres import PostgresMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, sent
 from tests.fixtures.postgres import run_sql
 

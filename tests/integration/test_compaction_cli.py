@@ -21,10 +21,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
 from siltstone.cli import main, output
 from siltstone.cli.compaction import read_records
 from siltstone.client import connected
-from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
 from wire.records import NewRecord, build_batch
 

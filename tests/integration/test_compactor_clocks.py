@@ -8,7 +8,7 @@ import pytest
 from metadata.compaction import JobState
 from metadata.packed_index import iter_index
 from metadata.service import FileState
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from storage.keys import hour_of, parse_file_key
 from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, start_beside

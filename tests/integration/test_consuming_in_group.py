@@ -13,15 +13,15 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from metadata.memory import MemoryMetadata
+from runtime.clock import SystemClock
+from runtime.errors import UnavailableError
 from siltstone import client_member, consuming_in_group
 from siltstone.cli.groups_asked import partition_counts
 from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
 from siltstone.client_groups import GroupClient
 from siltstone.client_member import ForeignAssignmentError, as_text
 from siltstone.client_steady import SteadyClient
-from siltstone.clock import SystemClock
 from siltstone.consuming_in_group import GroupReader
-from siltstone.errors import UnavailableError
 from siltstone.offset_spec import Anchor, Place
 from siltstone.record_format import OutputRecord
 from storage.memory import MemoryStore

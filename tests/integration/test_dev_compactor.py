@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.errors import BadInputError
+from runtime.settings.table import Settings
 from siltstone.embedded.stack import child_settings, run_stack
-from siltstone.errors import BadInputError
-from siltstone.settings import Settings
 from tests.integration.test_dev import alive, children_in, descendants, dev, get, read, until, write
 
 SCALED = {

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
+from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.clock import SystemClock
 from siltstone.demo.stack import running_stack
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 import agents.server
+from runtime.settings.table import Settings
 from siltstone.client import KafkaClient, connected
-from siltstone.settings import Settings
 from storage.faulty import Fault, FaultRule
 from storage.memory import MemoryStore
 from storage.objects import Body

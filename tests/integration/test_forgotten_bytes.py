@@ -17,9 +17,9 @@ import pytest
 from metadata.compaction import Metadata, PartitionView
 from metadata.service import FileState
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from siltstone.client import KafkaClient, connected
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.retrying import Retrying
 from storage.urls import open_store

@@ -30,8 +30,8 @@ from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.spec import MIB, MergeSpec
 from metadata.compaction import CommitMerge
-from siltstone.clock import ManualClock, SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock, SystemClock
+from runtime.ids import SystemIds
 from spark_jobs import full_dedupe
 from storage.cluster import ClusterFile, encode_cluster_file
 from storage.keys import CLUSTER_KEY

@@ -23,9 +23,9 @@ import pytest
 from click.testing import CliRunner, Result
 from confluent_kafka import Consumer, TopicPartition
 
+from runtime.clock import SystemClock
 from siltstone.cli import main
 from siltstone.client import connected
-from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
 
 TIMEOUT_S = 60

@@ -14,8 +14,8 @@ from compactor.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.compaction import JobState, MergeJob
 from metadata.service import WriterLease
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from storage.cluster import check_cluster
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import StartCompactor

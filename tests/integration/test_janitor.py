@@ -17,9 +17,9 @@ from metadata.memory import MemoryMetadata
 from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
 from metadata.urls import open_metadata
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.keys import file_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore

@@ -15,9 +15,9 @@ from compactor.janitor import Janitor, TooManyOrphansError
 from compactor.worker import Engine
 from metadata.compaction import ClaimedJob, CommitMerge, JobState, NewJob
 from metadata.service import WriterLease
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.file_properties import FileProperties
 from storage.file_writer import FileWriter
 from storage.inspect import FileReport, inspect_file

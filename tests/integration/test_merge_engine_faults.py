@@ -12,8 +12,8 @@ import pytest
 from compactor.execute import MergeInputError, Progress
 from compactor.spec import MIB, MergeKind, SpecError
 from metadata.compaction import CommitMerge, JobLostError
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file
 from storage.file_properties import decode_properties

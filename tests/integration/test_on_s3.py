@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from metadata.urls import open_metadata
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.metered import Metered
 from storage.objects import ObjectStore
 from storage.retrying import Retrying

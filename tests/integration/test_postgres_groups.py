@@ -24,7 +24,7 @@ from metadata.postgres_connection import MetadataInDoubtError, connect
 from metadata.postgres_group_offsets import OFFSETS_LOCK, _Session
 from metadata.postgres_groups import TAKE_LOCK_TIMEOUT_MS
 from metadata.service import MetadataUnavailableError, UnknownTopicError
-from siltstone.errors import Outcome
+from runtime.errors import Outcome
 from tests.contract.groups import Owner, at, batch_of, committed, member, record, violations
 from tests.contract.metadata_worlds import new_topic
 from tests.fixtures.faulty_proxies import Forwarder

@@ -25,9 +25,9 @@ from metadata.service import (
     WriterFencedError,
     WriterLease,
 )
-from siltstone.clock import SystemClock
-from siltstone.errors import Outcome
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.errors import Outcome
+from runtime.ids import SystemIds
 from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"

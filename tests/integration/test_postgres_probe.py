@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from metadata.probe import probe_postgres
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from siltstone.doctor import Verdict, judge_postgres
 from tests.fixtures.postgres import run_sql
 

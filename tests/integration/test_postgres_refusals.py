@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.postgres_connection import Database
 from metadata.service import MetadataUnavailableError, RightsMissingError
+from runtime.clock import SystemClock
+from runtime.errors import BugError, Outcome
+from runtime.ids import SystemIds
 from siltstone.cli import main
 from siltstone.cli.postgres_remedies import remedy_of
-from siltstone.clock import SystemClock
-from siltstone.errors import BugError, Outcome
-from siltstone.ids import SystemIds
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.releases import make_first_schema
 

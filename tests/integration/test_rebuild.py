@@ -20,11 +20,11 @@ from metadata.compaction import JobLostError, JobState, Metadata
 from metadata.postgres_connection import connect
 from metadata.service import FileState
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from siltstone.cli import main
-from siltstone.clock import SystemClock
 from siltstone.fsck import check_system
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
 from siltstone.rebuild import Rebuild, Rebuilt, StillAliveError
 from siltstone.rebuild_reading import read_bucket
 from storage.cluster import check_cluster

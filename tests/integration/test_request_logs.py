@@ -8,8 +8,8 @@ from typing import Any
 from metadata.groups import GroupLease, GroupRecord
 from metadata.memory import MemoryMetadata
 from metadata.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
+from runtime.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from siltstone.client import KafkaClient
-from siltstone.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from storage.memory import MemoryStore
 from storage.objects import Body, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent

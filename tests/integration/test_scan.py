@@ -22,8 +22,8 @@ from metadata.migrate import READER_COLUMNS
 from metadata.postgres_connection import connect
 from metadata.service import UnknownTopicError
 from metadata.urls import open_metadata
+from runtime.errors import BadInputError
 from siltstone.cli import main
-from siltstone.errors import BadInputError
 from spark_jobs.scan import windows
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import AtTimestamp, BadScanError, DataLossError, PinLostError, ScanOptions

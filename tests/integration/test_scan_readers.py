@@ -23,7 +23,7 @@ from metadata.postgres_connection import connect
 from metadata.postgres_rows import KILLERS_LOCK
 from metadata.scan import TopicSnapshot
 from metadata.urls import open_metadata
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import DataLossError, PinLostError, ScanOptions
 from spark_jobs.scan.pinned import PinnedSnapshot

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from spark_jobs.session import local_session
 from tests.fixtures.spark import HOSTS, SparkCluster
 

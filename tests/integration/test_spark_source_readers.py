@@ -16,7 +16,7 @@ from metadata.migrate import grant_reader
 from metadata.postgres_scan import PostgresScan
 from metadata.service import UnknownTopicError
 from pyspark_siltstone import DefaultSource
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError, UnknownPartitionError
 from spark_jobs.source import TopicReader, TopicStreamReader
 from storage.cluster import ClusterMismatchError

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from runtime.clock import ManualClock, SystemClock
+from runtime.errors import UnavailableError
 from siltstone.client import ConnectionLostError, KafkaClient, KafkaError
 from siltstone.client_groups import GroupClient
 from siltstone.client_steady import SteadyClient
-from siltstone.clock import ManualClock, SystemClock
 from siltstone.consuming import Reach, read
-from siltstone.errors import UnavailableError
 from siltstone.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
 from siltstone.record_format import InputRecord, OutputRecord
 from tests.fixtures.agents import RunningAgent, read_all

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 
 from metadata.memory import MemoryDatabase, MemoryMetadata
+from runtime.ids import SystemIds
+from runtime.settings.table import Settings
+from runtime.tracing import NO_TRACING
+from runtime.tracing_otel import CHILDREN_MAX, OtelTracing
 from siltstone.client import KafkaClient
-from siltstone.ids import SystemIds
 from siltstone.log_and_traces import TracingMissingError, log_and_traces
-from siltstone.settings import Settings
-from siltstone.tracing import NO_TRACING
-from siltstone.tracing_otel import CHILDREN_MAX, OtelTracing
 from storage.memory import MemoryStore
 from storage.traced import Traced
 from tests.fixtures.agents import StartAgent
@@ -257,7 +257,7 @@ async def test_only_a_share_of_the_requests_is_traced() -> None:
 
 
 async def opened(settings: Settings) -> object:
-    from siltstone.clock import SystemClock
+    from runtime.clock import SystemClock
 
     stopping = asyncio.Event()
     async with log_and_traces(settings, role="agent", stopping=stopping, clock=SystemClock(), ids=SystemIds()) as got:
@@ -269,7 +269,7 @@ async def test_tracing_is_off_unless_asked_for() -> None:
 
 
 async def test_tracing_without_the_extra_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "siltstone.tracing_otel", None)  # as where OpenTelemetry is not installed
+    monkeypatch.setitem(sys.modules, "runtime.tracing_otel", None)  # as where OpenTelemetry is not installed
     with pytest.raises(TracingMissingError, match="OpenTelemetry is not installed") as refused:
         await opened(Settings(trace_sample_ratio="0.1"))
     assert ".[otel]" in refused.value.remedy

@@ -34,8 +34,8 @@ from metadata.service import (
     WriterLease,
 )
 from metadata.tables import SCHEMA_REVISION
+from runtime.errors import BugError
 from siltstone.cli import main
-from siltstone.errors import BugError
 from tests.fixtures.faults import in_thread
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.releases import command_of, make_first_schema, next_release, ours

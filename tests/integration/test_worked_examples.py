@@ -17,9 +17,9 @@ from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.memory import MemoryMetadata
 from metadata.service import WriterLease
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
 from siltstone.client import KafkaClient
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from wire.records import NewRecord, build_batch

@@ -8,9 +8,9 @@ from compactor.execute import MergeEngine
 from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate
 from compactor.worker import Worker
 from metadata.compaction import JobState, NewJob
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from tests.fixtures.compacted_systems import System
 from tests.fixtures.fleet import until
 

@@ -13,9 +13,9 @@ from compactor.execute import MergeEngine
 from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.compaction import JobState, MergeJob, NewJob
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from tests.fixtures.compacted_systems import System
 
 

@@ -19,9 +19,9 @@ from agents.write.stall import StallLimits, decide
 from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, ChangeKind, CommitL0, L0Batch, MetadataService, Topic
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
 from siltstone.client import KafkaClient
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
 from storage.keys import file_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore

@@ -24,9 +24,9 @@ from agents.placement import eligible, leader, zone_of
 from agents.topic_entries import TopicEntries
 from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, AgentInfo, Topic
-from siltstone.clock import Clock, SystemClock
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
+from runtime.clock import Clock, SystemClock
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from wire.api import RequestHeader, encode_response
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import (

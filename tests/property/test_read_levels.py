@@ -26,10 +26,10 @@ from agents.read.reader import Taken, Want
 from metadata.compaction import LeveledExtent
 from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch, WriterLease
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from storage.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
 from wire.batch import BATCH_HEADER_BYTES, crc_matches, iter_headers, read_header, stamp_log_append_time, stamp_offset
 from wire.codecs import Codec

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from compactor import clean_payloads, cursors, windows
 from compactor.heavy import key_scan
-from siltstone.clock import ManualClock
+from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.record_batches import with_payload
 from tests.fixtures.sliced_partitions import (

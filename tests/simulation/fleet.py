@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from agents.agent import Agent
 from metadata.service import MetadataUnavailableError, WriterFencedError
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from storage.objects import Body, ObjectStoreError
 from storage.retrying import Retrying
 from tests.simulation.faults import Fault, Faults, Path

@@ -218,7 +218,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
 
 
 class SimulationClock:
-    """`siltstone.clock.Clock` on the loop's time; `skew_ms` is how far this machine's wall clock is off."""
+    """`runtime.clock.Clock` on the loop's time; `skew_ms` is how far this machine's wall clock is off."""
 
     START_MS = 1_700_000_000_000
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from metadata.service import MetadataUnavailableError
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.objects import ObjectStoreError
 from storage.retrying import Retrying
 from tests.simulation.clients import Client, Line, LineLostError

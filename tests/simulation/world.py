@@ -21,7 +21,7 @@ import structlog
 
 from metadata.memory import MemoryMetadata
 from metadata.service import FileState
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.memory import MemoryStore
 from tests.simulation import checks
 from tests.simulation.book import Book, TopicPartition

@@ -13,7 +13,7 @@ from compactor.clean_oracle import compact
 from compactor.clean_payloads import CodecAtError, CorruptRecordAtError, Payloads
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.partition_cleaner import PartitionCleaner
-from siltstone.errors import BadInputError, BugError
+from runtime.errors import BadInputError, BugError
 from tests.fixtures.cleaning import CLEANERS, Cleaned, Log, bounds_of, by_kernels, by_oracle, pairs, split
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header

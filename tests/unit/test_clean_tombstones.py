@@ -9,7 +9,7 @@ import pytest
 
 from compactor.clean_oracle import compact
 from compactor.cleaning import CleanBounds
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from tests.fixtures.cleaning import CLEANERS, DELETE_RETENTION_MS, Cleaned, Log, by_kernels, stored
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import read_header

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from compactor.cleaning import DEDUPE_BUFFER_BYTES, DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
 from compactor.dedupe_buffer import ENTRIES_MAX, DedupeBuffer, OrdinalOverflowError, PythonDedupeBuffer
-from siltstone.errors import BadInputError, BugError
+from runtime.errors import BadInputError, BugError
 
 Buffer = DedupeBuffer | PythonDedupeBuffer
 

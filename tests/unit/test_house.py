@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DECISIONS = ROOT / "docs" / "decisions"
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
-ROOMS = ("agents", "compactor", "metadata", "siltstone", "spark_jobs", "storage", "wire")
+ROOMS = ("agents", "compactor", "metadata", "runtime", "siltstone", "spark_jobs", "storage", "wire")
 S3_CLIENTS = {"aioboto3", "aiobotocore", "boto3", "botocore"}
 
 # Written in two halves, so that this file does not hold what it forbids.
@@ -217,7 +217,7 @@ def test_the_licence_is_apache_2_in_full() -> None:
 def test_the_leaves_import_nothing_of_ours_when_loaded() -> None:
     # given a fresh interpreter, when an agent's leaves are imported, then nothing of the CLI comes with them
     code = (
-        "import sys, siltstone.errors, siltstone.clock, siltstone.ids\n"
+        "import sys, runtime.errors, runtime.clock, runtime.ids\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('click', 'rich') or 'siltstone.cli' in name])"
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

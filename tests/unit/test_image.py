@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from runtime.settings.table import declarations, environment_name, load_settings
 from siltstone.cli import COMMANDS
-from siltstone.settings import declarations, environment_name, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "infra/image/Dockerfile"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from wire.kernels.compiled import address_of, compiled
 from wire.kernels.hashing import hash_keys, hash_keys_python, hash_keys_scalar
 from wire.kernels.sha512 import LANES, rounds_over

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from tests.fixtures.record_batches import NOW_MS, some_records
 from wire.batch import BATCH_HEADER_BYTES
 from wire.kernels.scan import (

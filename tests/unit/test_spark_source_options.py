@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from spark_jobs.scan.contract import EARLIEST, LATEST, AtTimestamp
 from spark_jobs.source_options import PIN_TTL_MS, SourceOptionError, SourceOptions, parse_options
 

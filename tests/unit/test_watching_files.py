@@ -16,7 +16,7 @@ import yaml
 from infra.grafana.__main__ import main as write_dashboard
 from infra.grafana.model import PANEL_WIDTH, scoped
 from infra.grafana.source import FILE, ROWS, render
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from tests.fixtures.promql import asked, mistakes
 
 ROOT = Path(__file__).resolve().parents[2]

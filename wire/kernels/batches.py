@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from wire.batch import (
     BATCH_HEADER_BYTES,
     BATCH_LENGTH_MIN,

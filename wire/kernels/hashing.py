@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import load_u8, load_u64, prefetch_read, store_u64_le, to_int
 from wire.kernels.sha512 import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from siltstone.errors import BugError
+from runtime.errors import BugError
 from wire import records as plain
 from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, CRC_POSITION
 from wire.kernels.checksum import crc32c_at

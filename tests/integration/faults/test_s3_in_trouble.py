@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from siltstone.agent_process import serve_agent
 from siltstone.cli import main
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
-from siltstone.settings import Settings
 from storage.cluster import check_cluster
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore

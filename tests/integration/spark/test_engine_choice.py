@@ -17,10 +17,10 @@ from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.compaction import JobState, MergeJob, Metadata
 from metadata.urls import open_metadata
+from runtime.clock import SystemClock
+from runtime.settings.table import Settings
 from siltstone.cli import main
-from siltstone.clock import SystemClock
 from siltstone.demo.stack import Stack, running_stack
-from siltstone.settings import Settings
 from siltstone.spark_note import spark_note
 from tests.integration.test_compaction_cli import BALANCES, read, write
 

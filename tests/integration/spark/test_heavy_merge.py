@@ -16,7 +16,7 @@ import pytest
 from compactor.heavy.stored import load_plan
 from compactor.kway_merge import MergeInputError
 from metadata.service import Topic
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 from spark_jobs import heavy_merge
 from spark_jobs.heavy_merge import parse_master
 from spark_jobs.submitters import open_submitter, spark_submit

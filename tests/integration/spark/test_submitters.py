@@ -19,7 +19,7 @@ import boto3
 import pytest
 
 from compactor.heavy.submitter import Phase, SubmitError, SubmitUnavailableError
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 from spark_jobs import heavy_merge
 from spark_jobs.submitters import emr_serverless, open_submitter, spark_submit
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child

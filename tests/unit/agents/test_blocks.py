@@ -8,7 +8,7 @@ import pytest
 
 from agents.read.blocks import BlockReader
 from agents.read.cache import BLOCK_BYTES, BlockCache
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStoreError
 from wire.crc import crc32c

@@ -17,10 +17,10 @@ from metadata.compaction import CommitMerge, FileClass, NewJob, OutputExtent, Ou
 from metadata.memory import MemoryMetadata
 from metadata.packed_index import iter_index
 from metadata.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
-from siltstone.clock import SystemClock
-from siltstone.ids import SystemIds
-from siltstone.logging import About, log_context
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.ids import SystemIds
+from runtime.logging import About, log_context
+from runtime.metrics import Metrics
 from storage.keys import file_key
 from tests.fixtures.log_lines import LogLines
 

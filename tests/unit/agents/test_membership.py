@@ -19,8 +19,8 @@ from metadata.service import (
     WentBackError,
     WriterLease,
 )
-from siltstone.clock import ManualClock
-from siltstone.metrics import Metrics
+from runtime.clock import ManualClock
+from runtime.metrics import Metrics
 
 DAY_MS = 86_400_000
 

@@ -14,8 +14,8 @@ from agents.read.ahead import AHEAD_BYTES, ReadAhead, gets_of
 from agents.read.blocks import GET_BLOCKS_MAX, BlockReader
 from agents.read.cache import BLOCK_BYTES, BlockCache
 from agents.read.plan import ReadRange
-from siltstone.clock import SystemClock
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.metrics import Metrics
 from storage.memory import MemoryStore
 from wire.crc import crc32c
 

@@ -19,7 +19,7 @@ from agents.write.stall import (
     decide_alarm,
     patience_ms,
 )
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 
 LIMITS = StallLimits(stall_files=20, refuse_files=100)
 REQUEST_TIMEOUT_MS = 30_000

@@ -13,7 +13,7 @@ from agents.read.blocks import BlockReader
 from agents.read.cache import BLOCK_BYTES, BlockCache
 from agents.read.surveys import Surveys
 from metadata.compaction import LeveledExtent
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from storage.flag_reason import with_written_crc, written_crc
 from storage.memory import MemoryStore
 from storage.objects import ObjectStoreError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compactor.catalog import keys_over
 from compactor.catalog_format import MANIFEST, increment_key, snapshot_id, snapshot_key
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.local import LocalStore
 from wire.crc import crc32c
 

@@ -19,8 +19,8 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit
 from compactor.worker import StoppedError
 from metadata.compaction import PAST_LIMIT, JobLostError, JobState
 from metadata.service import Topic
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
 from storage.cluster import ClusterFile, encode_cluster_file
 from storage.keys import CLUSTER_KEY, parse_file_key, unit_key
 from storage.memory import MemoryStore

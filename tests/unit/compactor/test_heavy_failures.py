@@ -25,7 +25,7 @@ from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.compaction import JobState, LeveledExtent
 from metadata.service import Topic
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from storage.keys import failed_key
 from storage.objects import StoreUnavailableError
 from tests.fixtures.heavy_merges import JOB_KINDS, HeavySystem

@@ -23,8 +23,8 @@ from compactor.orphans import is_copy
 from compactor.worker import Worker
 from metadata.compaction import JobLostError, JobState
 from metadata.service import FileState, Topic, WriterLease
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.keys import unit_key
 from tests.fixtures.heavy_merges import LIMIT_MS, Driver, HeavySystem, InProcessSubmitter
 from wire.crc import crc32c

@@ -16,7 +16,7 @@ from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.compaction import JobState, LeveledExtent
 from metadata.job_rules import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
-from siltstone.metrics import Metrics
+from runtime.metrics import Metrics
 from storage.objects import StoreUnavailableError
 from storage.wrapper import WrappedStore
 from tests.fixtures.heavy_merges import HeavySystem

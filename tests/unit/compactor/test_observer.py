@@ -12,8 +12,8 @@ from compactor.measures import largest_topics, show_no_sweep, show_nothing, show
 from compactor.observer import LABEL_CHARS_MAX, OBSERVE_INTERVAL_MS, REST_FACTOR, Observer
 from metadata.memory import MemoryMetadata
 from metadata.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
-from siltstone.clock import ManualClock
-from siltstone.metrics import Metrics
+from runtime.clock import ManualClock
+from runtime.metrics import Metrics
 from tests.fixtures.plan_views import a_partition, a_view, an_extent
 
 Samples = dict[tuple[str, ...], float]

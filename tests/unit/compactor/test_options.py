@@ -6,7 +6,7 @@ import pytest
 
 from compactor.options import job_memory_bytes, l0_job_bytes_max, merge_memory_bytes, plan_options
 from compactor.spec import GIB, MIB, PlanOptions
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 
 KEYS = Settings().dedupe_keys_max
 

@@ -20,7 +20,7 @@ from compactor.orphans import (
     writers_patience_ms,
 )
 from metadata.compaction import JobState, MergeJob
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.keys import file_key
 from storage.objects import ObjectStat
 

@@ -10,9 +10,9 @@ import pytest
 
 from compactor.rounds import Rounds
 from metadata.service import MetadataUnavailableError, WentBackError
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 
 
 class Sleepless(ManualClock):

@@ -24,7 +24,7 @@ from compactor.heavy.survivors import (
 )
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind
 from compactor.kway_merge import MergeInputError
-from siltstone.clock import ManualClock
+from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.cleaning import bounds_of
 from tests.fixtures.merge_inputs import keyed, stamped

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from compactor.unreadable import STRETCHES_END, UnreadableBatches
-from siltstone.errors import BugError
+from runtime.errors import BugError
 
 
 def told(*spans: tuple[int, int]) -> UnreadableBatches:

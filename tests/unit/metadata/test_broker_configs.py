@@ -18,7 +18,7 @@ from metadata.broker_configs import (
 from metadata.config_values import InvalidConfigError, check_value
 from metadata.configs_text import render_configs_markdown
 from metadata.topic_configs import TOPIC_CONFIGS
-from siltstone.settings import declarations
+from runtime.settings.table import declarations
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_A_BROKER_CONFIG = {

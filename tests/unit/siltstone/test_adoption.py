@@ -9,10 +9,10 @@ import pytest
 from metadata.invariants import Violation
 from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch
+from runtime.ids import SystemIds
+from runtime.settings.table import Settings
 from siltstone.adoption import allowances, obstacles, unknown_objects
 from siltstone.fsck import INVARIANTS, Finding
-from siltstone.ids import SystemIds
-from siltstone.settings import Settings
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from wire.crc import crc32c

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from metadata.service import MetadataUnavailableError
+from runtime.errors import BadInputError
 from siltstone import cli
 from siltstone.cli import topics
 from siltstone.cli.postgres_remedies import remedy_of
-from siltstone.errors import BadInputError
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

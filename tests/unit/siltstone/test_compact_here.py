@@ -13,12 +13,12 @@ from compactor.worker import Engine, Worker
 from metadata.compaction import JobState
 from metadata.memory import MemoryMetadata
 from metadata.service import Topic
-from siltstone.clock import SystemClock
+from runtime.clock import SystemClock
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
 from siltstone.compact_here import compact_here
 from siltstone.compact_now import StillCompactingError
-from siltstone.metrics import Metrics
 from siltstone.run_job import JobFailedError, Parts
-from siltstone.settings import Settings
 from siltstone.spark_note import EngineChoice
 from storage.memory import MemoryStore
 from tests.fixtures.heavy_merges import LIMIT_MS, HeavySystem, latest

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from runtime.metrics import Metrics
 from siltstone.health import VARIABLE, what_is_wrong
 from siltstone.http_endpoint import HttpEndpoint
-from siltstone.metrics import Metrics
 from tests.fixtures.s3 import free_port
 
 

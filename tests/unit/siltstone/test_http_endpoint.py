@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
+from runtime.metrics import Metrics
+from runtime.settings.table import AddressInUseError, SettingsError
 from siltstone.http_endpoint import HttpEndpoint
-from siltstone.metrics import Metrics
-from siltstone.settings import AddressInUseError, SettingsError
 
 
 class Running:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from siltstone.log_bursts import KINDS_MAX, WINDOW_MS, Bursts
+from runtime.log_bursts import KINDS_MAX, WINDOW_MS, Bursts
 
 STORM = ("agents.write.path", "file given up")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from siltstone.clock import ManualClock
-from siltstone.log_bursts import WINDOW_MS
-from siltstone.logging import About, configure, get_logger, log_context, shows_debug, tell_left_out
+from runtime.clock import ManualClock
+from runtime.log_bursts import WINDOW_MS
+from runtime.logging import About, configure, get_logger, log_context, shows_debug, tell_left_out
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_a_stderr_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch) -> N
 
 AT_SHUTDOWN = """
 import logging
-from siltstone.logging import configure
+from runtime.logging import configure
 
 class Unclosed:
     def __init__(self, *given):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from siltstone.metrics import Metrics, render_metrics_markdown
+from runtime.metrics import Metrics, render_metrics_markdown
 
 ROOT = Path(__file__).resolve().parents[3]
 

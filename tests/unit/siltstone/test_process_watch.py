@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from siltstone.clock import SystemClock
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.metrics import Metrics
 from siltstone.process_watch import LAG_INTERVAL_MS, process_watched
 
 DEADLINE_S = 20

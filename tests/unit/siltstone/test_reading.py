@@ -8,6 +8,7 @@ import numpy
 import pytest
 
 import siltstone
+from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import BadScanError
 
 
@@ -26,5 +27,5 @@ def test_columns_that_are_no_names_in_a_list_are_refused_with_what_to_write(colu
 
 
 def test_numbers_of_numpy_are_partitions() -> None:
-    with pytest.raises(siltstone.errors.SiltstoneError, match="nowhere"):  # as far as the place
+    with pytest.raises(SiltstoneError, match="nowhere"):  # as far as the place
         siltstone.read_topic("t", data="nowhere", partitions=numpy.array([0, 1]))  # type: ignore[arg-type]

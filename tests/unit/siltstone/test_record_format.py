@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from siltstone.record_format import (
     Field,
     InputRecord,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.settings import (
+from runtime.settings.table import (
     Settings,
     SettingsError,
     declarations,

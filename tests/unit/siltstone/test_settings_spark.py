@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.settings import Settings, SettingsError, is_local_master, load_settings, memory_mib
+from runtime.settings.table import Settings, SettingsError, is_local_master, load_settings, memory_mib
 
 EMR = {
     "spark.submitter": "emr-serverless",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from siltstone.settings import Settings, SettingsError
-from siltstone.tracing import CURRENT_SPAN, NO_SPAN, NO_TRACING, child_span, current
+from runtime.settings.table import Settings, SettingsError
+from runtime.tracing import CURRENT_SPAN, NO_SPAN, NO_TRACING, child_span, current
 
 
 class Heard:

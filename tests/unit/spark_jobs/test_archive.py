@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from spark_jobs.archive import (
     EXTRAS,
     ArchiveError,

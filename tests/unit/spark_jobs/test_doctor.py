@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.settings import Settings
+from runtime.settings.table import Settings
 from spark_jobs.doctor import (
     FAULTS,
     Check,

@@ -8,7 +8,7 @@ import pytest
 
 from metadata.compaction import Metadata
 from metadata.service import MetadataUnavailableError
-from siltstone.clock import ManualClock
+from runtime.clock import ManualClock
 from spark_jobs.source_metadata import FIRST_RETRY_MS, RETRY_MS, RETRY_WAIT_MS, MetadataThread
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/silt"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from storage.cluster import (
     Action,
     ClusterFile,

@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.file_format import CorruptFileError, ExtentSource, build_file
 from storage.inspect import TAIL_BYTES, inspect_file
 from storage.keys import file_key

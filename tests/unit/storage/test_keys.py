@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.ids import SystemIds
+from runtime.ids import SystemIds
 from storage.keys import (
     PLAN_NAME,
     BadKeyError,

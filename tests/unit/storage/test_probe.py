@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from siltstone.clock import ManualClock, SystemClock
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock, SystemClock
+from runtime.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
 from storage.objects import (

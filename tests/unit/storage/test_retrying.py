@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
 from storage.objects import (

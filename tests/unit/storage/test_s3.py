@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from siltstone.clock import SystemClock
-from siltstone.errors import BugError
-from siltstone.ids import SystemIds
+from runtime.clock import SystemClock
+from runtime.errors import BugError
+from runtime.ids import SystemIds
 from storage.objects import (
     ChecksumMismatchError,
     ObjectExistsError,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from storage.keys import PLAN_NAME, BadKeyError, job_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.clock import ManualClock
-from siltstone.ids import SystemIds
-from siltstone.metrics import Metrics
+from runtime.clock import ManualClock
+from runtime.ids import SystemIds
+from runtime.metrics import Metrics
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
 from storage.metered import Metered

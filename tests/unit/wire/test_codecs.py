@@ -13,7 +13,7 @@ import lz4.frame
 import pytest
 import zstandard
 
-from siltstone.errors import SiltstoneError
+from runtime.errors import SiltstoneError
 from wire.codecs import Codec, CodecError, DecompressedTooLargeError, compress, decompress
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 from tests.fixtures.record_batches import NOW_MS, one_batch, some_records, with_header, with_payload
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
 from wire.codecs import Codec, DecompressedTooLargeError

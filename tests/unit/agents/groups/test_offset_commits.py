@@ -19,9 +19,9 @@ from metadata.groups import (
 )
 from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, MetadataUnavailableError, WriterLease
-from siltstone.clock import SystemClock
-from siltstone.errors import BadInputError
-from siltstone.metrics import Metrics
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError
+from runtime.metrics import Metrics
 from wire.error_codes import ErrorCode
 
 A, B = (GroupLease(group_id=name, epoch=epoch) for name, epoch in (("a", 1), ("b", 2)))

@@ -6,8 +6,8 @@ import errno
 import ipaddress
 import re
 
-from siltstone.errors import BadInputError
-from siltstone.settings_values import SettingsError
+from runtime.errors import BadInputError
+from runtime.settings.values import SettingsError
 
 
 class AddressInUseError(BadInputError):

@@ -1,7 +1,7 @@
 """What a setting may be: how one is declared, and how a given value is read and checked against its declaration.
 
-Values come from the environment and the command line as text, from TOML as text or typed. `siltstone/settings.py` holds
-the table; nothing else should need this module.
+Values come from the environment and the command line as text, from TOML as text or typed. `runtime/settings/table.py`
+holds the table; nothing else should need this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from siltstone.errors import BadInputError
+from runtime.errors import BadInputError
 
 INT31 = 2**31 - 1
 INT63 = 2**63 - 1

@@ -1,6 +1,6 @@
 """Traces, as the rooms see them: a span may have children, links and attributes, and ends once.
 
-Nobody but `siltstone/tracing_otel.py` knows OpenTelemetry. Where tracing is off (the default) there is no span
+Nobody but `runtime/tracing_otel.py` knows OpenTelemetry. Where tracing is off (the default) there is no span
 anywhere: `Tracing.on` is False, `CURRENT_SPAN` is None, and what a caller pays is one `if`.
 
 A span that somebody works under is `CURRENT_SPAN`; tasks inherit it, as they do all context. Work that is done for many

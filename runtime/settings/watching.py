@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from siltstone.settings_values import SettingsError, count, duration_ms, setting
+from runtime.settings.values import SettingsError, count, duration_ms, setting
 
 WATCHING = "Watching"
 _RATIO = re.compile(r"0?\.[0-9]{1,9}|0|1(\.0{1,9})?")
@@ -13,7 +13,7 @@ _RATIO = re.compile(r"0?\.[0-9]{1,9}|0|1(\.0{1,9})?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchingSettings:
-    """The section "Watching" of `siltstone.settings.Settings`."""
+    """The section "Watching" of `runtime.settings.table.Settings`."""
 
     metrics_listen: str = setting(
         "127.0.0.1:0", WATCHING, "HOST:PORT for `/metrics`, `/healthz` and `/readyz`. Port 0 takes any; empty: none."

@@ -14,15 +14,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from siltstone.settings_addresses import (
+from runtime.settings.addresses import (
     AddressInUseError,
     check_addresses,
     format_address,
     is_loopback,
     parse_address,
 )
-from siltstone.settings_spark import SUBMITTERS, check_spark, is_local_master, memory_mib
-from siltstone.settings_text import (
+from runtime.settings.spark import SUBMITTERS, check_spark, is_local_master, memory_mib
+from runtime.settings.text import (
     ENVIRONMENT_PREFIX,
     environment_name,
     flatten,
@@ -30,7 +30,7 @@ from siltstone.settings_text import (
     read_toml,
     render_markdown,
 )
-from siltstone.settings_values import (
+from runtime.settings.values import (
     INT31,
     Declared,
     SettingsError,
@@ -42,7 +42,7 @@ from siltstone.settings_values import (
     size_bytes,
     typed_value,
 )
-from siltstone.settings_watching import WatchingSettings, check_watching
+from runtime.settings.watching import WatchingSettings, check_watching
 
 __all__ = [
     "ENVIRONMENT_PREFIX",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from siltstone.settings_values import SettingsError
+from runtime.settings.values import SettingsError
 
 SUBMITTERS = ("none", "local", "spark-submit", "emr-serverless")
 DRIVER_MEMORY_MIN_MIB = 512

@@ -395,7 +395,7 @@ def render_metrics_markdown() -> str:
     lines = [
         "# Metrics",
         "",
-        "Generated from `siltstone/metrics.py`; do not edit by hand. Every process serves them at `/metrics` of",
+        "Generated from `runtime/metrics.py`; do not edit by hand. Every process serves them at `/metrics` of",
         "`metrics.listen`, in the Prometheus text format.",
         "",
         "| metric | kind | labels | meaning |",

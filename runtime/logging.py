@@ -6,7 +6,7 @@ A stderr that is gone (its reader was killed) is not an error: an agent must sti
 
 On whose behalf a line is written (a client's request, a file, a merge) is `LOG_CONTEXT`; its facts are added to every
 line that does not say them itself. They are only asked for when a line is shown, so what a request pays is setting a
-variable. Of lines of one kind no more than `log.burst.lines` are shown in ten seconds (`siltstone/log_bursts.py`),
+variable. Of lines of one kind no more than `log.burst.lines` are shown in ten seconds (`runtime/log_bursts.py`),
 those of level debug excepted: who asks for them wants them all. `docs/operations/logs-and-traces.md` lists the fields.
 """
 
@@ -22,8 +22,8 @@ from typing import Any, Final, Protocol, cast
 
 import structlog
 
-from siltstone.clock import Clock, SystemClock
-from siltstone.log_bursts import Bursts
+from runtime.clock import Clock, SystemClock
+from runtime.log_bursts import Bursts
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 BURST_LINES = 100

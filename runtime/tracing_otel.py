@@ -24,8 +24,8 @@ from opentelemetry.trace import Link, SpanContext, Status, StatusCode, Tracer, s
 from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind as OtelSpanKind
 
-from siltstone.ids import IdSource
-from siltstone.tracing import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, SpanKind
+from runtime.ids import IdSource
+from runtime.tracing import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, SpanKind
 
 CHILDREN_MAX = 256
 """Of one span: a merge may make thousands of requests. More are counted, not shown."""
@@ -38,7 +38,7 @@ _NOTHING_ABOVE = Context()
 
 
 class OtelTracing:
-    """A `siltstone.tracing.Tracing`."""
+    """A `runtime.tracing.Tracing`."""
 
     on = True
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from siltstone.settings_values import INT31, INT63, Declared, SettingsError, Value
+from runtime.settings.values import INT31, INT63, Declared, SettingsError, Value
 
 ENVIRONMENT_PREFIX = "SILTSTONE_"
 
@@ -51,7 +51,7 @@ def render_markdown(declarations: Iterable[tuple[str, Declared, Value]]) -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `siltstone/settings.py`; do not edit by hand.",
+        "Generated from `runtime/settings/table.py`; do not edit by hand.",
         "",
         "The command line (`--set produce.linger.ms=100`) wins over the environment",
         "(`SILTSTONE_PRODUCE_LINGER_MS=100`), the environment over the TOML file given by `--config`, the file over",

@@ -1,0 +1,1 @@
+"""The ground floor: what every process needs. It imports nothing of ours."""
