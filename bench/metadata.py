@@ -29,7 +29,7 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from siltstone.agent_process import GARBAGE_THRESHOLDS
+from siltstone.processes.agent import GARBAGE_THRESHOLDS
 from storage.memory import MemoryStore
 from wire.api import RequestHeader, encode_response
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse

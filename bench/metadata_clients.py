@@ -16,7 +16,7 @@ from bench.registry import Size
 from bench.stack import Stack, Store
 from bench.table import Cell, Column, Table
 from bench.usage import resident_bytes
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 
 CONNECTIONS = 200
 TOPICS, PARTITIONS = 20, 100

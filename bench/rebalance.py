@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from bench.registry import Size
 from bench.stack import Stack, Store
 from bench.table import Cell, Column, Table
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from wire.error_codes import ErrorCode
 from wire.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse

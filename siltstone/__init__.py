@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from siltstone.reading import read_topic as read_topic
+    from siltstone.api import read_topic as read_topic
 
 __all__ = ["read_topic"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "read_topic":
-        from siltstone.reading import read_topic  # loads pyarrow and the kernels
+        from siltstone.api import read_topic  # loads pyarrow and the kernels
 
         return read_topic
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

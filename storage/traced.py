@@ -1,5 +1,5 @@
 """A span for each request to the object store that is part of traced work; in the stack below `Retrying`, so that each
-try has one. Put there only where tracing is on: see `siltstone/opening.py` and `storage/wrapper.py`.
+try has one. Put there only where tracing is on: see `siltstone/processes/opening.py` and `storage/wrapper.py`.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ class WritePath:
             self._seq, self._seq_epoch = 0, lease.epoch
         self._seq += 1
         # in the order of sealing, though the store's clock goes back or a beat's answer took its time: see
-        # `siltstone/rebuild_uncommitted.py`
+        # `siltstone/ops/rebuild/uncommitted.py`
         self._named_ms = max(store_ms, self._named_ms + 1)
         key = file_key(
             level=0,

@@ -1,4 +1,4 @@
-"""`siltstone agent`: see `siltstone/agent_process.py`."""
+"""`siltstone agent`: see `siltstone/processes/agent.py`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def agent(
       SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// \\
           siltstone agent
     """
-    from siltstone.agent_process import run_agent
     from siltstone.embedded.running import RunningAgent
+    from siltstone.processes.agent import run_agent
 
     options = {
         "listen": listen,

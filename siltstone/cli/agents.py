@@ -16,10 +16,10 @@ from click.core import ParameterSource
 
 from metadata.topic_configs import TOPIC_CONFIGS
 from runtime.errors import UnavailableError
-from siltstone.client import KafkaClient, KafkaError
-from siltstone.command_words import CommandWords, option
-from siltstone.compact_now import did_you_mean
 from siltstone.embedded.run_file import read_run_file
+from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.ops.compaction.compact_now import did_you_mean
+from siltstone.ops.hint_options import CommandWords, option
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., object])

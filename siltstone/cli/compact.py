@@ -20,15 +20,15 @@ from runtime.ids import SystemIds
 from runtime.logging import configure
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from siltstone import compact_now
 from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, size_text
 from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, opened_parts, shown_steps, stopped_here, worker_here
 from siltstone.cli.topics_compaction import print_states, read_explained
 from siltstone.cli.usage import WrongUsageError
-from siltstone.compaction_report import fraction_of, states_json
-from siltstone.opening import opened_stores
-from siltstone.stopping import unless
+from siltstone.ops.compaction import compact_now
+from siltstone.ops.compaction.report import fraction_of, states_json
+from siltstone.processes.opening import opened_stores
+from siltstone.processes.stopping import unless
 
 TIMEOUT_S = 3600
 COMPACTOR_LOADS_MS = 10_000
@@ -151,7 +151,7 @@ async def compact_on(
 ) -> compact_now.Compacted:
     """The merges of a topic from this process, on one engine."""
     async with opened_parts(urls, places) as parts:
-        from siltstone.compact_here import compact_here
+        from siltstone.ops.compaction.compact_here import compact_here
 
         with shown_steps() as show:
             async with worker_here(parts, engine, "compact", show) as (worker, stopping):
@@ -179,7 +179,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
     if settings.log_level == "info":  # what the process of a compactor logs is no part of this command's answer
         configure("warning", settings.log_format)
     from compactor.compactor import Compactor  # the kernels' compiler is loaded where it is needed
-    from siltstone.engines import engines
+    from siltstone.processes.engines import engines
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     async with opened_stores(here, metrics, clock, ids) as (store, own):

@@ -16,10 +16,10 @@ from siltstone.cli.agents import bootstrap_of, bootstrap_option
 from siltstone.cli.live import draw_until_stopped, quiet_interrupts
 from siltstone.cli.output import console
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.client import KafkaClient, connected
-from siltstone.command_words import CommandWords
-from siltstone.compact_now import configs_in_force, find_topic, require_compacted
-from siltstone.compaction_frame import Frame, ReadRecord, draw, frame_of
+from siltstone.kafka.client import KafkaClient, connected
+from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
+from siltstone.ops.compaction.frame import Frame, ReadRecord, draw, frame_of
+from siltstone.ops.hint_options import CommandWords
 from wire.batch import iter_headers
 from wire.records import walk
 

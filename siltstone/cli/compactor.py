@@ -1,4 +1,4 @@
-"""`siltstone compactor`: see `siltstone/compactor_process.py`."""
+"""`siltstone compactor`: see `siltstone/processes/compactor.py`."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def compactor(
     }
     settings = read_settings(config, assignments, options)
 
-    from siltstone.compactor_process import run_compactor
     from siltstone.embedded.running import RunningCompactor
+    from siltstone.processes.compactor import run_compactor
 
     def ready(running: RunningCompactor) -> None:
         click.echo(f"compactor: {running.node_id}")

@@ -18,17 +18,17 @@ from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import partition_counts
 from siltstone.cli.output import print_when_taken
 from siltstone.cli.usage import as_usage
-from siltstone.client import KafkaClient
-from siltstone.client_groups import GroupClient
-from siltstone.client_member import GroupMember
-from siltstone.client_records import TopicPartition
-from siltstone.client_steady import PATIENCE_MS, SteadyClient
-from siltstone.command_words import CommandWords
-from siltstone.consuming import Reach, partitions_of, reaches, read
-from siltstone.consuming_in_group import GroupReader
-from siltstone.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
-from siltstone.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
-from siltstone.stopping import stop_signals, unless
+from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.consuming import Reach, partitions_of, reaches, read
+from siltstone.kafka.consuming_in_group import GroupReader
+from siltstone.kafka.groups import GroupClient
+from siltstone.kafka.member import GroupMember
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
+from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
+from siltstone.kafka.records import TopicPartition
+from siltstone.kafka.retrying import PATIENCE_MS, SteadyClient
+from siltstone.ops.hint_options import CommandWords
+from siltstone.processes.stopping import stop_signals, unless
 
 Written = Callable[[OutputRecord], bytes]
 

@@ -10,9 +10,9 @@ import click
 
 from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, print_table
 from siltstone.cli.usage import WrongUsageError
-from siltstone.cost import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
-from siltstone.cost_storage import STORAGE_CLASSES, class_day_note
-from siltstone.prices import AS_OF, PRICES, REGION
+from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
+from siltstone.ops.cost.reckon import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
+from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
 
 BAR_WIDTH = 24
 

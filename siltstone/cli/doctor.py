@@ -1,4 +1,4 @@
-"""`siltstone doctor`: gather the facts, print the judgement of `siltstone/doctor.py`."""
+"""`siltstone doctor`: gather the facts, print the judgement of `siltstone/ops/doctor.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from siltstone.cli.dev import DEFAULT_DATA
 from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.places import Places, Urls, opened, opened_store, place_options, resolved, same_cluster
 from siltstone.cli.postgres_remedies import remedy_of
-from siltstone.doctor import (
+from siltstone.embedded.run_file import run_file_exists
+from siltstone.ops.doctor import (
     Check,
     Verdict,
     failure,
@@ -28,7 +29,6 @@ from siltstone.doctor import (
     passed,
     warning,
 )
-from siltstone.embedded.run_file import run_file_exists
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
 from storage.urls import parse_store_url

@@ -16,8 +16,8 @@ from runtime.clock import SystemClock
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.usage import WrongUsageError
-from siltstone.fsck import all_files
-from siltstone.levels_report import payload_bytes_of, share
+from siltstone.ops.fsck import all_files
+from siltstone.ops.levels_report import payload_bytes_of, share
 
 KEY_WIDTH_MIN = 150
 """Columns of a terminal from which on keys, which are never cut, have a column; below it, lines of their own."""

@@ -1,4 +1,5 @@
-"""`siltstone fsck`: what is checked, and in what order, says `siltstone/fsck.py`; --adopt: `siltstone/adoption.py`."""
+"""`siltstone fsck`: what is checked, and in what order, says `siltstone/ops/fsck.py`; --adopt:
+`siltstone/ops/adoption.py`."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from compactor.orphans import orphans_allowed
 from metadata.catalog_restore import RebuiltState, rebuilt_state
 from metadata.history import History
 from runtime.settings.table import Settings
-from siltstone.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
-from siltstone.fsck import Finding, check_system
+from siltstone.ops.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
+from siltstone.ops.fsck import Finding, check_system
 
 VIOLATIONS_SHOWN = 20
 """Of each invariant; --json prints all."""

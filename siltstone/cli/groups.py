@@ -14,10 +14,9 @@ from siltstone.cli.agents import agent_options, given_agents
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
-from siltstone.client import KafkaError, connected
-from siltstone.client_groups import Group, GroupClient, all_groups
-from siltstone.command_words import CommandWords
-from siltstone.group_report import (
+from siltstone.kafka.client import KafkaError, connected
+from siltstone.kafka.groups import Group, GroupClient, all_groups
+from siltstone.ops.group_report import (
     LAG_COLUMNS,
     PartitionLag,
     bar,
@@ -26,6 +25,7 @@ from siltstone.group_report import (
     lags,
     total_lag_text,
 )
+from siltstone.ops.hint_options import CommandWords
 
 STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead")
 

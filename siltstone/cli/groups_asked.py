@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import click
 
-from siltstone.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
-from siltstone.client_groups import all_groups
-from siltstone.client_records import TopicPartition, offsets_at
-from siltstone.command_words import CommandWords
-from siltstone.group_report import LogEnds
+from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, connected
+from siltstone.kafka.groups import all_groups
+from siltstone.kafka.records import TopicPartition, offsets_at
+from siltstone.ops.group_report import LogEnds
+from siltstone.ops.hint_options import CommandWords
 
 
 @asynccontextmanager

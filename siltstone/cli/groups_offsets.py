@@ -14,13 +14,13 @@ from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, nearest_group, tell
 from siltstone.cli.output import json_option, plural, print_json, print_table
 from siltstone.cli.usage import WrongUsageError, as_usage
-from siltstone.client import KafkaClient, KafkaError, connected
-from siltstone.client_groups import Committed, Group, GroupClient, all_groups
-from siltstone.client_records import TopicPartition, offsets_at
-from siltstone.command_words import CommandWords
-from siltstone.consuming import partitions_of
-from siltstone.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
-from siltstone.offset_spec import parse_partitions, parse_time
+from siltstone.kafka.client import KafkaClient, KafkaError, connected
+from siltstone.kafka.consuming import partitions_of
+from siltstone.kafka.groups import Committed, Group, GroupClient, all_groups
+from siltstone.kafka.offset_spec import parse_partitions, parse_time
+from siltstone.kafka.records import TopicPartition, offsets_at
+from siltstone.ops.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
+from siltstone.ops.hint_options import CommandWords
 
 Chosen = Sequence[tuple[str, Sequence[int] | None]]
 """Topics, and which partitions of each; None for all."""

@@ -15,8 +15,8 @@ from siltstone.cli.output import age_text, console, json_option, plural, print_j
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.usage import WrongUsageError
-from siltstone.command_words import CommandWords
-from siltstone.spark_note import ENGINE, spark_note
+from siltstone.ops.hint_options import CommandWords
+from siltstone.processes.spark_note import ENGINE, spark_note
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110

@@ -11,7 +11,7 @@ from rich.text import Text
 from siltstone.cli.live import draw_until_stopped, quiet_interrupts
 from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
+from siltstone.ops.levels_report import RUNS_SHOWN, LevelClass, levels_json, levels_of, picture
 
 WATCH_MS = 1_000
 

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from runtime.clock import SystemClock
 from siltstone.cli.output import console
-from siltstone.stopping import stop_signals, unless
+from siltstone.processes.stopping import stop_signals, unless
 
 
 async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, every_ms: int) -> None:

@@ -23,9 +23,9 @@ from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings, is_memory
 from siltstone.cli.setting_options import read_settings, setting_options
-from siltstone.command_words import NO_WORDS, CommandWords, words_for
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
+from siltstone.ops.hint_options import NO_WORDS, CommandWords, words_for
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore

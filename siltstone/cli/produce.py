@@ -22,11 +22,9 @@ from runtime.ids import SystemIds
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.output import console, json_option, plural, print_json, size_text
 from siltstone.cli.usage import WrongUsageError, as_usage
-from siltstone.client import KafkaClient
-from siltstone.client_steady import SteadyClient
-from siltstone.command_words import CommandWords
-from siltstone.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
-from siltstone.record_format import (
+from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
+from siltstone.kafka.record_format import (
     VALUE_LINES,
     InputRecord,
     RecordReader,
@@ -34,7 +32,9 @@ from siltstone.record_format import (
     parse_format,
     parse_header,
 )
-from siltstone.stopping import stop_signals, unless
+from siltstone.kafka.retrying import SteadyClient
+from siltstone.ops.hint_options import CommandWords
+from siltstone.processes.stopping import stop_signals, unless
 from wire.codecs import Codec
 from wire.records import Headers
 

@@ -1,4 +1,5 @@
-"""`siltstone rebuild`: how it decides says `siltstone/rebuild_plan.py`, what it writes `siltstone/rebuild.py`."""
+"""`siltstone rebuild`: how it decides says `siltstone/ops/rebuild/plan.py`, what it writes
+`siltstone/ops/rebuild/run.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from runtime.ids import SystemIds
 from runtime.settings.table import is_memory
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.cli.places import POSTGRES_NAMES, Places, opened_store, url_options, ways_to_name
-from siltstone.rebuild import Rebuild, Rebuilt
+from siltstone.ops.rebuild.run import Rebuild, Rebuilt
 
 WITH_LOSSES = 3
 SHOWN_MAX = 20

@@ -9,8 +9,8 @@ import click
 
 from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, Urls, opened, place_options, resolved
-from siltstone.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
-from siltstone.record_trace import diagnose
+from siltstone.ops.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
+from siltstone.ops.record_trace import diagnose
 
 
 @click.group()

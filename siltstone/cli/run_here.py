@@ -20,14 +20,14 @@ from runtime.logging import configure
 from runtime.metrics import Metrics
 from siltstone.cli.output import console
 from siltstone.cli.places import Places, Urls
-from siltstone.opening import opened_stores
-from siltstone.spark_note import EngineChoice
-from siltstone.stopping import stop_signals
+from siltstone.processes.opening import opened_stores
+from siltstone.processes.spark_note import EngineChoice
+from siltstone.processes.stopping import stop_signals
 
 if TYPE_CHECKING:
     from compactor.execute import Progress as Step
     from compactor.worker import Worker
-    from siltstone.run_job import Parts
+    from siltstone.ops.compaction.run_job import Parts
 
 T = TypeVar("T", bound=Callable[..., object])
 
@@ -57,7 +57,7 @@ async def opened_parts(urls: Urls, places: Places) -> AsyncGenerator[Parts]:
     """Raises BadInputError where the object store is not known, and what opening the stores raises."""
     if not urls.object_store:
         raise BadInputError("nothing says where the object store is", remedy="give --data DIR, or --object-store URL")
-    from siltstone.run_job import Parts  # the kernels' compiler is loaded where it is needed
+    from siltstone.ops.compaction.run_job import Parts  # the kernels' compiler is loaded where it is needed
 
     settings = replace(places.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     if settings.log_level == "info":  # what a compactor logs is no part of a command's answer
@@ -72,7 +72,7 @@ async def worker_here(
     parts: Parts, engine: EngineChoice | None, command: str, on_progress: Callable[[int, Step], None]
 ) -> AsyncGenerator[tuple[Worker, asyncio.Event]]:
     """A worker, and an event that is set when Ctrl-C or SIGTERM stopped it: its merge is given back."""
-    from siltstone.run_job import foreground_worker
+    from siltstone.ops.compaction.run_job import foreground_worker
 
     stopping = asyncio.Event()
     host = f"{socket.gethostname()} (siltstone {command})"
@@ -92,8 +92,8 @@ async def worker_here(
 
 
 async def run_here(urls: Urls, places: Places, job_id: int, engine: EngineChoice | None) -> tuple[MergeJob, int]:
-    """The job when it is done, and the store's time. For what it raises see `siltstone/run_job.py`."""
-    from siltstone.run_job import JobFailedError, check_runnable, run_job
+    """The job when it is done, and the store's time. For what it raises see `siltstone/ops/compaction/run_job.py`."""
+    from siltstone.ops.compaction.run_job import JobFailedError, check_runnable, run_job
 
     async with opened_parts(urls, places) as parts:
         await check_runnable(parts.metadata, job_id, engine)

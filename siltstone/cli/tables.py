@@ -22,7 +22,7 @@ from siltstone.cli.places import Places, Urls, place_options, resolved
 from siltstone.cli.tables_shown import Rounds, print_report, report_json, shown_progress
 from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.embedded.run_file import read_run_file
-from siltstone.offset_spec import Anchor, parse_offsets
+from siltstone.kafka.offset_spec import Anchor, parse_offsets
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from siltstone.cli.agents import acts, agent_options, given_agents, name_hints
 from siltstone.cli.output import json_option, plural, print_json, print_table
 from siltstone.cli.topics_compaction import explain_command
 from siltstone.cli.topics_describe import describe_command
-from siltstone.client import KafkaClient, connected
+from siltstone.kafka.client import KafkaClient, connected
 from wire.messages.metadata import MetadataResponseTopic
 
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from metadata.service import L0File, Topic
 from metadata.topic_configs import InvalidConfigError
 from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.compact_now import JOBS_READ, find_topic
-from siltstone.compaction_evidence import Evidence, Reason, joined
-from siltstone.compaction_reasons import explain
-from siltstone.compaction_report import PartitionState, partition_states, waiting_lines
-from siltstone.compaction_trouble import files_in_trouble, troubled_by_partition
+from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
+from siltstone.ops.compaction.evidence import Evidence, Reason, joined
+from siltstone.ops.compaction.reasons import explain
+from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines
+from siltstone.ops.compaction.trouble import files_in_trouble, troubled_by_partition
 
 FAILED_SHOWN_MS = 3_600_000
 """Failed jobs older than this explain nothing any more."""

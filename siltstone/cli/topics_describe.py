@@ -16,10 +16,10 @@ from siltstone.cli.agents import acts, bootstrap_option, name_hints, running_boo
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, place_options, resolved
 from siltstone.cli.topics_compaction import Explained, print_states, read_explained
-from siltstone.client import EARLIEST, LATEST, ConfigEntry, connected
-from siltstone.command_words import CommandWords, option
-from siltstone.compact_now import configs_in_force
-from siltstone.compaction_report import is_compacted, states_json, trouble_lines
+from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
+from siltstone.ops.compaction.compact_now import configs_in_force
+from siltstone.ops.compaction.report import is_compacted, states_json, trouble_lines
+from siltstone.ops.hint_options import CommandWords, option
 
 SET_ON_TOPIC = "topic"
 

@@ -19,15 +19,15 @@ from metadata.compaction import CompactionView
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from siltstone import compact_now
 from siltstone.cli.output import print_pairs, size_text
-from siltstone.client import connected
 from siltstone.demo import clients
 from siltstone.demo.flights import Flight
 from siltstone.demo.ledger import Ledger, MismatchError
 from siltstone.demo.stack import Stack
 from siltstone.embedded.run_file import read_run_file
-from siltstone.levels_report import levels_of, picture
+from siltstone.kafka.client import connected
+from siltstone.ops.compaction import compact_now
+from siltstone.ops.levels_report import levels_of, picture
 
 TOPIC = "aircraft"
 COMPACT_TIMEOUT_MS = 300_000

@@ -25,13 +25,13 @@ from rich.console import Console
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from siltstone.cli.output import print_pairs, print_table, size_text
-from siltstone.client import connected
 from siltstone.demo import clients
 from siltstone.demo.aircraft import LatestComparison, LatestFlights
 from siltstone.demo.flights import Flight, partition_of
 from siltstone.demo.ledger import Ledger, MismatchError
 from siltstone.demo.stack import Stack
 from siltstone.embedded.run_file import read_run_file
+from siltstone.kafka.client import connected
 
 TOPIC = "routes"
 PARTITIONS = 1

@@ -25,11 +25,11 @@ from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from siltstone.cli.compact import shown_progress
 from siltstone.cli.output import print_pairs, size_text
-from siltstone.client import connected
 from siltstone.demo import aircraft, clients, report, routes
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
+from siltstone.kafka.client import connected
 
 TOPIC = "flights"
 PARTITIONS = 6

@@ -46,7 +46,7 @@ from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
 from siltstone.embedded.running import RunningAgent, RunningCompactor
-from siltstone.stopping import stop_signals, unless
+from siltstone.processes.stopping import stop_signals, unless
 
 _log = get_logger(__name__)
 
@@ -165,11 +165,11 @@ def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequ
 
 
 async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *, compact: bool) -> None:
-    from siltstone.agent_process import serve_agent  # children load it, not this process
+    from siltstone.processes.agent import serve_agent  # children load it, not this process
 
     beside = None
     if compact:
-        from siltstone.compactor_process import compactor_beside
+        from siltstone.processes.compactor import compactor_beside
 
         beside = compactor_beside
     await serve_agent(settings, on_ready=lambda running: ready([running]), stopping=stopping, beside=beside)

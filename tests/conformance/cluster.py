@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 
-from siltstone.client import KafkaError, connected
+from siltstone.kafka.client import KafkaError, connected
 from tests.conformance.contract import TIMEOUT_S, Sent
 from tests.fixtures.faults import AgentProcess, Processes, in_thread
 from tests.fixtures.idempotent_load import wait_until

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.contract.merges import merge
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.fleet import fleet, until

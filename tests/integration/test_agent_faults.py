@@ -20,7 +20,7 @@ from metadata.service import (
     MetadataUnavailableError,
     WriterLease,
 )
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.keys import parse_file_key
 from storage.memory import MemoryStore
 from storage.objects import Body, PutInDoubtError, StoreUnavailableError

@@ -16,7 +16,7 @@ from metadata.compaction import CommitMerge
 from metadata.service import AgentAddress, CommitL0, L0Batch, Topic
 from metadata.urls import open_metadata
 from runtime.ids import SystemIds
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from storage.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.local import LocalStore

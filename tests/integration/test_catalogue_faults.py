@@ -18,8 +18,8 @@ from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
-from siltstone.rebuild_plan import RebuildPlan
-from siltstone.rebuild_reading import Found, read_bucket
+from siltstone.ops.rebuild.plan import RebuildPlan
+from siltstone.ops.rebuild.reading import Found, read_bucket
 from storage.cluster import ClusterMismatchError
 from storage.keys import file_key
 from storage.objects import Body, ObjectStore, ObjectStoreError

@@ -15,7 +15,7 @@ from compactor.catalog import Catalog
 from metadata.catalog import CatalogInstant, CatalogTable, TakeRows
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent

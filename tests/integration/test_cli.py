@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.client import connected
 from siltstone.demo.stack import Stack, running_stack
-from siltstone.fsck import INVARIANTS
+from siltstone.kafka.client import connected
+from siltstone.ops.fsck import INVARIANTS
 from wire.records import NewRecord, build_batch
 
 RECORDS = 40

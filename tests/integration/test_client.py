@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from runtime.errors import BadInputError, Outcome, UnavailableError
-from siltstone.client import EARLIEST, LATEST, ConnectionLostError, KafkaClient, KafkaError, connected
+from siltstone.kafka.client import EARLIEST, LATEST, ConnectionLostError, KafkaClient, KafkaError, connected
 from tests.fixtures.agents import RunningAgent, read_all
 from wire.api import decode_request, encode_response, read_request_header
 from wire.errors import MalformedFrameError

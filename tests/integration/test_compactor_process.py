@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from siltstone.cli import main
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.dev import COMMAND
 from tests.fixtures.faults import Processes, create_topic

@@ -15,15 +15,16 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from metadata.memory import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
-from siltstone import client_member, consuming_in_group
 from siltstone.cli.groups_asked import partition_counts
-from siltstone.client import ConnectionLostError, KafkaClient, KafkaError, connected
-from siltstone.client_groups import GroupClient
-from siltstone.client_member import ForeignAssignmentError, as_text
-from siltstone.client_steady import SteadyClient
-from siltstone.consuming_in_group import GroupReader
-from siltstone.offset_spec import Anchor, Place
-from siltstone.record_format import OutputRecord
+from siltstone.kafka import consuming_in_group
+from siltstone.kafka import member as client_member
+from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError, connected
+from siltstone.kafka.consuming_in_group import GroupReader
+from siltstone.kafka.groups import GroupClient
+from siltstone.kafka.member import ForeignAssignmentError, as_text
+from siltstone.kafka.offset_spec import Anchor, Place
+from siltstone.kafka.record_format import OutputRecord
+from siltstone.kafka.retrying import SteadyClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import Fleet, fleet, until

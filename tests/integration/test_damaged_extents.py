@@ -11,8 +11,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from metadata.compaction import CompactionMetadata, LeveledExtent, Metadata
 from metadata.packed_index import iter_index
-from siltstone.client import KafkaClient
-from siltstone.client import KafkaError as AnsweredError
+from siltstone.kafka.client import KafkaClient
+from siltstone.kafka.client import KafkaError as AnsweredError
 from storage.objects import ObjectStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.fleet import until
 from tests.fixtures.hand_merges import HandMerger

@@ -14,7 +14,7 @@ from compactor.spec import MergeKind
 from metadata.asyncpg_driver import open_connection
 from metadata.packed_index import iter_index
 from metadata.service import FileState
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.objects import ObjectNotFoundError
 from tests.fixtures.agents import Dial
 from tests.fixtures.compacted_systems import Gate, System, start_beside

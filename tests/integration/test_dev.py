@@ -25,11 +25,11 @@ from click.testing import CliRunner
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.settings.table import AddressInUseError, Settings
 from siltstone.cli import main
-from siltstone.client import KafkaClient
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
 from siltstone.embedded.stack import agent_settings, run_stack
+from siltstone.kafka.client import KafkaClient
 from wire.records import NewRecord, build_batch
 
 ROOT = Path(__file__).resolve().parents[2]

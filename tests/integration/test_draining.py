@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, named
 from tests.fixtures.idempotent_load import AiokafkaWriter, LibrdkafkaWriter, Load, wait_until
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader

@@ -17,8 +17,8 @@ from metadata.compaction import Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.client import connected
 from siltstone.demo.stack import Stack, running_stack
+from siltstone.kafka.client import connected
 from tests.fixtures.record_batches import with_payload
 from wire.records import NewRecord, build_batch
 

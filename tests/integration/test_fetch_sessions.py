@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, records_of
 from tests.fixtures.fleet import until
 from wire.error_codes import ErrorCode

@@ -24,7 +24,7 @@ import pytest
 
 import agents.server
 from runtime.settings.table import Settings
-from siltstone.client import KafkaClient, connected
+from siltstone.kafka.client import KafkaClient, connected
 from storage.faulty import Fault, FaultRule
 from storage.memory import MemoryStore
 from storage.objects import Body
@@ -215,7 +215,7 @@ def peak_bytes(agent: AgentProcess) -> int:
 
 PROBE = """
 import asyncio, sys, time
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 
 async def probe(address, duration_s):
     waits = []

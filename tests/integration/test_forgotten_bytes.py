@@ -19,7 +19,7 @@ from metadata.service import FileState
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from siltstone.client import KafkaClient, connected
+from siltstone.kafka.client import KafkaClient, connected
 from storage.objects import ObjectNotFoundError, ObjectStore
 from storage.retrying import Retrying
 from storage.urls import open_store

@@ -15,8 +15,8 @@ from metadata.invariants_leveled import Allowances
 from metadata.memory import MemoryDatabase, MemoryMetadata
 from metadata.packed_index import iter_index
 from metadata.service import WriterLease
-from siltstone.client import KafkaClient, connected
-from siltstone.fsck import Finding, check_system
+from siltstone.kafka.client import KafkaClient, connected
+from siltstone.ops.fsck import Finding, check_system
 from storage.memory import MemoryStore
 from tests.contract.merges import claim, commit_of, job, output_extent, output_file, output_key, read_ranges
 from tests.fixtures.agents import StartAgent
@@ -211,7 +211,7 @@ async def test_a_merged_system_is_clean_and_streams_by_in_chunks(
 
     monkeypatch.setattr(system.store, "get_range", watched)
     for chunk_bytes in (8 << 20, 100, 61):
-        monkeypatch.setattr("siltstone.fsck.CHUNK_BYTES", chunk_bytes)
+        monkeypatch.setattr("siltstone.ops.fsck.CHUNK_BYTES", chunk_bytes)
         found = await system.fsck()
         assert {id_: finding.violations for id_, finding in found.items()} == {id_: [] for id_ in found}
         assert max(asked) <= chunk_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agents.handlers import describe_groups, offset_fetch
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.groups import GroupMember, stable_group
 from wire.error_codes import ErrorCode

@@ -13,7 +13,7 @@ from agents.groups import expiry
 from metadata import memory_groups
 from metadata.groups import GroupLease, GroupRecord
 from metadata.service import MetadataService, MetadataUnavailableError
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from storage.objects import Body
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent

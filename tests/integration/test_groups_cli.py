@@ -25,8 +25,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.client import connected
 from siltstone.demo.stack import Stack, running_stack
+from siltstone.kafka.client import connected
 
 TIMEOUT_S = 60
 BASE_MS = 1_700_000_000_000

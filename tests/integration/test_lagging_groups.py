@@ -11,7 +11,7 @@ import pytest
 from agents.groups import checks
 from metadata.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
 from metadata.service import Cursor, MetadataService, MetadataUnavailableError, Tail
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metadata.service import MetadataUnavailableError
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RawConnection, StartAgent
 from tests.fixtures.fleet import Counted, fleet

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from agents.write.submission import BATCHES_MAX
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.record_batches import some_records, with_header

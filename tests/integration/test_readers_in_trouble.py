@@ -17,7 +17,7 @@ from metadata.service import BEAT_MS, LEASE_MS, Cursor, Tail
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.local import LocalStore
 from storage.memory import MemoryStore

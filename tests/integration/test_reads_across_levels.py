@@ -14,7 +14,7 @@ from agents.read import leveled
 from metadata.compaction import LeveledExtent, Metadata
 from metadata.memory import MemoryMetadata
 from metadata.service import MetadataUnavailableError
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.fleet import code_of, until

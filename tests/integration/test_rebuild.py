@@ -24,9 +24,9 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from siltstone.cli import main
-from siltstone.fsck import check_system
-from siltstone.rebuild import Rebuild, Rebuilt, StillAliveError
-from siltstone.rebuild_reading import read_bucket
+from siltstone.ops.fsck import check_system
+from siltstone.ops.rebuild.reading import read_bucket
+from siltstone.ops.rebuild.run import Rebuild, Rebuilt, StillAliveError
 from storage.cluster import check_cluster
 from storage.objects import Body, ObjectStore
 from storage.retrying import Retrying
@@ -340,7 +340,7 @@ async def test_a_rebuild_that_is_killed_before_its_commit_is_run_again_on_the_sa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("siltstone.rebuild.restore_catalog", killed)
+        patched.setattr("siltstone.ops.rebuild.run.restore_catalog", killed)
         with pytest.raises(KeyboardInterrupt):
             await lost.rebuild()
     assert (await target_state(lost.new_url)) is not None, "the schema is there, and nothing else"

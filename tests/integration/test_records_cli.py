@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.client import connected
 from siltstone.demo.stack import Stack, running_stack
-from siltstone.partitioner import partition_of_key
+from siltstone.kafka.client import connected
+from siltstone.kafka.partitioner import partition_of_key
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

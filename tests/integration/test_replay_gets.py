@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from agents.read.cache import BLOCK_BYTES
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.hand_merges import HandMerger

@@ -9,7 +9,7 @@ from metadata.groups import GroupLease, GroupRecord
 from metadata.memory import MemoryMetadata
 from metadata.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
 from runtime.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from storage.objects import Body, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent

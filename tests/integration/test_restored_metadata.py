@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from runtime.clock import SystemClock
 from siltstone.cli import main
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from tests.fixtures.compactors import CompactorProcess, CompactorProcesses
 from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.idempotent_load import wait_until

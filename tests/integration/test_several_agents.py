@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.client import KafkaClient, KafkaError, connected
+from siltstone.kafka.client import KafkaClient, KafkaError, connected
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.fleet import (

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 import agents.server
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.record_batches import some_records
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic

@@ -11,12 +11,12 @@ import pytest
 
 from runtime.clock import ManualClock, SystemClock
 from runtime.errors import UnavailableError
-from siltstone.client import ConnectionLostError, KafkaClient, KafkaError
-from siltstone.client_groups import GroupClient
-from siltstone.client_steady import SteadyClient
-from siltstone.consuming import Reach, read
-from siltstone.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
-from siltstone.record_format import InputRecord, OutputRecord
+from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError
+from siltstone.kafka.consuming import Reach, read
+from siltstone.kafka.groups import GroupClient
+from siltstone.kafka.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
+from siltstone.kafka.record_format import InputRecord, OutputRecord
+from siltstone.kafka.retrying import SteadyClient
 from tests.fixtures.agents import RunningAgent, read_all
 from wire.error_codes import ErrorCode
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
 from wire.error_codes import ErrorCode
 from wire.messages.create_partitions import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from metadata.packed_index import iter_index
-from siltstone.client import KafkaClient, KafkaError
+from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import code_of
 from tests.fixtures.hand_merges import HandMerger

@@ -19,7 +19,7 @@ from metadata.memory import MemoryMetadata
 from metadata.service import WriterLease
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from wire.records import NewRecord, build_batch

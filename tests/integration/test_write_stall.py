@@ -21,7 +21,7 @@ from metadata.service import AgentAddress, ChangeKind, CommitL0, L0Batch, Metada
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from siltstone.client import KafkaClient
+from siltstone.kafka.client import KafkaClient
 from storage.keys import file_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore

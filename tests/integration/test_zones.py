@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import fleet, until
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic

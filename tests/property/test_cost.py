@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from siltstone.cost import Cost, Load, cost_of, flow_of, prices_with
-from siltstone.prices import PRICES
+from siltstone.ops.cost.prices import PRICES
+from siltstone.ops.cost.reckon import Cost, Load, cost_of, flow_of, prices_with
 
 LIST = prices_with({})
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.packed_index import iter_index
-from siltstone.rebuild_plan import NEWER_L0, RebuildPlan
+from siltstone.ops.rebuild.plan import NEWER_L0, RebuildPlan
 from tests.fixtures.rebuild_world import COMPACTED, TOPICS, Record, World
 
 

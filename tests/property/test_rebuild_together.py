@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from siltstone.rebuild_plan import NEWER_L0, RebuildPlan
+from siltstone.ops.rebuild.plan import NEWER_L0, RebuildPlan
 from tests.fixtures.rebuild_together import FAULTS, Teller, Together
 from tests.fixtures.rebuild_world import Record
 from tests.property.test_rebuild_plan import check_keys, readable_of

@@ -14,11 +14,11 @@ from metadata.compaction import CompactionView, FileView, JobState, MergeJob, Pa
 from metadata.job_rules import UNREADABLE
 from metadata.packed_index import IndexRow, encode_index
 from metadata.service import L0File
-from siltstone.command_words import CommandWords
-from siltstone.compaction_evidence import Evidence, Reason
-from siltstone.compaction_reasons import explain
-from siltstone.compaction_report import PartitionState, partition_states, states_json, trouble_lines, waiting_lines
-from siltstone.compaction_trouble import troubled_by_partition
+from siltstone.ops.compaction.evidence import Evidence, Reason
+from siltstone.ops.compaction.reasons import explain
+from siltstone.ops.compaction.report import PartitionState, partition_states, states_json, trouble_lines, waiting_lines
+from siltstone.ops.compaction.trouble import troubled_by_partition
+from siltstone.ops.hint_options import CommandWords
 from tests.fixtures.compaction_views import COMPACT, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()

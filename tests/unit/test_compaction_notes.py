@@ -10,10 +10,10 @@ from compactor.memory_gate import WAITS_FOR_MEMORY
 from compactor.plan import explain_plan
 from compactor.spec import MIB
 from metadata.compaction import JobState, MergeJob
-from siltstone.compaction_evidence import Evidence, Reason, joined
-from siltstone.compaction_reasons import explain
-from siltstone.compaction_report import PartitionState, partition_states, waiting_lines
-from siltstone.compaction_waits import numbers_text
+from siltstone.ops.compaction.evidence import Evidence, Reason, joined
+from siltstone.ops.compaction.reasons import explain
+from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines
+from siltstone.ops.compaction.waits import numbers_text
 from tests.fixtures.compaction_views import job
 from tests.fixtures.plan_views import view_of
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from compactor.spec import MIB
 from metadata.compaction import FileClass, PartitionView
-from siltstone.compaction_frame import (
+from siltstone.ops.compaction.frame import (
     Boundary,
     ReadRecord,
     Removed,
@@ -23,7 +23,7 @@ from siltstone.compaction_frame import (
     levels_text,
     shown,
 )
-from siltstone.levels_report import bar, levels_json, levels_of, picture, share
+from siltstone.ops.levels_report import bar, levels_json, levels_of, picture, share
 from tests.fixtures.compaction_views import NOW_MS, extent, file, partition, view
 
 # ---- levels

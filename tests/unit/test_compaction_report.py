@@ -10,17 +10,17 @@ import pytest
 
 from compactor.spec import MIB, PlanOptions
 from metadata.compaction import FileClass, JobState, PartitionView
-from siltstone.command_words import CommandWords
-from siltstone.compaction_evidence import Evidence, Reason
-from siltstone.compaction_reasons import explain
-from siltstone.compaction_report import (
+from siltstone.ops.compaction.evidence import Evidence, Reason
+from siltstone.ops.compaction.reasons import explain
+from siltstone.ops.compaction.report import (
     fraction_of,
     is_compacted,
     job_text,
     partition_states,
     states_json,
 )
-from siltstone.compaction_trouble import troubled_by_partition
+from siltstone.ops.compaction.trouble import troubled_by_partition
+from siltstone.ops.hint_options import CommandWords
 from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()

@@ -43,7 +43,7 @@ INTRUDERS = {
     "storage.intruder_sideways": "import metadata.service",
     "agents.intruder_with_sql": "import sqlalchemy",
     "agents.intruder_with_kernels": "import wire.kernels.scan",
-    "agents.intruder_to_the_front_door": "import siltstone.client",
+    "agents.intruder_to_the_front_door": "import siltstone.kafka.client",
     "compactor.intruder_sideways": "import agents",
     "metadata.intruder_with_s3": "import boto3",
     "siltstone.intruder_with_a_client": "import confluent_kafka",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metadata.service import LEASE_MS
-from siltstone.client import connected
+from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.faulty_proxies import CommitProxy, Forwarder
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, check_fsck, wait_until

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from siltstone.client import KafkaClient, connected
+from siltstone.kafka.client import KafkaClient, connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.groups import GroupMember
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, fresh_seed, wait_until

@@ -17,8 +17,8 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from siltstone.agent_process import serve_agent
 from siltstone.cli import main
+from siltstone.processes.agent import serve_agent
 from storage.cluster import check_cluster
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore

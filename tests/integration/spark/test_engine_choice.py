@@ -21,7 +21,7 @@ from runtime.clock import SystemClock
 from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
-from siltstone.spark_note import spark_note
+from siltstone.processes.spark_note import spark_note
 from tests.integration.test_compaction_cli import BALANCES, read, write
 
 OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--compactors", "0")

@@ -7,7 +7,7 @@ import pytest
 from metadata.history import History, ServerHistory
 from metadata.postgres_history import server_history
 from metadata.service import MetadataUnavailableError
-from siltstone.adoption import adopted_changes
+from siltstone.ops.adoption import adopted_changes
 
 OLD = ServerHistory(system_identifier=7, timeline=3, database_oid=5)
 

@@ -11,8 +11,8 @@ from metadata.memory import MemoryMetadata
 from metadata.service import AgentAddress, CommitL0, L0Batch
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings
-from siltstone.adoption import allowances, obstacles, unknown_objects
-from siltstone.fsck import INVARIANTS, Finding
+from siltstone.ops.adoption import allowances, obstacles, unknown_objects
+from siltstone.ops.fsck import INVARIANTS, Finding
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from wire.crc import crc32c

@@ -12,7 +12,7 @@ import pytest
 
 from siltstone.cli import output
 from siltstone.cli.output import age_text, plural, print_pairs, print_table, print_when_taken, size_text
-from siltstone.command_words import CommandWords, option, words_for
+from siltstone.ops.hint_options import CommandWords, option, words_for
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from metadata.service import Topic
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from siltstone.compact_here import compact_here
-from siltstone.compact_now import StillCompactingError
-from siltstone.run_job import JobFailedError, Parts
-from siltstone.spark_note import EngineChoice
+from siltstone.ops.compaction.compact_here import compact_here
+from siltstone.ops.compaction.compact_now import StillCompactingError
+from siltstone.ops.compaction.run_job import JobFailedError, Parts
+from siltstone.processes.spark_note import EngineChoice
 from storage.memory import MemoryStore
 from tests.fixtures.heavy_merges import LIMIT_MS, HeavySystem, latest
 

@@ -15,12 +15,12 @@ from compactor.simulate import Workers, simulate
 from compactor.simulate_world import Load as SimulatedLoad
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
-from siltstone import cost_formulas as formulas
 from siltstone.cli import main
 from siltstone.cli.cost import bar
-from siltstone.cost import Cost, Load, cost_of, flow_of, linger_steps, prices_with
-from siltstone.cost_storage import tiering_usd_per_month
-from siltstone.prices import PRICES
+from siltstone.ops.cost import formulas
+from siltstone.ops.cost.prices import PRICES
+from siltstone.ops.cost.reckon import Cost, Load, cost_of, flow_of, linger_steps, prices_with
+from siltstone.ops.cost.storage import tiering_usd_per_month
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "operations" / "sizing.md"
 MIB = 1 << 20

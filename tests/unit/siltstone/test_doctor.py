@@ -8,7 +8,7 @@ import pytest
 
 from metadata.probe import PostgresFacts
 from metadata.schema_versions import SchemaState
-from siltstone.doctor import Verdict, judge_postgres, judge_python, judge_skew
+from siltstone.ops.doctor import Verdict, judge_postgres, judge_python, judge_skew
 
 NO_SCHEMA = SchemaState(None, None)
 NOW_MS = 1_700_000_000_000

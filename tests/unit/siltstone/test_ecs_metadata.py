@@ -11,7 +11,7 @@ from aiohttp import web
 
 from runtime.clock import ManualClock
 from runtime.settings.table import Settings
-from siltstone.ecs_metadata import VARIABLE, EcsMetadataError, EcsUnavailableError, settings_on_ecs
+from siltstone.processes.ecs_metadata import VARIABLE, EcsMetadataError, EcsUnavailableError, settings_on_ecs
 from tests.fixtures.s3 import free_port
 
 # Shortened from what the Amazon ECS Developer Guide shows of version 4, on Fargate.

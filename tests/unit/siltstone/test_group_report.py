@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.client_groups import Committed, Group, Member
-from siltstone.group_report import (
+from siltstone.kafka.groups import Committed, Group, Member
+from siltstone.ops.group_report import (
     LogEnds,
     NothingCommittedError,
     bar,

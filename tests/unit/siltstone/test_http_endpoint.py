@@ -10,7 +10,7 @@ import pytest
 
 from runtime.metrics import Metrics
 from runtime.settings.table import AddressInUseError, SettingsError
-from siltstone.http_endpoint import HttpEndpoint
+from siltstone.processes.http_endpoint import HttpEndpoint
 
 
 class Running:

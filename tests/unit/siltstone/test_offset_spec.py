@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.errors import BadInputError
-from siltstone.offset_spec import Anchor, OffsetRange, Place, parse_offsets, parse_partitions, parse_time
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place, parse_offsets, parse_partitions, parse_time
 
 NOW_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 

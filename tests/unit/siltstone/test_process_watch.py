@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
-from siltstone.process_watch import LAG_INTERVAL_MS, process_watched
+from siltstone.processes.process_watch import LAG_INTERVAL_MS, process_watched
 
 DEADLINE_S = 20
 

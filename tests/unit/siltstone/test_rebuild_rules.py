@@ -9,9 +9,9 @@ from dataclasses import replace
 from compactor.catalog_format import Increment
 from metadata.catalog import REBUILT_HOST, has_heard
 from metadata.service import Cursor
-from siltstone.rebuild_plan import L0Extent, plan_rebuild
-from siltstone.rebuild_state import PRODUCER_IDS_ABOVE, Catalogued, linked, rolled_forward
-from siltstone.rebuild_uncommitted import ABANDONED_MS, uncommitted_l0
+from siltstone.ops.rebuild.plan import L0Extent, plan_rebuild
+from siltstone.ops.rebuild.state import PRODUCER_IDS_ABOVE, Catalogued, linked, rolled_forward
+from siltstone.ops.rebuild.uncommitted import ABANDONED_MS, uncommitted_l0
 from tests.fixtures.rebuild_world import TOPICS, File, World
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import BadInputError
-from siltstone.record_format import (
+from siltstone.kafka.record_format import (
     Field,
     InputRecord,
     OutputRecord,

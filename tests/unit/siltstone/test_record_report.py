@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from siltstone.record_report import BatchFacts, batch_pairs
+from siltstone.ops.record_report import BatchFacts, batch_pairs
 
 BATCH = BatchFacts(
     position=0,

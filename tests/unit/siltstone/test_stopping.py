@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from siltstone.stopping import stop_signals, unless
+from siltstone.processes.stopping import stop_signals, unless
 
 
 async def test_a_first_signal_stops_and_a_second_is_told_apart() -> None:

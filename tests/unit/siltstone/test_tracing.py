@@ -71,6 +71,6 @@ def test_a_share_is_read_as_people_write_it(ratio: str, share: float) -> None:
 
 
 def test_an_agent_without_traces_does_not_load_what_they_take() -> None:
-    program = "import sys, siltstone.agent_process; print([name for name in sys.modules if 'opentelemetry' in name])"
+    program = "import sys, siltstone.processes.agent; print([name for name in sys.modules if 'opentelemetry' in name])"
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "[]"

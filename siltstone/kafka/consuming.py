@@ -1,0 +1,160 @@
+"""Reading records of topics from any place on, batch by batch, and knowing when all that was asked for is read.
+
+First every place is looked up, in one request for each kind; then all partitions are fetched together, again and again.
+An offset that the log has left behind (retention, DeleteRecords) is told, and reading goes on at the log start, as
+`auto.offset.reset=earliest` would; from one beyond its end at the end. Connections are replaced without a record lost
+or shown twice: what is shown is counted here, by offset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from runtime.errors import BadInputError
+from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError
+from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
+from siltstone.kafka.record_format import OutputRecord
+from siltstone.kafka.records import FetchedPartition, TopicPartition, batches_of, fetch_partitions, offsets_at
+from siltstone.kafka.retrying import SteadyClient, is_passing
+from wire.error_codes import ErrorCode
+
+MAX_WAIT_MS = 500
+_OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
+
+
+class NoSuchPartitionError(BadInputError):
+    """The topic has no partition of this number."""
+
+
+@dataclass(slots=True)
+class Reach:
+    """One partition: where reading is, and where it ends (exclusive; None = never)."""
+
+    position: int
+    until: int | None
+
+    @property
+    def done(self) -> bool:
+        return self.until is not None and self.position >= self.until
+
+
+async def partitions_of(client: KafkaClient, topic: str, wanted: Collection[int] | None) -> Sequence[TopicPartition]:
+    """Those of a topic, or the `wanted` of them. Raises KafkaError, NoSuchPartitionError."""
+    numbers = sorted(each.partition_index for each in (await client.topic(topic)).partitions)
+    missing = sorted(set(wanted or ()) - set(numbers))
+    if missing:
+        raise NoSuchPartitionError(
+            f"{topic} has no partition {missing[0]}", remedy=f"it has {len(numbers)}, counted from 0"
+        )
+    return [(topic, number) for number in numbers if wanted is None or number in wanted]
+
+
+async def reaches(
+    client: KafkaClient,
+    partitions: Sequence[TopicPartition],
+    span: OffsetRange,
+    *,
+    places: Mapping[TopicPartition, int] = MappingProxyType({}),
+    to_end: bool,
+    told: Callable[[str], None],
+) -> dict[TopicPartition, Reach]:
+    """Where to read each partition from and to, at this moment; `places`: from here, whatever `span` says; `to_end`: to
+    the end that it has now.
+
+    A first offset outside the log is moved to its nearer end; an offset that was named outright is told of then.
+    Raises KafkaError.
+    """
+    starts = await _offsets(client, dict.fromkeys(partitions, EARLIEST))
+    ends = await _offsets(client, dict.fromkeys(partitions, LATEST))
+    first = {**await _placed(client, span.first, starts, ends), **places}
+    last = None if span.until is None else await _placed(client, span.until, starts, ends)
+    found: dict[TopicPartition, Reach] = {}
+    for each in partitions:
+        position = min(max(first[each], starts[each]), ends[each])
+        if position != first[each] and (each in places or span.first.anchor is Anchor.OFFSET):
+            there = f"holds offsets {starts[each]} to {ends[each] - 1}" if ends[each] > starts[each] else "is empty"
+            told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}, not from {first[each]}")
+        until = None if last is None else last[each]
+        if to_end:
+            until = ends[each] if until is None else min(until, ends[each])
+        found[each] = Reach(position, until)
+    return found
+
+
+async def _placed(
+    client: KafkaClient, place: Place, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int]:
+    match place.anchor:
+        case Anchor.START:
+            return {each: start + place.number for each, start in starts.items()}
+        case Anchor.END:
+            return {each: end - place.number for each, end in ends.items()}
+        case Anchor.OFFSET:
+            return dict.fromkeys(starts, place.number)
+        case Anchor.TIME:
+            found = await _offsets(client, dict.fromkeys(starts, place.number))
+            return {each: ends[each] if offset < 0 else offset for each, offset in found.items()}
+
+
+async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for each, answer in (await offsets_at(client, asked)).items():
+        if isinstance(answer, KafkaError):
+            raise answer
+        found[each] = answer
+    return found
+
+
+async def read(
+    client: SteadyClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
+) -> AsyncGenerator[Sequence[OutputRecord]]:
+    """The records of all partitions, some at a time, each partition's in order, until every reach is done; none after
+    each round of fetching, so that its caller may look about while nothing comes.
+
+    Moves the reaches' positions behind what it gave. Raises KafkaError, DamagedBatchError.
+    """
+    while True:
+        positions = {each: reach.position for each, reach in partitions.items() if not reach.done}
+        if not positions:
+            return
+
+        for fetched in await client.run(partial(_fetch, positions)):
+            reach = partitions[fetched.topic, fetched.partition]
+            if fetched.error_code == _OUT_OF_RANGE:
+                await _move_to_start(client, fetched, reach, told)
+            elif fetched.error_code and not is_passing(fetched.error_code):
+                raise KafkaError(fetched.error_code, f"fetch from {fetched.topic}-{fetched.partition}")
+            else:
+                for records, following in batches_of(fetched, reach.position):
+                    until = reach.until
+                    reach.position = following
+                    yield records if until is None else [each for each in records if each.offset < until]
+        yield ()
+
+
+async def _fetch(positions: Mapping[TopicPartition, int], client: KafkaClient) -> Sequence[FetchedPartition]:
+    """Raises KafkaError where nothing came but an error that passes, so that it is asked again."""
+    fetched = await fetch_partitions(client, positions, max_wait_ms=MAX_WAIT_MS)
+    failed = next((each for each in fetched if is_passing(each.error_code)), None)
+    if failed is not None and not any(each.records for each in fetched):
+        raise KafkaError(failed.error_code, f"fetch from {failed.topic}-{failed.partition}")
+    return fetched
+
+
+async def _move_to_start(
+    client: SteadyClient, fetched: FetchedPartition, reach: Reach, told: Callable[[str], None]
+) -> None:
+    place = fetched.topic, fetched.partition
+
+    async def look(inner: KafkaClient) -> tuple[int, int]:
+        return (await _offsets(inner, {place: EARLIEST}))[place], (await _offsets(inner, {place: LATEST}))[place]
+
+    start, end = await client.run(look)
+    if start <= reach.position <= end:
+        return  # the agent that answered did not know the log's end yet
+    moved = start if reach.position < start else end
+    told(f"{place[0]} partition {place[1]}: offset {reach.position} is gone, reading on from {moved}")
+    reach.position = moved

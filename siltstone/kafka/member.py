@@ -1,0 +1,191 @@
+"""One member of a consumer group, over the classic protocol: joins, leads where it is chosen to, keeps its place by
+heartbeats, commits, leaves.
+
+It shares out partitions by Kafka's default ("range"), eagerly: it gives up all it had before it joins again. So it may
+stand in one group with consumers of other libraries that know "range". Who is thrown out joins again as a new member.
+A request that goes to a coordinator that died is asked again of the next one, which knows members and generations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+from runtime.clock import Clock
+from runtime.errors import BadInputError
+from siltstone.kafka import range_assignor
+from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.kafka.consumer_protocol import (
+    PROTOCOL_TYPE,
+    assignment,
+    parse_assignment,
+    parse_subscription,
+    subscription,
+)
+from siltstone.kafka.groups import GroupClient, check
+from siltstone.kafka.records import TopicPartition
+from wire.error_codes import ErrorCode
+from wire.messages import heartbeat, join_group, leave_group, sync_group
+
+SESSION_TIMEOUT_MS = 45_000
+"""As Kafka's consumers have it since 3.0."""
+REBALANCE_TIMEOUT_MS = 60_000
+"""For how long the others wait for this member to come back."""
+HEARTBEAT_MS = 3_000
+JOIN_PATIENCE_MS = 330_000
+"""A join is answered when all members have joined; those of other libraries may take five minutes for that."""
+REJOIN_MS = 100
+_UNKNOWN_MEMBER = int(ErrorCode.UNKNOWN_MEMBER_ID)
+_MEMBER_ID_REQUIRED = int(ErrorCode.MEMBER_ID_REQUIRED)
+_JOIN_ANEW = {int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.ILLEGAL_GENERATION), _UNKNOWN_MEMBER}
+
+PartitionCounts = Callable[[Collection[str]], Awaitable[Mapping[str, int]]]
+"""Of topics that are there, by name."""
+
+
+class ForeignAssignmentError(BadInputError):
+    """The leader of the group, another program, gave this member something that is no assignment of partitions."""
+
+
+class GroupMember:
+    """Calls may raise KafkaError and UnavailableError. One at a time, but for `beat`, which may run beside others."""
+
+    def __init__(self, group: GroupClient, topics: Collection[str], counts: PartitionCounts, clock: Clock) -> None:
+        self._group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
+        self._member_id = ""
+        self._shared_out: Mapping[str, int] | None = None
+        """Partitions by topic, as this member shared them out; None where another leads."""
+        self.generation = -1
+
+    async def join(self) -> Sequence[TopicPartition]:
+        """The partitions that this member has from now on. Raises ForeignAssignmentError."""
+        while True:
+            joined = await self._group.run(self._join)
+            self._member_id = joined.member_id or self._member_id
+            if joined.error_code == _MEMBER_ID_REQUIRED:
+                continue
+            if not self._is_refused(joined.error_code, "join"):
+                self.generation = joined.generation_id
+                synced = await self._sync(await self._assigned(joined))
+                if not self._is_refused(synced.error_code, "join"):
+                    return self._parsed(bytes(synced.assignment))
+            await self._clock.sleep_ms(REJOIN_MS)
+
+    async def beat(self) -> bool:
+        """Whether it is a member yet; if not it must join again."""
+
+        async def work(client: KafkaClient, coordinator: str) -> int:
+            request = heartbeat.HeartbeatRequest(
+                group_id=self._group.group_id, generation_id=self.generation, member_id=self._member_id
+            )
+            return self._passed((await client.call(request, heartbeat.HeartbeatResponse)).error_code, "heartbeat in")
+
+        return not self._is_refused(await self._group.run(work), "heartbeat in")
+
+    async def has_more_to_share_out(self) -> bool:
+        """Whether topics have come, gone or got partitions since it shared them out: then it must join again."""
+        if self._shared_out is None:
+            return False
+        counts = await self._counts(self._shared_out)
+        return any(counts.get(topic, 0) != count for topic, count in self._shared_out.items())
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
+        """False where they were not committed, for it is no member of this generation any more."""
+        try:
+            await self._group.commit(offsets, member_id=self._member_id, generation=self.generation)
+        except KafkaError as error:
+            if error.code not in _JOIN_ANEW:
+                raise
+            return False
+        return True
+
+    async def leave(self) -> None:
+        """At once, so that the others need not wait until its session is over."""
+        if not self._member_id:
+            return
+
+        async def work(client: KafkaClient, coordinator: str) -> None:
+            request = leave_group.LeaveGroupRequest(
+                group_id=self._group.group_id,
+                members=[leave_group.MemberIdentity(member_id=self._member_id, reason="siltstone consume ends")],
+            )
+            self._passed((await client.call(request, leave_group.LeaveGroupResponse)).error_code, "leave")
+
+        await self._group.run(work)
+
+    async def _join(self, client: KafkaClient, coordinator: str) -> join_group.JoinGroupResponse:
+        request = join_group.JoinGroupRequest(
+            group_id=self._group.group_id,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            member_id=self._member_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[
+                join_group.JoinGroupRequestProtocol(name=range_assignor.PROTOCOL, metadata=subscription(self._topics))
+            ],
+        )
+        answer = await client.call(request, join_group.JoinGroupResponse, timeout_ms=JOIN_PATIENCE_MS)
+        self._passed(answer.error_code, "join")
+        return answer
+
+    async def _assigned(self, joined: join_group.JoinGroupResponse) -> Mapping[str, Mapping[str, Sequence[int]]]:
+        """What the leader shares out; nothing where another leads."""
+        self._shared_out = None
+        if joined.leader != self._member_id:
+            return {}
+        wanted = {each.member_id: parse_subscription(bytes(each.metadata)) or () for each in joined.members}
+        topics = {topic for each in wanted.values() for topic in each}
+        counts = await self._counts(topics)
+        self._shared_out = {topic: counts.get(topic, 0) for topic in topics}
+        return range_assignor.assign(wanted, counts)
+
+    async def _sync(self, given: Mapping[str, Mapping[str, Sequence[int]]]) -> sync_group.SyncGroupResponse:
+        async def work(client: KafkaClient, coordinator: str) -> sync_group.SyncGroupResponse:
+            request = sync_group.SyncGroupRequest(
+                group_id=self._group.group_id,
+                generation_id=self.generation,
+                member_id=self._member_id,
+                protocol_type=PROTOCOL_TYPE,
+                protocol_name=range_assignor.PROTOCOL,
+                assignments=[
+                    sync_group.SyncGroupRequestAssignment(member_id=member, assignment=assignment(partitions))
+                    for member, partitions in given.items()
+                ],
+            )
+            answer = await client.call(request, sync_group.SyncGroupResponse, timeout_ms=JOIN_PATIENCE_MS)
+            self._passed(answer.error_code, "join")
+            return answer
+
+        return await self._group.run(work)
+
+    def _parsed(self, data: bytes) -> Sequence[TopicPartition]:
+        found = parse_assignment(data)
+        if found is None:
+            raise ForeignAssignmentError(
+                f"the leader of group {self._group.group_id!r} shares out something else than partitions",
+                remedy="give this command a group of its own with --group",
+            )
+        return sorted((topic, number) for topic, numbers in found.items() for number in numbers)
+
+    def _is_refused(self, code: int, what: str) -> bool:
+        """Whether it has to join again. Raises KafkaError for what joining again does not mend."""
+        if code not in _JOIN_ANEW:
+            check(code, self._group.named(what))
+            return False
+        if code == _UNKNOWN_MEMBER:
+            self._member_id = ""
+        return True
+
+    def _passed(self, code: int, what: str) -> int:
+        """The code, where the caller has a use for it; else raises KafkaError, and what passes is asked again."""
+        if code not in _JOIN_ANEW and code != _MEMBER_ID_REQUIRED:
+            check(code, self._group.named(what))
+        return code
+
+
+def as_text(partitions: Sequence[TopicPartition]) -> str:
+    """`orders 0,1; users 3`."""
+    by_topic: dict[str, list[str]] = defaultdict(list)
+    for topic, partition in partitions:
+        by_topic[topic].append(str(partition))
+    return "; ".join(f"{topic} {','.join(numbers)}" for topic, numbers in by_topic.items()) or "nothing"

@@ -1,0 +1,279 @@
+"""Writing records to a topic, batch by batch, so that each is stored once or its refusal is told.
+
+Each round sends one batch to every partition that has one, waits for all answers, and looks at each by itself: what was
+stored is told; what passes (an agent that drains, a lost connection) is sent again as it was, under the same sequence,
+so that an agent that had stored it says so instead of storing it twice (KIP-98); a batch that is too large is halved;
+records that are named as bad are taken out and told, and the rest is sent. One batch of a partition is under way at a
+time, so that order is kept. With acks 0 nothing is known and nothing is repeated.
+
+A producer that is killed leaves a prefix of each partition's records. Its next run is another producer: it does not
+know what the first one stored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.clock import Clock
+from runtime.errors import BadInputError, UnavailableError
+from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.kafka.partitioner import partition_of_key
+from siltstone.kafka.record_format import InputRecord
+from siltstone.kafka.records import ProduceResult, new_producer, produce_batches
+from siltstone.kafka.retrying import PATIENCE_MS, SteadyClient, is_passing
+from wire.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX
+from wire.codecs import Codec
+from wire.error_codes import ErrorCode
+from wire.records import Headers, NewRecord, build_batch
+
+BATCH_BYTES = 900_000
+"""Before compression; the default `max.message.bytes` of a topic is 1 MiB."""
+RECORD_OVERHEAD_BYTES = 32
+BACKOFF_MS = 200
+_TOO_LARGE = frozenset(map(int, (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)))
+_DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+
+
+class NoSuchPartitionError(BadInputError):
+    """The topic has not as many partitions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceOptions:
+    acks: int = -1
+    codec: Codec = Codec.NONE
+    partition: int | None = None
+    """Of all records that do not name their own."""
+    headers: Headers = ()
+    """Of all records, before their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A batch that is in the log. `base_offset` is -1 where the agent does not say (acks 0, an old duplicate)."""
+
+    partition: int
+    base_offset: int
+    records: Sequence[InputRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Records that are not in the log, or of which it is not known."""
+
+    records: Sequence[InputRecord]
+    why: str
+    remedy: str
+
+
+class Sequences:
+    """Of each partition: the producer id it is written under, and the next sequence number.
+
+    Where it is not known any more which numbers an agent has seen, the partition goes on under a new id.
+    """
+
+    def __init__(self) -> None:
+        self._producers: dict[int, tuple[int, int]] = {}
+        self._next: dict[int, int] = {}
+        self._shared: tuple[int, int] | None = None
+
+    def missing(self, partitions: Iterable[int]) -> Sequence[int]:
+        """Those that need a new producer before they are written to."""
+        if self._shared is not None:
+            for partition in partitions:
+                if partition not in self._next:
+                    self._producers[partition], self._next[partition] = self._shared, 0
+        return [each for each in partitions if each not in self._producers]
+
+    def begin(self, partitions: Iterable[int], producer: tuple[int, int]) -> None:
+        self._shared = self._shared or producer
+        for partition in partitions:
+            self._producers[partition], self._next[partition] = producer, 0
+
+    def of(self, partition: int) -> tuple[int, int, int]:
+        """(producer id, epoch, next sequence)."""
+        return *self._producers[partition], self._next[partition]
+
+    def stored(self, partition: int, count: int) -> None:
+        if partition in self._next:
+            self._next[partition] = (self._next[partition] + count) & SEQUENCE_MAX
+
+    def lost(self, partition: int) -> None:
+        self._producers.pop(partition, None)
+
+
+class TopicWriter:
+    """Writes to one topic. `stored` and `refused` are called as it becomes known."""
+
+    def __init__(
+        self,
+        client: SteadyClient,
+        topic: str,
+        partitions: int,
+        options: ProduceOptions,
+        clock: Clock,
+        *,
+        first_partition: int,
+        stored: Callable[[Stored], None],
+        refused: Callable[[Refused], None],
+    ) -> None:
+        """`first_partition` is where records without a key begin: any, so that short runs do not all write to one."""
+        self._client, self._topic, self._partitions, self._options = client, topic, partitions, options
+        self._clock = clock
+        self._stored, self._refused = stored, refused
+        self._is_idempotent = options.acks == -1
+        self._sequences = Sequences()
+        self._sticky = first_partition % partitions
+        self._sticky_bytes = 0
+
+    async def write(self, records: Sequence[InputRecord]) -> None:
+        """Returns when all are stored or refused."""
+        waiting = self._batches(records)
+        tries: dict[int, float] = {}
+        """Partition -> until when its first batch is tried."""
+        while waiting:
+            sent = {partition: queue[0] for partition, queue in waiting.items()}
+            try:
+                if self._is_idempotent and (missing := self._sequences.missing(sent)):
+                    self._sequences.begin(missing, await self._client.run(new_producer))
+                results = await self._send(sent)
+            except (UnavailableError, KafkaError) as error:
+                for queue in waiting.values():
+                    self._refuse([each for batch in queue for each in batch], error.message, remedy=IN_DOUBT)
+                raise
+            passing = False
+            for partition, batch in sent.items():
+                queue = waiting[partition]
+                until_ms = tries.setdefault(partition, self._clock.monotonic_ms() + PATIENCE_MS)
+                result = results[partition]
+                if is_passing(result.error_code) and self._clock.monotonic_ms() < until_ms and self._is_idempotent:
+                    passing = True
+                    continue
+                del tries[partition]
+                queue.popleft()
+                queue.extendleft(reversed(self._judge(partition, batch, result)))
+                if not queue:
+                    del waiting[partition]
+            if passing:
+                await self._clock.sleep_ms(BACKOFF_MS)
+
+    async def _send(self, sent: Mapping[int, Sequence[InputRecord]]) -> Mapping[int, ProduceResult]:
+        options = self._options
+        now_ms = self._clock.wall_ms()
+        batches: dict[int, bytes] = {}
+        for partition, batch in sent.items():
+            producer_id, epoch, sequence = (
+                self._sequences.of(partition)
+                if self._is_idempotent
+                else (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
+            )
+            batches[partition] = build_batch(
+                [_new_record(each, options.headers, now_ms) for each in batch],
+                codec=options.codec,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+
+        async def produce(client: KafkaClient) -> Mapping[int, ProduceResult]:
+            return await produce_batches(client, self._topic, batches, acks=options.acks)
+
+        if self._is_idempotent:
+            return await self._client.run(produce)
+        results = await self._client.run_once(produce)
+        if options.acks:
+            return results
+        return {partition: ProduceResult(error_code=0, message="", base_offset=-1) for partition in sent}
+
+    def _judge(self, partition: int, batch: list[InputRecord], result: ProduceResult) -> Sequence[list[InputRecord]]:
+        """Tell what became of a batch; what of it is to be sent again, in order."""
+        code = result.error_code
+        if code in (0, _DUPLICATE):
+            self._sequences.stored(partition, len(batch))
+            self._stored(Stored(partition, result.base_offset if not code else -1, batch))
+            return []
+        error = KafkaError(code, f"partition {partition}", result.message or None)
+        if code in _TOO_LARGE and len(batch) > 1:
+            middle = len(batch) // 2
+            return [batch[:middle], batch[middle:]]
+        bad = {index: why for index, why in result.record_errors.items() if 0 <= index < len(batch)}
+        if bad:
+            for index, why in bad.items():
+                self._refuse([batch[index]], f"{error.name}: {why}", remedy=error.remedy)
+            good = [each for index, each in enumerate(batch) if index not in bad]
+            return [good] if good else []
+        if is_passing(code):
+            self._refuse(batch, error.message, remedy=IN_DOUBT)
+            self._sequences.lost(partition)
+            return []
+        self._refuse(batch, error.message, remedy=error.remedy)
+        if code in _NEEDS_NEW_PRODUCER:
+            self._sequences.lost(partition)
+        return []
+
+    def _refuse(self, records: Sequence[InputRecord], why: str, *, remedy: str) -> None:
+        self._refused(Refused(records, why, remedy))
+
+    def _batches(self, records: Sequence[InputRecord]) -> dict[int, deque[list[InputRecord]]]:
+        """By partition, in order, each of about BATCH_BYTES at most."""
+        waiting: dict[int, deque[list[InputRecord]]] = {}
+        filling: dict[int, int] = {}
+        for record in records:
+            size = input_bytes(record)
+            partition = self._partition_of(record, size)
+            if partition >= self._partitions:
+                self._refuse(
+                    [record],
+                    f"{self._topic} has no partition {partition}",
+                    remedy=f"it has {self._partitions}, counted from 0",
+                )
+                continue
+            filled = filling.get(partition, BATCH_BYTES) + size
+            queue = waiting.setdefault(partition, deque())
+            if filled > BATCH_BYTES:
+                queue.append([])
+                filled = size
+            queue[-1].append(record)
+            filling[partition] = filled
+        return waiting
+
+    def _partition_of(self, record: InputRecord, size: int) -> int:
+        if record.partition is not None:
+            return record.partition
+        if self._options.partition is not None:
+            return self._options.partition
+        if record.key is not None:
+            return partition_of_key(record.key, self._partitions)
+        if self._sticky_bytes + size > BATCH_BYTES:
+            self._sticky, self._sticky_bytes = (self._sticky + 1) % self._partitions, 0
+        self._sticky_bytes += size
+        return self._sticky
+
+
+IN_DOUBT = "some of them may be stored: look before you write them again"
+_NEEDS_NEW_PRODUCER = frozenset(
+    map(
+        int,
+        (
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            ErrorCode.UNKNOWN_PRODUCER_ID,
+        ),
+    )
+)
+
+
+def input_bytes(record: InputRecord) -> int:
+    """About what it takes in a batch."""
+    return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
+
+
+def _new_record(record: InputRecord, headers: Headers, now_ms: int) -> NewRecord:
+    return NewRecord(
+        now_ms if record.timestamp_ms is None else record.timestamp_ms,
+        record.key,
+        record.value,
+        (*headers, *record.headers),
+    )

@@ -1,0 +1,197 @@
+"""Produce and Fetch over many partitions at once: what `siltstone produce` and `consume` need beyond `client.py`.
+
+Error codes of single partitions are handed back, not raised: one bad partition does not hide the others' answers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from runtime.errors import BadInputError, SiltstoneError
+from siltstone.kafka.client import KafkaClient, KafkaError
+from siltstone.kafka.record_format import OutputRecord
+from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
+from wire.errors import MalformedMessageError
+from wire.messages import fetch, init_producer_id, list_offsets, produce
+from wire.records import walk
+from wire.schema import Octets
+
+FETCH_BYTES_MAX = 32 << 20
+FETCH_PARTITION_BYTES_MAX = 4 << 20
+PRODUCE_TIMEOUT_MS = 30_000
+
+TopicPartition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedPartition:
+    """What a fetch brought of one partition. `records` are whole batches; the first may start before the offset."""
+
+    topic: str
+    partition: int
+    error_code: int
+    high_watermark: int
+    log_start_offset: int
+    records: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProduceResult:
+    """An agent's answer to one batch; `base_offset` is -1 when it was refused."""
+
+    error_code: int
+    message: str
+    base_offset: int
+    record_errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Index in the batch -> why that record was refused; may name only the first of many."""
+
+
+async def fetch_partitions(
+    client: KafkaClient, positions: Mapping[TopicPartition, int], *, max_wait_ms: int
+) -> Sequence[FetchedPartition]:
+    """Read from all these offsets on, waiting at most `max_wait_ms` for a first record. Raises KafkaError for an error
+    of the whole request."""
+    asked: dict[str, list[fetch.FetchPartition]] = defaultdict(list)
+    for (topic, partition), offset in positions.items():
+        asked[topic].append(
+            fetch.FetchPartition(
+                partition=partition, fetch_offset=offset, partition_max_bytes=FETCH_PARTITION_BYTES_MAX
+            )
+        )
+    request = fetch.FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=FETCH_BYTES_MAX,
+        topics=[fetch.FetchTopic(topic=topic, partitions=partitions) for topic, partitions in asked.items()],
+    )
+    answer = await client.call(request, fetch.FetchResponse)
+    if answer.error_code:
+        raise KafkaError(answer.error_code, "fetch")
+    return [
+        FetchedPartition(
+            topic=answered.topic,
+            partition=each.partition_index,
+            error_code=each.error_code,
+            high_watermark=each.high_watermark,
+            log_start_offset=each.log_start_offset,
+            records=memoryview(b"") if each.records is None else cast("memoryview", each.records),
+        )
+        for answered in answer.responses
+        for each in answered.partitions
+    ]
+
+
+class DamagedBatchError(BadInputError):
+    """What an agent sent is not what a producer summed, or no records."""
+
+
+def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequence[OutputRecord], int]]:
+    """(the records of a batch from `offset` on, the offset that reading goes on from), batch by batch.
+
+    CRCs are checked, batches decompressed, control batches passed over. Raises DamagedBatchError at the first batch
+    that is damaged, having given those before it.
+    """
+    try:
+        for position, header in iter_headers(fetched.records):
+            records: Sequence[OutputRecord] = ()
+            if header.next_offset > offset:
+                batch = fetched.records[position : position + header.size_bytes]
+                if not crc_matches(batch, 0, header):
+                    raise CorruptBatchError("its CRC-32C does not match its bytes")
+                if not header.is_control:
+                    records = _read_batch(fetched, header, batch, offset)
+            offset = max(offset, header.next_offset)
+            yield records, offset
+    except SiltstoneError as error:
+        raise DamagedBatchError(
+            f"the batch of {fetched.topic}-{fetched.partition} that holds offset {offset} is damaged: {error.message}",
+            remedy=f"`siltstone record diagnose {fetched.topic} {fetched.partition} {offset}` says where it lies;"
+            " read on after it with --offset",
+        ) from error
+
+
+def _read_batch(
+    fetched: FetchedPartition, header: BatchHeader, batch: memoryview, offset: int
+) -> Sequence[OutputRecord]:
+    stamped_ms = header.max_timestamp_ms if header.is_log_append_time else None
+    return [
+        OutputRecord(
+            topic=fetched.topic,
+            partition=fetched.partition,
+            offset=header.base_offset + record.offset_delta,
+            timestamp_ms=header.base_timestamp_ms + record.timestamp_delta_ms if stamped_ms is None else stamped_ms,
+            key=None if record.key is None else bytes(record.key),
+            value=None if record.value is None else bytes(record.value),
+            headers=record.headers,
+        )
+        for record in walk(batch)
+        if header.base_offset + record.offset_delta >= offset
+    ]
+
+
+async def produce_batches(
+    client: KafkaClient, topic: str, batches: Mapping[int, Octets], *, acks: int
+) -> Mapping[int, ProduceResult]:
+    """Write one batch into each of these partitions; by partition what became of it. With acks 0: nothing."""
+    data = produce.TopicProduceData(
+        name=topic,
+        partition_data=[
+            produce.PartitionProduceData(index=partition, records=batch) for partition, batch in batches.items()
+        ],
+    )
+    request = produce.ProduceRequest(acks=acks, timeout_ms=PRODUCE_TIMEOUT_MS, topic_data=[data])
+    if not acks:
+        await client.send(request)
+        return {}
+    answer = await client.call(request, produce.ProduceResponse, timeout_ms=PRODUCE_TIMEOUT_MS + 5_000)
+    results = {
+        each.index: ProduceResult(
+            error_code=each.error_code,
+            message=each.error_message or "",
+            base_offset=each.base_offset,
+            record_errors={wrong.batch_index: wrong.batch_index_error_message or "" for wrong in each.record_errors},
+        )
+        for answered in answer.responses
+        for each in answered.partition_responses
+    }
+    if results.keys() != batches.keys():
+        raise MalformedMessageError(f"an agent answered Produce of {sorted(batches)} with {sorted(results)}")
+    return results
+
+
+async def new_producer(client: KafkaClient) -> tuple[int, int]:
+    """(id, epoch) of an idempotent producer. Raises KafkaError."""
+    answer = await client.call(
+        init_producer_id.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1),
+        init_producer_id.InitProducerIdResponse,
+    )
+    if answer.error_code:
+        raise KafkaError(answer.error_code, "get a producer id")
+    return answer.producer_id, answer.producer_epoch
+
+
+async def offsets_at(
+    client: KafkaClient, asked: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, int | KafkaError]:
+    """Offsets by timestamp in ms, or `client.EARLIEST` or `LATEST`, of many topics in one request; -1 = no record so
+    late. A partition's error stands in its place."""
+    by_topic: dict[str, list[list_offsets.ListOffsetsPartition]] = defaultdict(list)
+    for (topic, partition), timestamp in asked.items():
+        by_topic[topic].append(list_offsets.ListOffsetsPartition(partition_index=partition, timestamp=timestamp))
+    request = list_offsets.ListOffsetsRequest(
+        replica_id=-1,
+        topics=[list_offsets.ListOffsetsTopic(name=name, partitions=each) for name, each in by_topic.items()],
+    )
+    answer = await client.call(request, list_offsets.ListOffsetsResponse)
+    return {
+        (topic.name, each.partition_index): KafkaError(
+            each.error_code, f"offsets of {topic.name}-{each.partition_index}"
+        )
+        if each.error_code
+        else each.offset
+        for topic in answer.topics
+        for each in topic.partitions
+    }

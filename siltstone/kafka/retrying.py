@@ -1,0 +1,138 @@
+"""A connection that outlives agents: what is asked is asked again, of the next agent, while that is safe and worth it.
+
+Any agent takes any produce and serves any fetch, so that it does not matter which one answers. The first connection is
+made to a bootstrap address at once or not at all, for a wrong address should be told at once; from then on the agents
+that Metadata names count too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from runtime.clock import Clock
+from runtime.errors import SiltstoneError, UnavailableError
+from siltstone.kafka.client import KafkaClient, KafkaError
+from wire.error_codes import ErrorCode
+
+T = TypeVar("T")
+
+PATIENCE_MS = 60_000
+BACKOFF_MS = 200
+BACKOFF_MS_MAX = 2_000
+QUIET_MS = 1_000
+"""An error that an agent answers and that passes within this is not worth a line."""
+
+
+def is_passing(code: int) -> bool:
+    """Whether a request with this error is worth repeating. An unknown topic or partition does not appear by itself."""
+    try:
+        return ErrorCode(code).retriable and code != int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    except ValueError:
+        return False
+
+
+class RetryNotice:
+    """Decides for how long something is asked again; tells once that it is, and once that it is over."""
+
+    def __init__(self, told: Callable[[str], None], clock: Clock, patience_ms: float) -> None:
+        self._told, self._clock, self._patience_ms = told, clock, patience_ms
+        self._failed_ms: float | None = None
+        self._is_told = False
+
+    def failed(self, error: SiltstoneError, *, is_lost: bool, wait_ms: float) -> bool:
+        """Whether to wait so long and ask again: patience counts from the first failure. `is_lost`: nobody answers,
+        which is told at once; an answer that passes within `QUIET_MS` is not told."""
+        now_ms = self._clock.monotonic_ms()
+        self._failed_ms = now_ms if self._failed_ms is None else self._failed_ms
+        if now_ms + wait_ms > self._failed_ms + self._patience_ms:
+            return False
+        if not self._is_told and (is_lost or now_ms - self._failed_ms >= QUIET_MS):
+            self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+            self._is_told = True
+        return True
+
+    def answered(self, who: str) -> None:
+        if self._is_told:
+            self._told(f"{who} answers again")
+
+
+class SteadyClient:
+    """Use as an async context manager."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        clock: Clock,
+        *,
+        patience_ms: float = PATIENCE_MS,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`told` gets a line when an agent is lost, or answers with errors that pass for over a second, and one when
+        that is over."""
+        self._addresses = [bootstrap]
+        self._clock = clock
+        self._patience_ms = patience_ms
+        self._told = told
+        self._client: KafkaClient | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._drop()
+
+    async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
+        """Do `work`, which must be safe to repeat. Raises what it raised last when patience, counted from the first
+        error, ends, or what no repeat mends at once."""
+        backoff_ms = BACKOFF_MS
+        notice = RetryNotice(self._told, self._clock, self._patience_ms)
+        while True:
+            try:
+                client = self._client or await self._connect()
+                result = await work(client)
+            except (UnavailableError, KafkaError) as error:
+                if isinstance(error, KafkaError) and not is_passing(error.code):
+                    raise
+                is_lost = isinstance(error, UnavailableError)
+                if not notice.failed(error, is_lost=is_lost, wait_ms=backoff_ms):
+                    raise
+                if is_lost:
+                    await self._drop()
+            else:
+                notice.answered("an agent")
+                return result
+            await self._clock.sleep_ms(backoff_ms)
+            backoff_ms = min(2 * backoff_ms, BACKOFF_MS_MAX)
+
+    async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
+        """Do `work` once, which must not be repeated; the next call connects anew where the connection broke."""
+        try:
+            return await work(self._client or await self._connect())
+        except UnavailableError:
+            await self._drop()
+            raise
+
+    async def _connect(self) -> KafkaClient:
+        client = self._client = await KafkaClient.connect(",".join(self._addresses))
+        answer = await client.metadata([])
+        self._addresses = _joined(self._addresses[0], [address_of(each.host, each.port) for each in answer.brokers])
+        return client
+
+    async def _drop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+
+def address_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _joined(bootstrap: str, found: Sequence[str]) -> list[str]:
+    """Bootstrap first; the others in turn behind it."""
+    return [bootstrap, *(each for each in found if each not in bootstrap.split(","))]

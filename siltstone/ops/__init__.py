@@ -1,0 +1,1 @@
+"""Looking after a system: checks, reports, repair. What the operators' commands decide and do."""

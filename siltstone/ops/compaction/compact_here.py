@@ -1,0 +1,150 @@
+"""A pass over one topic by this process: planned here and run here, on the engine that a person chose.
+
+Nothing is stored as a request, for whoever acted on it would merge by his own settings. Instead the planner's rules are
+asked with the request added to the view, the jobs that concern the topic are made with a rest (so that no other
+compactor claims them) and run one after the other: L0 files first, then what holds the topic's partitions. Jobs that
+are live already and hold inputs of the topic, like one that an earlier pass left, are run first; what other compactors
+hold meanwhile is waited for. A crash leaves at most one job, which any compactor may claim when the lease or the rest
+is over, on its own engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from compactor.options import plan_options
+from compactor.plan import explain_plan, new_job
+from compactor.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.worker import Worker
+from metadata.compaction import CompactionView, InputsBusyError, JobState, MergeJob
+from runtime.errors import BadInputError
+from runtime.logging import get_logger
+from siltstone.ops.compaction import compact_now
+from siltstone.ops.compaction.run_job import JobFailedError, Parts, check_limit
+from siltstone.ops.hint_options import NO_WORDS, CommandWords
+from siltstone.processes.spark_note import EngineChoice
+
+_log = get_logger(__name__)
+
+REST_MS = 60_000
+"""Far longer than from making a job to claiming it."""
+LOOK_MS = 200
+
+
+async def compact_here(
+    parts: Parts,
+    worker: Worker,
+    topic: str,
+    timeout_ms: float,
+    *,
+    choice: EngineChoice,
+    words: CommandWords = NO_WORDS,
+) -> compact_now.Compacted:
+    """Until every partition is cleaned through the stable offset it had, or what the lag leaves of it.
+
+    Raises NoSuchTopicError, NotCompactedError, JobFailedError, StillCompactingError.
+    """
+    asked = await compact_now.unstored_request(parts.metadata, topic, words=words)
+    waiting = asyncio.create_task(
+        compact_now.wait(parts.metadata, asked, clock=parts.clock, timeout_ms=timeout_ms), name="wait"
+    )
+    merging = asyncio.create_task(_merge_for_ever(parts, worker, asked, _options(parts, choice)), name="merge")
+    try:
+        await asyncio.wait({waiting, merging}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            await merging  # it never ends but by an error
+        return await waiting
+    finally:
+        worker.stop()
+        waiting.cancel()
+        merging.cancel()
+        await asyncio.gather(waiting, merging, return_exceptions=True)
+
+
+def _options(parts: Parts, choice: EngineChoice) -> PlanOptions:
+    """On Spark the time limit of every merge must leave room for a cluster that starts. All merges are of one kind
+    here, and so are the places that the compactors have for two."""
+    options = plan_options(parts.settings)
+    jobs_max = options.jobs_max + options.heavy_jobs_max
+    if choice is EngineChoice.SPARK:
+        return replace(options, spark=True, spark_bytes_min=1, heavy_jobs_max=jobs_max)
+    return replace(options, spark=False, jobs_max=jobs_max)
+
+
+async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions) -> None:
+    views = await parts.metadata.partition_views(asked.topic.topic_id)
+    through = {view.partition_id: asked.through[view.partition] for view in views if view.partition in asked.through}
+    waited_for: set[int] = set()
+    while True:
+        await _run_what_is_left(parts, worker, asked, options, waited_for)
+        view = await parts.metadata.compaction_view()
+        for spec in await asyncio.to_thread(_specs, view, through, options):
+            try:
+                job_id = await parts.metadata.create_job(replace(new_job(spec), rest_ms=REST_MS))
+            except InputsBusyError:
+                continue  # planned from a view that is old by now
+            await _run(parts, worker, asked, job_id)
+        await parts.clock.sleep_ms(LOOK_MS)
+
+
+async def _run_what_is_left(
+    parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions, waited_for: set[int]
+) -> None:
+    """Live jobs that hold inputs of the topic: what one takes, no plan of ours may. Those that others run are waited
+    for, which is told once each."""
+    live = [JobState.READY, JobState.RUNNING]
+    found = await parts.metadata.jobs(states=live, topic_id=asked.topic.topic_id, limit=compact_now.JOBS_READ)
+    # whose L0 files one holds is not asked: all of them are small, and merged for all topics together
+    found = [*found, *(each for each in await parts.metadata.jobs(states=live) if each.kind == MergeKind.LEVEL)]
+    now_ms = await parts.metadata.now_ms()
+    for job in sorted({each.job_id: each for each in found}.values(), key=lambda each: each.job_id):
+        is_held = job.state is JobState.RUNNING and (job.lease_until_ms or 0) > now_ms
+        if not is_held and _has_time(job, options) and await _run(parts, worker, asked, job.job_id):
+            continue
+        if job.job_id not in waited_for:
+            waited_for.add(job.job_id)
+            hosts = dict(await parts.metadata.live_compactors())
+            _log.warning("waits for a merge of others", who=compact_now.who_has(job, hosts))
+
+
+def _has_time(job: MergeJob, options: PlanOptions) -> bool:
+    """One that was planned for a compactor may have too little for a cluster, and is left to the compactors."""
+    if not options.spark or job.kind == MergeKind.LEVEL:
+        return True
+    try:
+        check_limit(job)
+    except BadInputError:
+        return False
+    return True
+
+
+async def _run(parts: Parts, worker: Worker, asked: compact_now.Request, job_id: int) -> bool:
+    """False when it cannot be claimed. Raises JobFailedError."""
+    if not await worker.work_on(job_id):
+        return False
+    job = await parts.metadata.job(job_id)
+    if job is not None and job.state is not JobState.DONE:
+        raise JobFailedError(
+            f"job {job_id} ({job.kind}) is {job.state.value}: {job.error or 'it was given back'}",
+            remedy=f"`siltstone jobs show {job_id}{asked.words.places}` tells more",
+        )
+    return True
+
+
+def _specs(view: CompactionView, through: Mapping[int, int], options: PlanOptions) -> Sequence[MergeSpec]:
+    """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions.
+
+    What is cleaned through is asked for no more: a second pass would only be cut off when that has been seen.
+    """
+    partitions = [
+        replace(each, requested_through_offset=through[each.partition_id])
+        if each.cleaned_through_offset < through.get(each.partition_id, 0)
+        else each
+        for each in view.partitions
+    ]
+    plan = explain_plan(replace(view, partitions=partitions), options)
+    return [
+        spec for spec in plan.specs if spec.kind is MergeKind.LEVEL or not through.keys().isdisjoint(spec.partitions)
+    ]

@@ -1,0 +1,387 @@
+"""Compaction on demand: ask for a pass over a topic and watch until it is done.
+
+The order: what lies there is measured, the request is stored (`request_compaction`), and the views are polled until
+cleaned-through of every partition has reached the offset that the request answered. What is written meanwhile is beyond
+that offset and not waited for; neither is what `min.compaction.lag.ms` or an open transaction holds back, which is
+counted and told instead. Merging joins stretches, so that more of them may be too young than it looked at first: then
+that offset cannot be reached, and the wait ends where cleaning does. The request is durable: who stops waiting leaves
+it to the compactors. A crash here leaves nothing half done, for the merging is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compactor.dirtiness import config_int, measure, stretch_end, unbroken_stretch
+from metadata.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
+from metadata.packed_index import iter_index
+from metadata.service import MetadataService, Topic, UnknownTopicError
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
+from siltstone.ops.compaction.report import deduped_partitions, is_compacted
+from siltstone.ops.hint_options import NO_WORDS, CommandWords
+
+POLL_MS = 200
+JOBS_READ = 1_000
+JOBS_NAMED = 3
+
+
+class NoSuchTopicError(BadInputError):
+    """There is no topic of this name (any more)."""
+
+
+class StillCompactingError(SiltstoneError):
+    """The wait ended before the work did. A stored request stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a topic holds below the ends that its partitions had, in all levels."""
+
+    records: int
+    """In L0 an offset counts as a record."""
+    size_bytes: int
+    l0_records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far it is, at one poll."""
+
+    cleaned: Mapping[int, tuple[int, int, int]]
+    """Partition number -> (cleaned-through at the start, now, target)."""
+    pending: frozenset[int]
+    """Partition numbers whose request stands."""
+    jobs: Sequence[MergeJob]
+    """Live ones, oldest first, of any topic: what is leveled for this topic is leveled together with others."""
+    failed: Sequence[MergeJob]
+    """That ended as failed since the request."""
+    elapsed_ms: float
+
+    @property
+    def done(self) -> bool:
+        return not self.pending and all(now >= target for _, now, target in self.cleaned.values())
+
+    @property
+    def fraction(self) -> float:
+        """0 to 1, by offsets."""
+        spans = [
+            (max(0, min(now, target) - start), max(0, target - start)) for start, now, target in self.cleaned.values()
+        ]
+        asked = sum(whole for _, whole in spans)
+        return sum(part for part, _ in spans) / asked if asked else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a finished request did."""
+
+    topic: str
+    through: Mapping[int, int]
+    """Partition number -> the offset (exclusive) up to which it was asked for."""
+    held_by_lag: int
+    """Offsets below the ends of then that `min.compaction.lag.ms` keeps from being cleaned."""
+    held_by_transactions: int
+    """And those that open transactions do."""
+    before: Size
+    after: Size
+    jobs: Sequence[MergeJob]
+    """That ended as done meanwhile and had to do with the topic."""
+    took_ms: float
+
+    @property
+    def tombstones_dropped(self) -> int:
+        return sum(_number(job, "tombstones_dropped") for job in self.jobs)
+
+    @property
+    def tombstones_kept(self) -> int:
+        """By the last merge of each partition: what an earlier one kept, the next one read again."""
+        counted: set[int] = set()
+        kept = 0
+        for job in sorted(self.jobs, key=lambda job: -job.job_id):
+            partition_ids = deduped_partitions(job)
+            if counted.isdisjoint(partition_ids):
+                kept += _number(job, "tombstones_kept")
+            counted |= partition_ids
+        return kept
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "through": {str(number): offset for number, offset in self.through.items()},
+            "held_by_lag": self.held_by_lag,
+            "held_by_transactions": self.held_by_transactions,
+            "records_before": self.before.records,
+            "records_after": self.after.records,
+            "bytes_before": self.before.size_bytes,
+            "bytes_after": self.after.size_bytes,
+            "tombstones_kept": self.tombstones_kept,
+            "tombstones_dropped": self.tombstones_dropped,
+            "jobs": [job.job_id for job in self.jobs],
+            "took_ms": round(self.took_ms),
+        }
+
+
+def _number(job: MergeJob, name: str) -> int:
+    value = job.result.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A stored request and what lay there when it was made."""
+
+    topic: Topic
+    through: Mapping[int, int]
+    """Partition number -> the offset (exclusive) to which it goes."""
+    started_from: Mapping[int, int]
+    """Partition number -> cleaned-through then."""
+    ends: Mapping[int, int]
+    """Partition number -> high watermark then, or the offset it goes to where that is more."""
+    held_by_transactions: int
+    before: Size
+    last_job_id: int
+    live_job_ids: frozenset[int]
+    """What they do is done since, and an earlier pass may have left one that does all of it."""
+    words: CommandWords
+    is_stored: bool
+    """Whether compactors act upon it when nobody waits any more."""
+
+
+async def find_topic(metadata: MetadataService, name: str, *, words: CommandWords = NO_WORDS) -> Topic:
+    """Raises NoSuchTopicError."""
+    topics = await metadata.topics()
+    for topic in topics:
+        if topic.name == name:
+            return topic
+    raise NoSuchTopicError(
+        f"there is no topic {name!r}", remedy=did_you_mean(name, [topic.name for topic in topics], words)
+    )
+
+
+def did_you_mean(name: str, names: Sequence[str], words: CommandWords = NO_WORDS) -> str:
+    """A remedy for a topic name that is not there. Names that differ in case alone are near, and are two topics."""
+    import difflib
+
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    if near:
+        return f"did you mean {by_lower[near[0]]!r}?"
+    return f"`siltstone topics list{words.agents}` shows the topics there are"
+
+
+def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: CommandWords = NO_WORDS) -> None:
+    """`configs`: of a view of the topic, where the cluster's defaults count too. Raises NotCompactedError."""
+    if not is_compacted(configs):
+        policy = configs.get("cleanup.policy", "delete")
+        raise NotCompactedError(
+            f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
+            remedy="none, if all its records are to stay. To keep the latest of each key only, and lose the others: "
+            f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}`",
+        )
+
+
+def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[str, str]:
+    """The topic's overrides over the cluster-wide defaults, as the views of its partitions say."""
+    return views[0].configs if views else topic.configs
+
+
+async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
+    """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
+
+    async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
+        return await metadata.request_compaction(topic.topic_id)
+
+    return await _measured(metadata, name, ask, words, is_stored=True)
+
+
+async def unstored_request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
+    """As `request`, but nobody is asked: the caller sees to it himself."""
+
+    async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
+        return {view.partition_id: view.last_stable_offset for view in views}
+
+    return await _measured(metadata, name, stable, words, is_stored=False)
+
+
+async def _measured(
+    metadata: Metadata,
+    name: str,
+    ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
+    words: CommandWords,
+    *,
+    is_stored: bool,
+) -> Request:
+    topic = await find_topic(metadata, name, words=words)
+    newest = await metadata.jobs(limit=1)
+    live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+    views = await metadata.partition_views(topic.topic_id)
+    require_compacted(topic, configs_in_force(topic, views), words=words)
+    wanted = await ask(topic, views)
+    through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
+    ends = {view.partition: max(view.high_watermark, through.get(view.partition, 0)) for view in views}
+    return Request(
+        topic=topic,
+        through=through,
+        started_from={view.partition: view.cleaned_through_offset for view in views},
+        ends=ends,
+        held_by_transactions=sum(view.high_watermark - view.last_stable_offset for view in views),
+        before=await _size(metadata, views, ends),
+        last_job_id=newest[0].job_id if newest else 0,
+        live_job_ids=frozenset(job.job_id for job in live),
+        words=words,
+        is_stored=is_stored,
+    )
+
+
+async def wait(
+    metadata: Metadata,
+    asked: Request,
+    *,
+    clock: Clock,
+    timeout_ms: float,
+    on_progress: Callable[[Progress], None] = lambda _progress: None,
+) -> Compacted:
+    """Until every partition is cleaned through what was asked for.
+
+    Raises StillCompactingError after `timeout_ms`, NoSuchTopicError when the topic is deleted meanwhile.
+    """
+    started_ms = clock.monotonic_ms()
+    while True:
+        views = await _views(metadata, asked)
+        elapsed_ms = clock.monotonic_ms() - started_ms
+        reachable = await _reachable(metadata, asked, views)
+        progress = await _progress(metadata, asked, views, reachable, elapsed_ms)
+        on_progress(progress)
+        if progress.done:
+            break
+        if elapsed_ms > timeout_ms:
+            failed = f"; job {progress.failed[0].job_id} failed: {progress.failed[0].error}" if progress.failed else ""
+            raise StillCompactingError(
+                f"{asked.topic.name} is not compacted after {elapsed_ms / 1000:.0f} s ({progress.fraction:.0%} of its "
+                f"offsets){failed}{await _in_the_way(metadata, asked)}",
+                remedy=("the request stays; " if asked.is_stored else "no request was stored: begin again; ")
+                + f"what it waits for is said by `siltstone topics explain {asked.topic.name}{asked.words.places}`",
+            )
+        await clock.sleep_ms(POLL_MS)
+    held = sum(max(0, asked.ends[number] - offset) for number, offset in reachable.items())
+    return Compacted(
+        topic=asked.topic.name,
+        through=asked.through,
+        held_by_lag=max(0, held - asked.held_by_transactions),
+        held_by_transactions=asked.held_by_transactions,
+        before=asked.before,
+        after=await _size(metadata, views, asked.ends),
+        jobs=await _jobs_since(metadata, asked, views, JobState.DONE),
+        took_ms=clock.monotonic_ms() - started_ms,
+    )
+
+
+async def _in_the_way(metadata: Metadata, asked: Request) -> str:
+    live = await metadata.jobs(
+        states=[JobState.RUNNING, JobState.READY], topic_id=asked.topic.topic_id, limit=JOBS_READ
+    )
+    hosts = dict(await metadata.live_compactors()) if live else {}
+    return "".join(f"; {who_has(job, hosts)}" for job in sorted(live, key=lambda job: job.job_id)[:JOBS_NAMED])
+
+
+def who_has(job: MergeJob, hosts: Mapping[int, str]) -> str:
+    """A live job and its holder, `hosts` by node id, in words."""
+    if job.state is JobState.READY or job.holder is None:
+        return f"job {job.job_id} ({job.kind}) is ready, and nobody runs it"
+    at = f" at {hosts[job.holder]}" if job.holder in hosts else ", which has gone: its lease runs out"
+    return f"job {job.job_id} ({job.kind}) is run by compactor {job.holder}{at}"
+
+
+async def _views(metadata: Metadata, asked: Request) -> Sequence[PartitionView]:
+    try:
+        return await metadata.partition_views(asked.topic.topic_id)
+    except UnknownTopicError as error:
+        raise NoSuchTopicError(f"topic {asked.topic.name!r} was deleted meanwhile") from error
+
+
+async def _reachable(metadata: Metadata, asked: Request, views: Sequence[PartitionView]) -> Mapping[int, int]:
+    """Partition number -> the offset that cleaning can reach of what was asked for."""
+    now_ms = await metadata.now_ms()
+    reachable = dict(asked.through)
+    for view in views:
+        target = asked.through.get(view.partition, 0)
+        if config_int(view, "min.compaction.lag.ms") > 0:
+            dirty = measure(view, now_ms=now_ms)
+            if dirty.held_by_lag and dirty.leveled_through_offset >= target:
+                reachable[view.partition] = min(target, dirty.first_uncleanable_offset)
+    return reachable
+
+
+async def _progress(
+    metadata: Metadata,
+    asked: Request,
+    views: Sequence[PartitionView],
+    reachable: Mapping[int, int],
+    elapsed_ms: float,
+) -> Progress:
+    live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+    mine = [view for view in views if view.partition in asked.through]
+    return Progress(
+        cleaned={
+            view.partition: (
+                asked.started_from[view.partition],
+                # what was deleted meanwhile needs no cleaning
+                max(view.cleaned_through_offset, view.log_start_offset),
+                reachable[view.partition],
+            )
+            for view in mine
+        },
+        # a request for more, made by somebody else since, is not ours
+        pending=frozenset(
+            view.partition
+            for view in mine
+            if view.requested_through_offset is not None
+            and view.log_start_offset < view.requested_through_offset <= reachable[view.partition]
+        ),
+        jobs=sorted(live, key=lambda job: job.job_id),
+        failed=await _jobs_since(metadata, asked, views, JobState.FAILED),
+        elapsed_ms=elapsed_ms,
+    )
+
+
+async def _jobs_since(
+    metadata: Metadata, asked: Request, views: Sequence[PartitionView], state: JobState
+) -> Sequence[MergeJob]:
+    """Jobs that ended so since the request and name a partition of the topic, or level L0 for all topics."""
+    mine = {view.partition_id for view in views}
+    ended = await metadata.jobs(states=[state], limit=JOBS_READ)
+    return [
+        job
+        for job in ended
+        if (job.job_id > asked.last_job_id or job.job_id in asked.live_job_ids)
+        and (job.kind == "level" or not mine.isdisjoint(deduped_partitions(job)))
+    ]
+
+
+async def _size(metadata: Metadata, views: Sequence[PartitionView], ends: Mapping[int, int]) -> Size:
+    """Below `ends` (by partition number). Of an extent or an L0 row that goes on beyond, the share below counts."""
+    l0_from = {view.partition_id: stretch_end(view, unbroken_stretch(view)) for view in views}
+    until = {view.partition_id: ends.get(view.partition, 0) for view in views}
+    records = size_bytes = l0_records = 0
+    for view in views:
+        end = until[view.partition_id]
+        for extent in view.extents:
+            if extent.base_offset < end:
+                offsets = extent.last_offset + 1 - extent.base_offset
+                below = min(offsets, end - extent.base_offset)
+                records += min(extent.record_count, below)
+                size_bytes += extent.length * below // offsets
+    if any(l0_from[each] < until[each] for each in until):
+        for file in (await metadata.snapshot()).files:
+            for row in iter_index(file.index):
+                if l0_from.get(row.partition_id, row.last_offset + 1) <= row.last_offset and (
+                    row.base_offset < until[row.partition_id]
+                ):
+                    offsets = row.last_offset + 1 - row.base_offset
+                    below = min(offsets, until[row.partition_id] - row.base_offset)
+                    l0_records += below
+                    size_bytes += row.length * below // offsets
+    return Size(records=records + l0_records, size_bytes=size_bytes, l0_records=l0_records)

@@ -1,0 +1,176 @@
+"""One merge in the foreground: a worker of this process that claims the jobs it is given by id, under a lease of its
+own, on the engine that a person chose.
+
+The worker is a compactor's (`compactor/worker.py`), so all that holds of its merges holds here: the lease, the time
+limit, what a crash leaves. Beside it a beat keeps the lease. Being told to stop gives the merge back, and other
+compactors go on with it; of a merge on Spark the units that are done stay done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from compactor.execute import Progress
+from compactor.memory_gate import MemoryGate
+from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
+from compactor.worker import Engine, Worker
+from metadata.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
+from metadata.service import MetadataUnavailableError, WriterFencedError
+from runtime.clock import Clock
+from runtime.errors import BadInputError, SiltstoneError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from siltstone.processes.engines import engines
+from siltstone.processes.spark_note import EngineChoice
+from storage.objects import ObjectStore
+
+_log = get_logger(__name__)
+
+
+class NoSuchJobError(BadInputError):
+    """There is no job of this id (or it is over for so long that it was forgotten)."""
+
+
+class JobNotReadyError(BadInputError):
+    """The job is over, or somebody runs it. Nothing was done."""
+
+
+class WrongEngineError(BadInputError):
+    """The job cannot run on the engine that was asked for. Nothing was done."""
+
+
+class JobFailedError(SiltstoneError):
+    """The merge ended, and not well. It is planned anew by itself, or ready for the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Open services and what else a worker needs."""
+
+    settings: Settings
+    store: ObjectStore
+    metadata: Metadata
+    clock: Clock
+    ids: IdSource
+    metrics: Metrics
+
+
+@asynccontextmanager
+async def foreground_worker(
+    parts: Parts, *, choice: EngineChoice | None, host: str, on_progress: Callable[[int, Progress], None]
+) -> AsyncGenerator[Worker]:
+    """A worker that claims nothing by itself; `on_progress` is told the job's id and how far it is, at every step.
+
+    Raises NoSubmitterError and the like before anything is registered.
+    """
+    settings, metadata = parts.settings, parts.metadata
+    chosen = await engines(settings, parts.store, metadata, parts.clock, parts.ids, choice=choice)
+    lease = await metadata.register_compactor(host)
+
+    async def beat() -> None:
+        while True:
+            await parts.clock.sleep_ms(JOB_BEAT_MS)
+            try:
+                await metadata.beat_compactor(lease)
+            except MetadataUnavailableError as error:
+                _log.warning("beat failed", error=str(error))
+            except WriterFencedError:
+                return  # its job is lost too, which the worker is told
+
+    beats = asyncio.create_task(beat(), name="beat-foreground")
+    try:
+        yield Worker(
+            metadata=metadata,
+            engine=_Tapped(chosen.make(lease), on_progress),
+            lease=lease,
+            gate=MemoryGate(settings.compactor_memory_bytes),
+            clock=parts.clock,
+            ids=parts.ids,
+            metrics=parts.metrics,
+            keys_max=settings.dedupe_keys_max,
+        )
+    finally:
+        beats.cancel()
+        await asyncio.gather(beats, return_exceptions=True)
+        try:
+            await metadata.unregister_compactor(lease)
+        except MetadataUnavailableError as error:
+            _log.warning("could not give the lease back; it ends by itself", error=str(error))
+
+
+async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice | None) -> MergeJob:
+    """Raises NoSuchJobError, JobNotReadyError, WrongEngineError."""
+    job = await metadata.job(job_id)
+    if job is None:
+        raise NoSuchJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` shows those there are")
+    if job.state in (JobState.DONE, JobState.FAILED):
+        raise JobNotReadyError(
+            f"job {job_id} is over: it is {job.state.value}" + (f" ({job.error})" if job.error else ""),
+            remedy="what is still to be merged is planned anew; `siltstone jobs list --state ready` shows what waits",
+        )
+    now_ms = await metadata.now_ms()
+    if job.state is JobState.RUNNING and (job.lease_until_ms or 0) > now_ms:
+        hosts = dict(await metadata.live_compactors())
+        at = f" at {hosts[job.holder]}" if job.holder in hosts else ""
+        raise JobNotReadyError(
+            f"job {job_id} is run by compactor {job.holder}{at}",
+            remedy="wait until it ends; stopping that compactor gives the job back",
+        )
+    if choice is EngineChoice.SPARK and job.kind == MergeKind.LEVEL:
+        raise WrongEngineError(
+            f"job {job_id} takes L0 files, which compactors merge themselves: they are small, and consumers wait",
+            remedy="leave --engine out",
+        )
+    if choice is EngineChoice.SPARK:
+        check_limit(job)
+    return job
+
+
+def check_limit(job: MergeJob) -> None:
+    """It was planned with the job and cannot grow: the delete horizons in it hold no longer than it does.
+
+    Raises WrongEngineError, and SpecError for a job of another release.
+    """
+    limit_ms = MergeSpec.from_json(job.spec).limit_ms
+    if limit_ms < SPARK_LIMIT_BASE_MS:
+        raise WrongEngineError(
+            f"job {job.job_id} was planned for a compactor, to end within {limit_ms // 1000} s of its start; the start"
+            f" of a cluster alone may take {SPARK_LIMIT_BASE_MS // 1000} s of that",
+            remedy="`siltstone compact TOPIC --now --engine spark` plans a pass over a compacted topic with time for"
+            " it; else leave --engine out",
+        )
+
+
+async def run_job(parts: Parts, worker: Worker, job_id: int) -> MergeJob:
+    """The job when it is done. Raises JobNotReadyError when somebody was faster, JobFailedError."""
+    if not await worker.work_on(job_id):
+        job = await check_runnable(parts.metadata, job_id, None)
+        raise JobNotReadyError(f"job {job.job_id} was claimed by somebody else just now", remedy="try again")
+    ended = await parts.metadata.job(job_id)
+    if ended is None or ended.state is not JobState.DONE:
+        state = "gone" if ended is None else ended.state.value
+        said = ended.error if ended is not None and ended.error else "its lease was lost, or it was given back"
+        raise JobFailedError(f"job {job_id} is {state}: {said}", remedy=f"`siltstone jobs show {job_id}` tells more")
+    return ended
+
+
+class _Tapped:
+    """An engine whose progress is told to one more."""
+
+    def __init__(self, inner: Engine, on_progress: Callable[[int, Progress], None]) -> None:
+        self._inner, self._on_progress = inner, on_progress
+
+    async def run(self, claimed: ClaimedJob, **options: Any) -> CommitMerge:
+        told: Callable[[Progress], None] = options.pop("progress")
+
+        def progress(step: Progress) -> None:
+            told(step)
+            self._on_progress(claimed.job.job_id, step)
+
+        return await self._inner.run(claimed, progress=progress, **options)

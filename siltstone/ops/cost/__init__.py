@@ -1,0 +1,1 @@
+"""`siltstone cost`: what a load costs a month, and the same load on Kafka."""

@@ -1,0 +1,414 @@
+"""`siltstone cost`: what a load costs a month, by line, beside Kafka with three replicas. Pure; prices are arguments.
+
+The formulas are in `siltstone/ops/cost/formulas.py`, the prices in `siltstone/ops/cost/prices.py`. Sizes of files,
+waits and merges are those of the settings, processor times those measured in docs/benchmarks.md on two cores of a
+shared virtual machine, without TLS to the store: a vCPU of AWS is another. Nothing here was compared with a bill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agents.read.cache import BLOCK_BYTES
+from compactor.cursors import WINDOW_BYTES
+from compactor.options import plan_options
+from runtime.errors import BadInputError
+from runtime.settings.table import Settings
+from siltstone.cli.output import plural
+from siltstone.ops.cost import formulas
+from siltstone.ops.cost.prices import PRICES
+from siltstone.ops.cost.storage import kept_lines
+from storage.file_writer import PART_BYTES
+
+MIB = 1 << 20
+DEFAULTS = Settings()
+PLAN = plan_options(DEFAULTS)
+
+FETCH_MEMORY_MS_PER_MB = 0.52
+FETCH_STORE_MS_PER_MB = 2.94
+MERGE_MS_PER_MB = 2.0
+COMMIT_FIXED_MS = 0.5
+COMMIT_PARTITION_MS = 0.0155
+POLL_MS = 0.75
+BUSY_SHARE = 0.55
+POSTGRES_BUSY_SHARE = 0.4
+TASK_GIB = 3
+POSTGRES_GIB = 100
+UPLOAD_MS_P50, UPLOAD_MS_P99 = 125, 250
+SPARK_START_VCPU_S = 104
+SPARK_UNIT_S = 0.086
+SPARK_GIB_PER_VCPU = 4
+INTERFACE_ENDPOINTS = 4
+CATALOG_PUTS_PER_SECOND = 1000 / DEFAULTS.catalog_increment_interval_ms
+KAFKA_MS_PER_MB = 2.6
+KAFKA_FULL_SHARE = 0.7
+KAFKA_VOLUME_MIB_PER_S = 125
+REPLICAS = 3
+
+ASSUMPTIONS: Sequence[str] = (
+    "prices: on demand, us-east-1, first tier, no discounts; none is fetched (--prices shows them, --price sets them)",
+    "MiB/s are as stored, after the producers' compression, around the clock; a month is 730 hours",
+    "PUTs: linger, size and as many early seals as produce.early.per.second allows; 0 of them is the least",
+    "agents: processor time of docs/benchmarks.md at 55 % of a core (--agent-ms-per-mb: 1.6 to 7 by the clients'"
+    " batches)",
+    "reads of the tail: what another zone wrote is fetched once a zone, in blocks of 1 MiB; the rest is in memory",
+    "merges: topics of cleanup.policy=delete; parts of 8 MiB, each a PUT; compacted topics are rewritten once a day",
+    "Postgres: 0.5 ms and 0.0155 ms a partition for a commit, 40 % of its vCPUs busy, Multi-AZ",
+    "not counted: logs, metrics, VPN, backups beyond the free size, support, people",
+    "Kafka: 3 replicas on gp3 filled to 70 %, 2.6 ms a MB and replica, consumers read from followers of their zone;"
+    " controllers, and what volumes and hosts can carry, left out; no tiered storage, which saves most of the volumes",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is written and read, and by what it is run. Rates are in MiB/s as stored."""
+
+    mib_s: float
+    agents: int = 0
+    """0: as many as the load takes."""
+    compactors: int = 0
+    zones: int = 3
+    retention_days: float = 7
+    consumers: int = 1
+    """Groups that read all of it as it is written."""
+    replay_share: float = 0
+    """What is read from history, as a share of what is written."""
+    partitions: int = 100
+    linger_ms: float = DEFAULTS.produce_linger_ms
+    early_per_second: float = DEFAULTS.produce_early_per_second
+    storage_class: str = "standard"
+    """To which a lifecycle rule moves `l2/`."""
+    class_day: float | None = None
+    """How old objects are then; None: as young as the class takes them."""
+    noncurrent_days: float = 0
+    compacted_gib: float = 0
+    """Latest values of compacted topics."""
+    zone_aware: bool = True
+    launch: str = "fargate"
+    spark: bool = False
+    agent_ms_per_mb: float = 3.3
+    """Processor time of an agent for a MB produced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    item: str
+    what: str
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What follows from a load, before prices."""
+
+    load: Load
+    files_per_s: float
+    file_mib: float
+    run_mib: float
+    outputs_mib: Sequence[float]
+    agent_cores: float
+    agents_needed: int
+    agents: int
+    compactor_cores: float
+    compactors: int
+    postgres_cores: float
+    postgres_vcpus: int
+    spark_mib_per_s: float
+    spark_jobs_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    flow: Flow
+    lines: Sequence[Line]
+    kafka: Sequence[Line]
+    prices: Mapping[str, float]
+
+    @property
+    def usd(self) -> float:
+        return sum(line.usd for line in self.lines)
+
+    @property
+    def kafka_usd(self) -> float:
+        return sum(line.usd for line in self.kafka)
+
+
+@dataclass(frozen=True, slots=True)
+class LingerStep:
+    """One row of the what-if."""
+
+    linger_ms: float
+    produce_ms_p50: float
+    produce_ms_p99: float
+    puts_usd: float
+    puts_usd_least: float
+    """Without early seals."""
+
+
+def prices_with(changes: Mapping[str, float]) -> Mapping[str, float]:
+    """The table, with some of its prices replaced. Raises BadInputError for a name it does not have."""
+    unknown = sorted(set(changes) - set(PRICES))
+    if unknown:
+        raise BadInputError(f"no price is called {unknown[0]!r}", remedy="`siltstone cost --prices` lists them")
+    return {name: changes.get(name, price.usd) for name, price in PRICES.items()}
+
+
+def cost_of(load: Load, prices: Mapping[str, float]) -> Cost:
+    flow = flow_of(load)
+    lines = [
+        *_put_lines(flow, prices),
+        *_get_lines(flow, prices),
+        *kept_lines(load, flow.run_mib, flow.outputs_mib, prices),
+        *_traffic_lines(flow, prices),
+        *_machine_lines(flow, prices),
+    ]
+    return Cost(flow, [Line(*line) for line in lines], [Line(*line) for line in kafka_lines(load, prices)], prices)
+
+
+def flow_of(load: Load) -> Flow:
+    """Sizes the cluster where the load does not say. Agents are rounded up to a multiple of the zones."""
+    produced = load.mib_s * formulas.MB_PER_MIB
+    cores = _agent_cores(load)
+    needed = formulas.processes_needed(cores, busy_share=BUSY_SHARE, least=load.zones)
+    needed = -(-needed // load.zones) * load.zones
+    agents = load.agents or needed
+    files = _files_per_second(load, agents)
+    run_mib = formulas.l1_run_mib(
+        load.mib_s,
+        files_per_second=files,
+        files_min=PLAN.l0_files_min,
+        wait_s=PLAN.l0_wait_ms / 1000,
+        wait_s_max=PLAN.l0_wait_ms_max / 1000,
+        job_mib_max=PLAN.l0_job_bytes_max / MIB,
+    )
+    outputs = formulas.merge_outputs_mib(
+        run_mib,
+        mib_per_s=load.mib_s,
+        l1_runs=PLAN.l1_runs_min,
+        l2_runs=PLAN.l2_runs_min,
+        plain_mib_max=PLAN.l2_plain_bytes_max / MIB,
+        retention_s=load.retention_days * 86_400,
+    )
+    on_spark = [size for size in outputs[1:] if load.spark and size >= PLAN.spark_bytes_min / MIB]
+    daily_on_spark = load.spark and load.compacted_gib * 1024 >= PLAN.spark_bytes_min / MIB
+    daily_mib_per_s = _daily_mib_per_second(load)
+    spark_mib = load.mib_s * len(on_spark) + (daily_mib_per_s if daily_on_spark else 0)
+    spark_jobs = sum(load.mib_s / size for size in on_spark) + (1 / 86_400 if daily_on_spark else 0)
+    merged = load.mib_s * len(outputs) + daily_mib_per_s - spark_mib
+    compactor_cores = formulas.compactor_cpu_cores(merged * formulas.MB_PER_MIB, merge_ms_per_mb=MERGE_MS_PER_MB)
+    postgres = formulas.postgres_cpu_cores(
+        commits_per_second=files,
+        commit_ms=formulas.commit_server_ms(
+            _partitions_per_file(load, agents), fixed_ms=COMMIT_FIXED_MS, partition_ms=COMMIT_PARTITION_MS
+        ),
+        polls_per_second=agents * 1000 / DEFAULTS.tail_poll_ms,
+        poll_ms=POLL_MS,
+    )
+    return Flow(
+        load=load,
+        files_per_s=files,
+        file_mib=load.mib_s / files,
+        run_mib=run_mib,
+        outputs_mib=outputs,
+        agent_cores=cores if produced else 0.0,
+        agents_needed=needed,
+        agents=agents,
+        compactor_cores=compactor_cores,
+        compactors=load.compactors or formulas.processes_needed(compactor_cores, busy_share=BUSY_SHARE, least=1),
+        postgres_cores=postgres,
+        postgres_vcpus=formulas.vcpus_of_class(postgres, busy_share=POSTGRES_BUSY_SHARE),
+        spark_mib_per_s=spark_mib,
+        spark_jobs_per_s=spark_jobs,
+    )
+
+
+def linger_steps(
+    load: Load, prices: Mapping[str, float], lingers_ms: Sequence[float] = (25, 50, 100, 250, 500, 1000)
+) -> Sequence[LingerStep]:
+    """Latency against the price of PUTs. Waits are half of the linger, and all of it; then upload and commit."""
+    agents = flow_of(load).agents
+    steps: list[LingerStep] = []
+    for linger_ms in lingers_ms:
+        at = replace(load, linger_ms=linger_ms)
+        usd = [
+            formulas.requests_usd_per_month(_files_per_second(each, agents), usd_per_1000=prices["s3.put.1000"])
+            for each in (at, replace(at, early_per_second=0))
+        ]
+        steps.append(LingerStep(linger_ms, linger_ms / 2 + UPLOAD_MS_P50, linger_ms + UPLOAD_MS_P99, usd[0], usd[1]))
+    return steps
+
+
+def _agent_cores(load: Load) -> float:
+    read = load.mib_s * load.consumers
+    stored = formulas.tail_mib_from_store_per_second(load.mib_s, zones=load.zones, groups=load.consumers)
+    stored = stored if load.zone_aware else 0.0
+    return formulas.agent_cpu_cores(
+        produced_mb_per_s=load.mib_s * formulas.MB_PER_MIB,
+        from_memory_mb_per_s=max(0.0, read - stored) * formulas.MB_PER_MIB,
+        from_store_mb_per_s=(stored + load.mib_s * load.replay_share) * formulas.MB_PER_MIB,
+        produce_ms_per_mb=load.agent_ms_per_mb,
+        memory_ms_per_mb=FETCH_MEMORY_MS_PER_MB,
+        store_ms_per_mb=FETCH_STORE_MS_PER_MB,
+    )
+
+
+def _files_per_second(load: Load, agents: int) -> float:
+    return formulas.l0_files_per_second(
+        load.mib_s,
+        agents=agents,
+        linger_ms=load.linger_ms,
+        file_mib=DEFAULTS.produce_file_bytes / MIB,
+        early_mib=DEFAULTS.produce_early_bytes / MIB,
+        early_per_second=load.early_per_second,
+    )
+
+
+def _partitions_per_file(load: Load, agents: int) -> float:
+    return max(1.0, load.partitions * (load.zones if load.zone_aware else 1) / agents)
+
+
+def _daily_mib_per_second(load: Load) -> float:
+    return load.compacted_gib * 1024 / (PLAN.daily_interval_ms / 1000)
+
+
+def _put_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    load, price = flow.load, prices["s3.put.1000"]
+    merges = sum(
+        formulas.merge_put_requests_per_second(
+            load.mib_s, part_mib=PART_BYTES / MIB, object_mib=min(size, PLAN.output_bytes / MIB)
+        )
+        for size in flow.outputs_mib
+    )
+    daily = _daily_mib_per_second(load)
+    merges += formulas.merge_put_requests_per_second(
+        daily, part_mib=PART_BYTES / MIB, object_mib=PLAN.output_bytes / MIB
+    )
+    linger = f"{plural(flow.agents, 'agent')}, {load.linger_ms:g} ms, {flow.file_mib:.1f} MiB a file"
+    return [
+        ("PUT L0", f"{flow.files_per_s:,.1f}/s: {linger}", _requests(flow.files_per_s, price)),
+        ("PUT merges", f"{merges:,.1f}/s: L1 and L2 in parts of 8 MiB", _requests(merges, price)),
+        ("PUT catalogue", f"{CATALOG_PUTS_PER_SECOND:,.1f}/s, snapshots", _requests(CATALOG_PUTS_PER_SECOND, price)),
+    ]
+
+
+def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    load, price = flow.load, prices["s3.get.1000"]
+    window_mib, object_mib = WINDOW_BYTES / MIB, PLAN.output_bytes / MIB
+    tail = 0.0
+    if load.zone_aware:
+        tail = formulas.tail_get_requests_per_second(
+            files_per_second=flow.files_per_s,
+            file_mib=flow.file_mib,
+            block_mib=BLOCK_BYTES / MIB,
+            agents=flow.agents,
+            zones=load.zones,
+            groups=load.consumers,
+            partitions=load.partitions,
+        )
+    replay = load.mib_s * load.replay_share / (BLOCK_BYTES / MIB)
+    merges = flow.files_per_s + sum(
+        formulas.merge_get_requests_per_second(
+            load.mib_s, files_per_second=load.mib_s / min(size, object_mib), window_mib=window_mib
+        )
+        for size in flow.outputs_mib[:-1]
+    )
+    daily = _daily_mib_per_second(load)
+    merges += 2 * formulas.merge_get_requests_per_second(
+        daily, files_per_second=daily / object_mib, window_mib=window_mib
+    )
+    return [
+        ("GET tail", f"{tail:,.1f}/s: what other zones wrote", _requests(tail, price)),
+        ("GET replays", f"{replay:,.1f}/s: history in blocks of 1 MiB", _requests(replay, price)),
+        ("GET merges", f"{merges:,.1f}/s: a file, or 8 MiB of it", _requests(merges, price)),
+    ]
+
+
+def _traffic_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    load = flow.load
+    if load.zone_aware or load.zones == 1:
+        why = "clients name their zone" if load.zones > 1 else "there is one zone"
+        return [("between zones", f"none: {why}, and S3 costs nothing", 0.0)]
+    crossing = formulas.cross_zone_mib_per_second(load.mib_s, zones=load.zones, groups=load.consumers)
+    gib = formulas.gib_per_month(crossing)
+    return [("between zones", f"{gib:,.0f} GiB: clients do not name their zone", gib * prices["zones.gib"])]
+
+
+def _machine_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    load, hours = flow.load, formulas.HOURS_PER_MONTH
+    task = _task_usd_per_month(load.launch, prices)
+    busy = flow.agent_cores / flow.agents
+    postgres = flow.postgres_vcpus * prices["rds.vcpu.hour"] * hours + POSTGRES_GIB * prices["rds.gp3.gib.month"]
+    vcpu_s = formulas.SECONDS_PER_MONTH * formulas.spark_vcpu_seconds(
+        flow.spark_mib_per_s,
+        jobs=flow.spark_jobs_per_s,
+        unit_mib=DEFAULTS.spark_unit_bytes / MIB,
+        unit_s=SPARK_UNIT_S,
+        merge_ms_per_mb=MERGE_MS_PER_MB,
+        start_vcpu_s=SPARK_START_VCPU_S,
+    )
+    vcpu_hours = vcpu_s / BUSY_SHARE / 3600
+    endpoints = INTERFACE_ENDPOINTS * load.zones
+    merging = min(1.0, flow.compactor_cores / flow.compactors)
+    return [
+        ("agents", f"{flow.agents} of 1 vCPU ({load.launch}), {busy:.0%} busy", flow.agents * task),
+        ("compactors", f"{flow.compactors} of 1 vCPU, {merging:.0%} busy", flow.compactors * task),
+        (
+            "Postgres",
+            f"{flow.postgres_vcpus} vCPU, Multi-AZ, {flow.files_per_s:,.1f} commits/s take {flow.postgres_cores:.2f}",
+            2 * postgres,
+        ),
+        (
+            "Spark",
+            f"{vcpu_hours:,.1f} vCPU-hours, merges from 8 GiB" if load.spark else "none (--spark)",
+            vcpu_hours * (prices["emr.vcpu.hour"] + SPARK_GIB_PER_VCPU * prices["emr.gib.hour"]),
+        ),
+        ("load balancer", "bootstrap alone", (prices["nlb.hour"] + prices["nlb.nlcu.hour"]) * hours),
+        (
+            "endpoints",
+            f"{plural(INTERFACE_ENDPOINTS, 'service')}, {plural(load.zones, 'zone')}",
+            endpoints * prices["endpoint.hour"] * hours,
+        ),
+    ]
+
+
+def kafka_lines(load: Load, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
+    """Three replicas on EBS, in three zones, for the same load."""
+    hours, retention_s = formulas.HOURS_PER_MONTH, load.retention_days * 86_400
+    gib = formulas.kafka_stored_gib(load.mib_s, retention_s=retention_s, replicas=REPLICAS, full_share=KAFKA_FULL_SHARE)
+    gib += load.compacted_gib * REPLICAS / KAFKA_FULL_SHARE
+    crossing = formulas.gib_per_month(
+        formulas.kafka_cross_zone_mib_per_second(
+            load.mib_s, zones=load.zones, replicas=REPLICAS, groups=load.consumers, follower_fetching=True
+        )
+    )
+    cores = formulas.agent_cpu_cores(
+        produced_mb_per_s=load.mib_s * formulas.MB_PER_MIB * REPLICAS,
+        from_memory_mb_per_s=load.mib_s * formulas.MB_PER_MIB * (load.consumers + load.replay_share),
+        from_store_mb_per_s=0,
+        produce_ms_per_mb=KAFKA_MS_PER_MB,
+        memory_ms_per_mb=FETCH_MEMORY_MS_PER_MB,
+        store_ms_per_mb=0,
+    )
+    hosts = formulas.processes_needed(cores / 2, busy_share=BUSY_SHARE, least=REPLICAS)
+    over_mib_s = max(0.0, load.mib_s * REPLICAS - KAFKA_VOLUME_MIB_PER_S * hosts)
+    volumes = gib * prices["ebs.gp3.gib.month"] + over_mib_s * prices["ebs.gp3.mib.s.month"]
+    return [
+        ("volumes", f"{gib:,.0f} GiB of gp3", volumes),
+        ("between zones", f"{crossing:,.0f} GiB: producers and replication", crossing * prices["zones.gib"]),
+        ("brokers", f"{hosts} of 2 vCPU", hosts * prices["ec2.host.hour"] * hours),
+    ]
+
+
+def _task_usd_per_month(launch: str, prices: Mapping[str, float]) -> float:
+    """A vCPU and 3 GiB: half of a host, or a task of Fargate."""
+    if launch == "ec2":
+        return prices["ec2.host.hour"] / 2 * formulas.HOURS_PER_MONTH
+    family = "fargate.arm" if launch == "fargate-arm" else "fargate"
+    hourly = prices[f"{family}.vcpu.hour"] + TASK_GIB * prices[f"{family}.gib.hour"]
+    return hourly * formulas.HOURS_PER_MONTH
+
+
+def _requests(per_second: float, usd_per_1000: float) -> float:
+    return formulas.requests_usd_per_month(per_second, usd_per_1000=usd_per_1000)

@@ -1,0 +1,265 @@
+"""A consumer group as it is shown: how far it has read, who reads what, what a reset of its offsets changes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.errors import BadInputError
+from siltstone.kafka.groups import Committed, Group, Member
+from siltstone.kafka.records import TopicPartition
+
+BAR_CELLS = 16
+READ, UNREAD = "█", "░"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEnds:
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLag:
+    """One partition that a group reads or has read."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    """None: nothing yet."""
+    log: LogEnds | None
+    """None: the partition is gone."""
+    member: Member | None
+    """Who reads it now."""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets from the committed one to the end, as Kafka's tools count it; None where either is not known."""
+        return None if self.committed is None or self.log is None else max(0, self.log.end - self.committed)
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of what the log holds is read, 0 to 1."""
+        if self.committed is None or self.log is None:
+            return None
+        held = self.log.end - self.log.start
+        return 1.0 if held <= 0 else min(1.0, max(0.0, (self.committed - self.log.start) / held))
+
+    @property
+    def note(self) -> str:
+        """What the numbers alone do not say; "" = nothing."""
+        if self.log is None:
+            return "the partition is gone"
+        if self.committed is None:
+            return ""
+        if self.committed < self.log.start:
+            return f"committed below the log start {self.log.start}: what lies between is gone"
+        return (
+            f"committed above the log's end by {self.committed - self.log.end}" if self.committed > self.log.end else ""
+        )
+
+
+def lags(
+    group: Group,
+    committed: Mapping[TopicPartition, Committed],
+    logs: Mapping[TopicPartition, LogEnds],
+    *,
+    partitions: Mapping[str, int] | None = None,
+) -> Sequence[PartitionLag]:
+    """What is committed or assigned, by topic and partition.
+
+    `partitions`: how many a topic has. Of a topic that the group reads all are shown, for one without an offset is
+    unread, not up to date.
+    """
+    readers = assigned(group)
+    read_topics = {topic for topic, _ in (*committed, *readers)}
+    counts = partitions or {}
+    unread = {(topic, partition) for topic in read_topics for partition in range(counts.get(topic, 0))}
+    return [
+        PartitionLag(
+            topic=topic,
+            partition=partition,
+            committed=committed[topic, partition].offset if (topic, partition) in committed else None,
+            log=logs.get((topic, partition)),
+            member=readers.get((topic, partition)),
+        )
+        for topic, partition in sorted({*committed, *readers, *unread})
+    ]
+
+
+def assigned(group: Group) -> Mapping[TopicPartition, Member]:
+    return {
+        (topic, partition): member
+        for member in group.members
+        for topic, partitions in (member.assignment or {}).items()
+        for partition in partitions
+    }
+
+
+def total_lag(rows: Sequence[PartitionLag]) -> int:
+    """Of the partitions where it is known."""
+    return sum(each.lag or 0 for each in rows)
+
+
+def total_lag_text(rows: Sequence[PartitionLag]) -> str:
+    unread = sum(each.committed is None and each.log is not None for each in rows)
+    gone = sum(each.log is None for each in rows)
+    left_out = [f"{unread} without an offset"] if unread else []
+    left_out += [f"{gone} gone"] if gone else []
+    return f"{total_lag(rows):,}" + (f" (not counted: {', '.join(left_out)})" if left_out else "")
+
+
+LAG_COLUMNS: Sequence[str] = ("topic", "partition", "committed", "log end", "lag", "member", "client")
+
+
+def lag_cells(row: PartitionLag) -> list[str]:
+    member = row.member
+    return [
+        row.topic,
+        str(row.partition),
+        _number(row.committed),
+        _number(None if row.log is None else row.log.end),
+        _number(row.lag),
+        "-" if member is None else member.instance_id or short_member_id(member.member_id),
+        "-" if member is None else f"{member.client_id} {member.host}".strip(),
+    ]
+
+
+def bar(fraction: float | None) -> str:
+    """What is read against what the log holds; full only when all is."""
+    if fraction is None:
+        return ""
+    cells = BAR_CELLS if fraction >= 1 else min(BAR_CELLS - 1, int(fraction * BAR_CELLS))
+    return READ * cells + UNREAD * (BAR_CELLS - cells)
+
+
+def short_member_id(member_id: str) -> str:
+    """Coordinators make ids of the client's id and a UUID: its beginning is enough for a table."""
+    head, dash, tail = member_id[:-36], member_id[-37:-36], member_id[-36:]
+    if dash == "-" and head and tail.count("-") == 4:
+        return f"{head}{tail[:8]}…"
+    return member_id
+
+
+def describe_json(group: Group, rows: Sequence[PartitionLag]) -> dict[str, Any]:
+    return {
+        "group": group.group_id,
+        "state": group.state,
+        "protocol_type": group.protocol_type,
+        "protocol": group.protocol,
+        "coordinator": group.coordinator,
+        "total_lag": total_lag(rows),
+        "members": [
+            {
+                "member_id": each.member_id,
+                "instance_id": each.instance_id,
+                "client_id": each.client_id,
+                "host": each.host,
+                "assignment": None
+                if each.assignment is None
+                else {topic: list(partitions) for topic, partitions in sorted(each.assignment.items())},
+            }
+            for each in group.members
+        ],
+        "partitions": [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "committed": each.committed,
+                "log_start": None if each.log is None else each.log.start,
+                "log_end": None if each.log is None else each.log.end,
+                "lag": each.lag,
+                "member_id": None if each.member is None else each.member.member_id,
+            }
+            for each in rows
+        ],
+    }
+
+
+# Resetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """One partition's committed offset before and after."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    log: LogEnds
+    moved: bool = False
+    """What was asked for lies outside the log: `after` is its nearer end."""
+
+    @property
+    def lag(self) -> int:
+        return self.log.end - self.after
+
+
+def resets(
+    wanted: Mapping[TopicPartition, int],
+    committed: Mapping[TopicPartition, Committed],
+    logs: Mapping[TopicPartition, LogEnds],
+) -> Sequence[Reset]:
+    """`wanted` offsets, each held within its log. (ConsumerGroupCommand.checkOffsetsRange)"""
+    found: list[Reset] = []
+    for topic, partition in sorted(wanted):
+        log = logs[topic, partition]
+        asked = wanted[topic, partition]
+        after = min(max(asked, log.start), log.end)
+        before = committed.get((topic, partition))
+        found.append(
+            Reset(
+                topic=topic,
+                partition=partition,
+                before=None if before is None else before.offset,
+                after=after,
+                log=log,
+                moved=after != asked,
+            )
+        )
+    return found
+
+
+class NothingCommittedError(BadInputError):
+    """A shift needs an offset to start from."""
+
+
+def shifted(
+    partitions: Collection[TopicPartition], committed: Mapping[TopicPartition, Committed], by: int
+) -> Mapping[TopicPartition, int]:
+    """Raises NothingCommittedError."""
+    for topic, partition in sorted(partitions):
+        if (topic, partition) not in committed:
+            raise NothingCommittedError(
+                f"{topic} partition {partition} has no committed offset to shift",
+                remedy=f"name partitions that have one: --topic {topic}:P,...",
+            )
+    return {each: committed[each].offset + by for each in partitions}
+
+
+RESET_COLUMNS: Sequence[str] = ("topic", "partition", "before", "after", "change", "lag after", "log")
+
+
+def reset_cells(row: Reset) -> list[str]:
+    change = "-" if row.before is None else f"{row.after - row.before:+,}"
+    log = f"{row.log.start} to {row.log.end}" + (" (held within)" if row.moved else "")
+    return [row.topic, str(row.partition), _number(row.before), str(row.after), change, str(row.lag), log]
+
+
+def reset_json(row: Reset) -> dict[str, Any]:
+    return {
+        "topic": row.topic,
+        "partition": row.partition,
+        "before": row.before,
+        "after": row.after,
+        "lag_after": row.lag,
+        "log_start": row.log.start,
+        "log_end": row.log.end,
+        "held_within_log": row.moved,
+    }
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)

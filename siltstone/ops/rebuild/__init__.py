@@ -1,0 +1,1 @@
+"""`siltstone rebuild`: the metadata again from the bucket, after Postgres was lost with its backups."""

@@ -1,0 +1,460 @@
+"""What `siltstone rebuild` writes into an empty database, decided from what the bucket tells. Pure.
+
+`plan_rebuild` takes the newest catalogue snapshot with its increments, the listing of the files and the footers of the
+merged files that the snapshot does not have. It rolls the state forward (`rebuild_state.py`), chooses what holds each
+offset (`rebuild_tiling.py`), and makes rows of it. What was acknowledged and cannot come back is in `losses`.
+
+What is in no stretch although it lies between log start and high watermark is a *hole*. One at the log start moves it;
+others are filled by empty extents, so that readers go on behind them and no offset is given twice.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from metadata.catalog import REBUILT_EPOCH, REBUILT_HOST, Row
+from metadata.packed_index import IndexRow, encode_index
+from siltstone.ops.rebuild.state import (
+    ABOVE,
+    PRODUCER_IDS_ABOVE,
+    Catalogued,
+    Place,
+    State,
+    new_file_row,
+    rolled_forward,
+)
+from siltstone.ops.rebuild.tiling import (
+    FILLED_KIND,
+    Footer,
+    FooterExtent,
+    Material,
+    Stretch,
+    Taken,
+    inferred_done,
+    tilings,
+)
+from siltstone.ops.rebuild.uncommitted import uncommitted_l0
+
+INT31 = 2**31 - 1
+NEWER_L0 = "newer L0"
+"""What is lost where only the offsets are; it may be appended."""
+
+
+class Lost(NamedTuple):
+    """Records that were acknowledged and do not come back."""
+
+    what: str
+    topic: str
+    partition: int
+    records: int
+    """At most, where dedupe may have taken some."""
+    detail: str
+
+
+class Hole(NamedTuple):
+    """Offsets that no file holds; an empty extent will."""
+
+    partition_id: int
+    topic_id: uuid.UUID
+    partition: int
+    base_offset: int
+    last_offset: int
+    is_compacted: bool
+
+
+class L0Extent(NamedTuple):
+    """Of a footer of L0: how many records there are, no offsets."""
+
+    topic_id: uuid.UUID
+    partition: int
+    records: int
+
+
+class NewStretch(NamedTuple):
+    """A stretch above what the snapshot knew: its batches tell what their producers did."""
+
+    partition_id: int
+    stretch: Stretch
+    row: IndexRow
+    """Where it lies."""
+    known_end: int
+    """The snapshot's next offset: batches below it are in its producers' states."""
+
+
+@dataclass(slots=True)
+class RebuildPlan:
+    cluster_id: str
+    known_ms: int
+    """Changes and deletions after this are not known."""
+    tables: dict[str, list[Row]]
+    sequences: dict[str, int]
+    holes: list[Hole]
+    losses: list[Lost]
+    new_stretches: list[NewStretch]
+    newer_l0: dict[str, list[int]]
+    """Keys of L0 files that nobody knows the offsets of, in the order in which their writers sealed them -> the ids of
+    the partitions in them that do not come back otherwise."""
+    unknown_topics: list[str]
+    """Files of topics, or partitions, that the catalogue never heard of."""
+    uncommitted_l0: list[str]
+    """Keys of L0 files that were never committed: nobody was told that they are stored."""
+    superseded: int = 0
+    """Merged files that nothing needs: dead."""
+    places: dict[int, Place] = field(default_factory=dict[int, Place])
+
+    @property
+    def is_complete(self) -> bool:
+        return not (self.losses or self.unknown_topics)
+
+
+def plan_rebuild(
+    catalogued: Catalogued,
+    listing: Mapping[str, int],
+    footers: Sequence[Footer],
+    l0_footers: Mapping[str, Sequence[L0Extent]],
+    *,
+    now_ms: int,
+) -> RebuildPlan:
+    """`listing`: sizes by key under l0/, l1/ and l2/. `footers`: of all merged files there that the snapshot does not
+    have and that can be read; `l0_footers`: of L0 files that the catalogue does not have. Times are those of `now_ms`.
+    """
+    state = rolled_forward(catalogued)
+    of_snapshot = {row["key"]: row for row in catalogued.tables["files"]}
+    by_key = {footer.key: footer for footer in footers if footer.key not in of_snapshot}
+    there = {key for key, row in of_snapshot.items() if listing.get(key) == row["size_bytes"]}
+    there |= {key for key, known in state.l0_files.items() if listing.get(key) == known.row["size_bytes"]}
+    missing = [key for key, row in of_snapshot.items() if row["state"] == "live" and key not in there]
+    missing += [key for key in state.l0_files if key not in there and key not in of_snapshot]
+    key_of = {row["file_id"]: row["key"] for row in of_snapshot.values()}
+    live: defaultdict[int, list[tuple[Row, str]]] = defaultdict(list)
+    for row in catalogued.tables["extents"]:
+        key = key_of.get(row["file_id"], "")
+        if row["state"] == "live" and key in there:
+            live[row["partition_id"]].append((row, key))
+    material = Material(
+        state=state,
+        live_extents=live,
+        footers=by_key,
+        done={key: when for key, when in state.done.items() if key in by_key},
+        present=frozenset(there),
+    )
+    taken = tilings(material)
+    unexplained = _unexplained(state, catalogued, frozenset(missing), taken)
+    if unexplained:
+        material = replace(material, done=inferred_done(by_key, material.done, unexplained))
+        taken = tilings(material)
+    _move_ends(state, by_key.values())
+    plan = RebuildPlan(
+        cluster_id=catalogued.instant.cluster_id,
+        known_ms=state.known_ms,
+        tables={name: [] for name in catalogued.tables if name != "changes"},
+        sequences={},
+        holes=[],
+        losses=[],
+        new_stretches=[],
+        newer_l0={},
+        unknown_topics=[],
+        uncommitted_l0=uncommitted_l0(catalogued, l0_footers),
+        places={partition_id: state.place(partition_id) for partition_id in state.partitions},
+    )
+    _find_holes(plan, state, taken)
+    _Files(plan, state, catalogued, by_key, there, taken, now_ms).write()
+    _find_newer_l0(plan, state, material, taken, l0_footers)
+    _write_others(plan, state, catalogued, listing, now_ms)
+    return plan
+
+
+def _unexplained(
+    state: State, catalogued: Catalogued, missing: frozenset[str], taken: Mapping[int, Taken]
+) -> Sequence[str]:
+    """Those of the missing files that held what nothing else does."""
+    keys = {row["file_id"]: row["key"] for row in catalogued.tables["files"] if row["key"] in missing}
+    held = [
+        (keys[row["file_id"]], row["partition_id"], row["base_offset"], row["last_offset"])
+        for row in catalogued.tables["extents"]
+        if row["state"] == "live" and row["file_id"] in keys
+    ]
+    held += [
+        (key, row.partition_id, row.base_offset, row.last_offset)
+        for key in missing & state.l0_files.keys()
+        for row in state.l0_files[key].rows
+    ]
+    found: dict[str, None] = {}
+    for key, partition_id, base, last in held:
+        if partition_id in taken and not taken[partition_id].covers(max(base, state.log_start(partition_id)), last):
+            found[key] = None
+    return list(found)
+
+
+def _move_ends(state: State, footers: Iterable[Footer]) -> None:
+    """No high watermark below what any footer proves to have been given, used or not; no job id a second time."""
+    for footer in footers:
+        state.sequences["job_ids"] = max(state.sequences["job_ids"], footer.job_id)
+        for extent in footer.extents:
+            partition_id = state.partition_id(extent.topic_id, extent.partition)
+            if partition_id is not None:
+                state.next_offsets[partition_id] = max(state.next_offsets[partition_id], extent.last_offset + 1)
+
+
+def _find_holes(plan: RebuildPlan, state: State, taken: Mapping[int, Taken]) -> None:
+    for partition_id, of_partition in taken.items():
+        row = state.partitions[partition_id]
+        place, starts = plan.places[partition_id], state.log_starts[partition_id]
+        for base, last in list(of_partition.gaps(starts["log_start_offset"], state.next_offsets[partition_id])):
+            detail = f"offsets {base} to {last} are in no file"
+            plan.losses.append(Lost("offsets", place.topic, place.partition, last - base + 1, detail))
+            if base == starts["log_start_offset"]:
+                starts["log_start_offset"] = last + 1
+                continue
+            is_compacted = state.is_compacted(partition_id)
+            plan.holes.append(Hole(partition_id, row["topic_id"], row["partition"], base, last, is_compacted))
+
+
+class _Files:
+    """Rows of `files` and `extents`."""
+
+    def __init__(
+        self,
+        plan: RebuildPlan,
+        state: State,
+        catalogued: Catalogued,
+        footers: Mapping[str, Footer],
+        there: set[str],
+        taken: Mapping[int, Taken],
+        now_ms: int,
+    ) -> None:
+        self._plan, self._state, self._catalogued = plan, state, catalogued
+        self._footers, self._there, self._now_ms = footers, there, now_ms
+        self._taken = taken
+        self._of_key: defaultdict[str, list[tuple[int, Stretch]]] = defaultdict(list)
+        for partition_id, of_partition in taken.items():
+            for stretch in of_partition.stretches:
+                self._of_key[stretch.key].append((partition_id, stretch))
+        self._files, self._extents = plan.tables["files"], plan.tables["extents"]
+        self._spans: dict[str, tuple[int, int]] = {}
+        self._lossy = {(loss.topic, loss.partition) for loss in plan.losses}
+
+    def write(self) -> None:
+        alive = {stretch.row["extent_id"] for each in self._of_key.values() for _, stretch in each if stretch.row}
+        files = self._catalogued.tables["files"]
+        for row in files:
+            is_kept = row["state"] in {"live", "dead"} and row["key"] in self._there
+            if is_kept and row["key"] not in self._state.l0_files:
+                self._of_snapshot(row)
+        live_ids = {row["file_id"] for row in self._files if row["state"] == "live"}
+        for row in self._catalogued.tables["extents"]:
+            if row["file_id"] in live_ids:
+                dead_ms = None if row["extent_id"] in alive else row["dead_ms"] or self._now_ms
+                self._extents.append({**row, "state": "dead" if dead_ms else "live", "dead_ms": dead_ms})
+        for key, known in self._state.l0_files.items():
+            if key in self._there:
+                self._of_l0(key, known.row)
+        self._spans = {row["key"]: (row["lo"], row["hi"]) for row in self._files if row["lo"] is not None}
+        numbers = [row["file_id"] for row in files] + [known.row["file_id"] for known in self._state.l0_files.values()]
+        numbers += [id_ for footer in self._footers.values() for id_, _ in footer.inputs]
+        next_id = max([*numbers, self._state.sequences["file_ids"]], default=0) + ABOVE
+        for footer in sorted(self._footers.values(), key=lambda each: (each.created_ms, each.key)):
+            next_id += self._of_footer(footer, next_id)
+        self._state.sequences["file_ids"] = next_id
+        self._find_new()
+
+    def _of_snapshot(self, row: Row) -> None:
+        """Of L1 and up, or dead."""
+        live = len(self._of_key[row["key"]])
+        is_live = live > 0 and row["state"] == "live"
+        # whoever dies now, or was dead, waits for a whole grace: its readers may be there yet
+        dead_ms = None if is_live else self._now_ms
+        state = "live" if is_live else "dead"
+        self._files.append({**row, "state": state, "dead_ms": dead_ms, "live_extents": live if is_live else 0})
+
+    def _of_l0(self, key: str, row: Row) -> None:
+        rows = sorted(stretch.l0_row for _, stretch in self._of_key[key] if stretch.l0_row is not None)
+        rows.sort(key=lambda each: each.position)
+        changed: Row = {"index": encode_index(rows), "live_extents": len(rows)}
+        if not rows:
+            changed = {"state": "dead", "dead_ms": self._now_ms, "live_extents": 0}
+        self._files.append({**row, **changed})
+
+    def _of_footer(self, footer: Footer, file_id: int) -> int:
+        """Returns how many rows were made."""
+        live = {stretch.extent: id_ for id_, stretch in self._of_key[footer.key] if stretch.extent is not None}
+        if not live and not self._is_superseded(footer):
+            return 0
+        lo, hi = self._span(footer.key, file_id)
+        self._plan.superseded += not live
+        self._files.append(
+            new_file_row(
+                file_id=file_id,
+                key=footer.key,
+                level=footer.level,
+                state="live" if live else "dead",
+                dead_ms=None if live else self._now_ms,
+                lo=lo,
+                hi=hi,
+                size_bytes=footer.size_bytes,
+                crc32c=footer.crc32c,
+                created_ms=footer.created_ms,
+                max_ts_ms=max((extent.max_ts_ms for extent in footer.extents), default=None),
+                job_id=footer.job_id,
+                live_extents=len(live),
+                config_version=footer.config_version,
+                **{"class": footer.file_class},
+            )
+        )
+        for extent in footer.extents if live else ():
+            partition_id = self._state.partition_id(extent.topic_id, extent.partition)
+            if partition_id is not None:
+                dead_ms = None if extent in live else self._now_ms
+                self._extents.append(extent_row(extent, partition_id, file_id, dead_ms=dead_ms))
+        return 1
+
+    def _is_superseded(self, footer: Footer) -> bool:
+        """All that it holds is held by others, or was deleted."""
+        for extent in footer.extents:
+            if extent.topic_id not in self._state.topics and extent.topic_id not in self._state.deleted_topics:
+                return False
+            partition_id = self._state.partition_id(extent.topic_id, extent.partition)
+            if partition_id is None or footer.kind == FILLED_KIND:
+                continue
+            if self._plan.places[partition_id] in self._lossy:
+                return False  # perhaps somebody can make something of it
+            start = max(extent.base_offset, self._state.log_start(partition_id))
+            if not self._taken[partition_id].covers(start, extent.last_offset):
+                return False
+        return True
+
+    def _span(self, key: str, otherwise: int) -> tuple[int, int]:
+        """The range of L0 files that it stands for, as well as its inputs tell; a hint for whom to merge with."""
+        footer = self._footers.get(key)
+        if footer is None or key in self._spans:
+            return self._spans.get(key, (otherwise, otherwise))
+        self._spans[key] = (otherwise, otherwise)
+        spans = [self._span(name, id_) for id_, name in footer.inputs]
+        if spans:
+            self._spans[key] = (min(lo for lo, _ in spans), max(hi for _, hi in spans))
+        return self._spans[key]
+
+    def _find_new(self) -> None:
+        for partition_id, of_partition in self._taken.items():
+            end = self._state.snapshot_ends[partition_id]
+            for stretch in of_partition.stretches:
+                extent, row = stretch.extent, stretch.l0_row
+                if extent is not None:
+                    place = (extent.position, extent.length, extent.min_ts_ms, extent.max_ts_ms)
+                    row = IndexRow(partition_id, stretch.base_offset, stretch.last_offset, *place)
+                if row is not None and stretch.last_offset >= end and row.length:
+                    self._plan.new_stretches.append(NewStretch(partition_id, stretch, row, end))
+
+
+def extent_row(extent: FooterExtent, partition_id: int, file_id: int, *, dead_ms: int | None = None) -> Row:
+    values = extent._asdict()
+    del values["topic_id"], values["partition"]
+    state = "live" if dead_ms is None else "dead"
+    return {**values, "partition_id": partition_id, "file_id": file_id, "state": state, "dead_ms": dead_ms}
+
+
+def _find_newer_l0(
+    plan: RebuildPlan,
+    state: State,
+    material: Material,
+    taken: Mapping[int, Taken],
+    l0_footers: Mapping[str, Sequence[L0Extent]],
+) -> None:
+    """L0 files whose commits, if there were any, nobody wrote down; and merged files of topics nobody knows."""
+    copied = {
+        (name, partition_id)
+        for partition_id, of_partition in taken.items()
+        for stretch in of_partition.stretches
+        if stretch.extent is not None
+        for _, name in material.footers[stretch.key].inputs
+    }
+    read_by_done = {name for key in material.done for _, name in material.footers[key].inputs}
+    never = frozenset(plan.uncommitted_l0)
+    records: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
+    known, unknown = state.topics.keys() | state.deleted_topics, dict[str, None]()
+    for key in sorted(l0_footers, key=lambda key: key.rpartition("/")[2].split("-", 2)[-1]):  # by their time
+        for extent in () if key in never else l0_footers[key]:
+            partition_id = state.partition_id(extent.topic_id, extent.partition)
+            if extent.topic_id not in known or (partition_id is None and extent.topic_id in state.topics):
+                unknown[key] = None
+            if partition_id is None or key in read_by_done or (key, partition_id) in copied:
+                continue
+            plan.newer_l0.setdefault(key, []).append(partition_id)
+            counted = records[plan.places[partition_id]]
+            counted[0] += extent.records
+            counted[1] += 1
+    for place, (number, files) in sorted(records.items()):
+        detail = f"in {files} L0 file{'' if files == 1 else 's'} whose offsets nothing tells"
+        plan.losses.append(Lost(NEWER_L0, place.topic, place.partition, number, detail))
+    plan.unknown_topics += unknown
+    for footer in material.footers.values():
+        is_unknown = any(extent.topic_id not in known for extent in footer.extents)
+        if is_unknown and footer.created_ms > state.known_ms:
+            plan.unknown_topics.append(footer.key)
+
+
+def _write_others(
+    plan: RebuildPlan, state: State, catalogued: Catalogued, listing: Mapping[str, int], now_ms: int
+) -> None:
+    """Everything but files and extents."""
+    tables, given = plan.tables, catalogued.tables
+    sequences = state.sequences
+    for name in sequences:
+        sequences[name] += ABOVE
+    sequences["partition_ids"] = min(sequences["partition_ids"], INT31 - 1)
+    epochs: defaultdict[int, int] = defaultdict(int)
+    for key in listing:
+        writer, epoch, *_ = key.rpartition("/")[2].split("-", 2)
+        if writer.isdecimal() and epoch.isdecimal():
+            epochs[int(writer)] = max(epochs[int(writer)], int(epoch))
+    sequences["node_ids"] = min(max([sequences["node_ids"], *(id_ + ABOVE for id_ in epochs)]), INT31 - 2)
+    tables["cluster"] = [
+        {
+            **state.cluster,
+            "next_producer_id": state.cluster["next_producer_id"] + PRODUCER_IDS_ABOVE,
+            # who knows an older change begins anew
+            "forgotten_change_id": sequences["change_ids"],
+        }
+    ]
+    tables["writers"] = [
+        {**row, "epoch": max(row["epoch"], epochs[row["writer_id"]]) + 1, "last_seq": -1}
+        for row in given["writers"]
+        if row["host"] != REBUILT_HOST  # of an earlier rebuild: its name is the next one's, and it writes no more
+    ]
+    sequences["node_ids"] += 1
+    tables["writers"].append(
+        {
+            "writer_id": sequences["node_ids"],
+            "host": REBUILT_HOST,
+            "port": 0,
+            "epoch": REBUILT_EPOCH,
+            "last_seq": -1,
+            "forgotten_epoch": -1,
+            "forgotten_seq": -1,
+        }
+    )
+    tables["topics"] = list(state.topics.values())
+    names = {row["topic_id"]: row["name"] for row in tables["topics"]}
+    tables["deleted_topics"] = [{"name": name, "deleted_ms": ms} for name, ms in state.deleted_names.items()]
+    tables["partitions"] = list(state.partitions.values())
+    tables["watermarks"] = [{"partition_id": id_, "next_offset": offset} for id_, offset in state.next_offsets.items()]
+    tables["log_starts"] = [{**row, "last_stable_offset": None} for row in state.log_starts.values()]
+    tables["producers"] = [dict(row) for row in given["producers"] if row["partition_id"] in state.partitions]
+    tables["producer_id_blocks"] = [dict(row) for row in given["producer_id_blocks"]]
+    tables["groups"] = [
+        {**row, "generation": min(row["generation"] + 1_000, INT31), "empty_since_ms": now_ms}
+        for row in given["groups"]
+    ]
+    groups = {row["group_id"] for row in tables["groups"]}
+    tables["group_offsets"] = [
+        dict(row)
+        for row in given["group_offsets"]
+        if row["group_id"] in groups
+        and row["topic_id"] in names
+        and state.partition_id(row["topic_id"], row["partition"]) is not None
+    ]
+    plan.sequences = sequences

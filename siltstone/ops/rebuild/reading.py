@@ -1,0 +1,280 @@
+"""What a rebuild reads of the bucket: the catalogue, the listing, the footers. Writes nothing.
+
+The newest snapshot that is whole wins: its manifest is there and sound, and so is every table, by length and CRC-32C.
+One that is not is passed over for the one before, and said; the increments since that one are read then. A snapshot of
+another cluster or by a newer release ends the rebuild: to pass over it would bring back a state that is too old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from compactor.catalog_format import (
+    INCREMENTS_PREFIX,
+    MANIFEST,
+    SNAPSHOTS_PREFIX,
+    CatalogDamagedError,
+    Increment,
+    TableEntry,
+    decode_increment,
+    decode_manifest,
+    parse_catalog_key,
+    read_table,
+    snapshot_key,
+)
+from metadata.catalog import Row
+from runtime.errors import BadInputError
+from siltstone.cli.output import plural
+from siltstone.ops.rebuild.plan import L0Extent, NewStretch
+from siltstone.ops.rebuild.state import Catalogued, linked
+from siltstone.ops.rebuild.tiling import Footer, FooterExtent
+from storage.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
+from storage.inspect import FileReport, inspect_file
+from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
+from storage.objects import ObjectNotFoundError, ObjectStore
+from wire.batch import BATCH_HEADER_BYTES, BatchHeader, CorruptBatchError, read_header
+from wire.crc import crc32c, joined_crc32c
+
+READS_AT_ONCE = 16
+INCREMENTS_BEFORE_MS = 60_000
+"""An increment that was begun before a snapshot may hold what the snapshot does not."""
+WALK_BYTES = 8 << 20
+BATCH_BYTES_MAX = 256 << 20
+"""A longer batch is taken for damage."""
+
+V = TypeVar("V")
+
+
+class NoCatalogError(BadInputError):
+    """There is no whole catalogue snapshot. Nothing was changed."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What lies in the bucket."""
+
+    catalogued: Catalogued
+    snapshot: str
+    passed_over: list[str] = field(default_factory=list[str])
+    """Damaged parts of the catalogue, and why."""
+    listing: dict[str, int] = field(default_factory=dict[str, int])
+    newest_ms: int = 0
+    """When the last object was written, by the store's clock."""
+    footers: list[Footer] = field(default_factory=list[Footer])
+    l0_footers: dict[str, Sequence[L0Extent]] = field(default_factory=dict[str, Sequence[L0Extent]])
+    unreadable: list[str] = field(default_factory=list[str])
+    """Files whose footers are damaged, and why."""
+
+
+async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str], None]) -> Found:
+    """Raises NoCatalogError, CatalogRefusedError, and what the store raises."""
+    found = await _read_catalogue(store, cluster_id)
+    say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
+    for prefix in LEVEL_PREFIXES:
+        async for stat in store.list(prefix):
+            if _is_file(stat.key):
+                found.listing[stat.key] = stat.size_bytes
+                found.newest_ms = max(found.newest_ms, stat.last_modified_ms)
+    known = {row["key"] for row in found.catalogued.tables["files"]}
+    heard = {file.key for each in found.catalogued.increments for file in each.files}
+    new = [key for key in found.listing if key not in known and key not in heard]
+    say(f"{plural(len(found.listing), 'file')}, of {len(new):,} the footers are read")
+
+    async def read(key: str) -> Footer | Sequence[L0Extent] | str:
+        try:
+            report = await inspect_file(store, key, verify=False)
+            if report.level == 0:
+                return [
+                    L0Extent(each.row.topic_id, each.row.partition, each.row.record_count) for each in report.extents
+                ]
+            return await _footer(store, report)
+        except (CorruptFileError, ObjectNotFoundError) as error:
+            return str(error)
+
+    async for key, said in _in_parallel(new, read):
+        if isinstance(said, Footer):
+            found.footers.append(said)
+        elif isinstance(said, str):
+            found.unreadable.append(f"{key}: {said}")
+        else:
+            found.l0_footers[key] = said
+    return found
+
+
+async def _in_parallel(keys: Sequence[str], read: Callable[[str], Awaitable[V]]) -> AsyncIterator[tuple[str, V]]:
+    for start in range(0, len(keys), READS_AT_ONCE):
+        some = keys[start : start + READS_AT_ONCE]
+        for key, said in zip(some, await asyncio.gather(*(read(key) for key in some)), strict=True):
+            yield key, said
+
+
+def _is_file(key: str) -> bool:
+    try:
+        parse_file_key(key)
+    except BadKeyError:
+        return False
+    return True
+
+
+# ---- the catalogue ------------------------------------------------------------------------------------------------
+
+
+async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
+    passed_over: list[str] = []
+    written_ms: dict[str, int | None] = {}  # by the store's clock
+    async for stat in store.list(SNAPSHOTS_PREFIX):
+        key = parse_catalog_key(stat.key)
+        if key is not None:
+            at_ms = stat.last_modified_ms if key.name == MANIFEST else None
+            written_ms[key.snapshot] = written_ms.get(key.snapshot) or at_ms
+    for id_ in sorted(written_ms, reverse=True):
+        try:
+            if written_ms[id_] is None:
+                raise CatalogDamagedError("it has no manifest: whoever wrote it did not come to its end")
+            manifest = decode_manifest(await store.get(snapshot_key(id_, MANIFEST)), cluster_id=cluster_id)
+            tables = {name: await _table(store, name, entry) for name, entry in manifest.tables.items()}
+            if len(tables["cluster"]) != 1:
+                raise CatalogDamagedError("it has no row of the cluster")
+        except (CatalogDamagedError, ObjectNotFoundError) as error:
+            passed_over.append(f"snapshot {id_}: {error}")
+            continue
+        since = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS, (written_ms[id_] or 0) - INCREMENTS_BEFORE_MS
+        increments, damaged = await _increments(store, since, cluster_id)
+        behind = len(increments) - len(linked(manifest.instant, increments))
+        if behind:
+            damaged.append(f"what came before {behind} of the increments since snapshot {id_} is not there")
+        catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments, is_whole=not damaged)
+        return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged)
+    raise NoCatalogError(
+        f"there is no whole catalogue snapshot under {SNAPSHOTS_PREFIX}"
+        + (f"; {passed_over[0]}" if passed_over else ""),
+        remedy="restore a backup of Postgres: footers alone do not tell what was deleted",
+    )
+
+
+async def _table(store: ObjectStore, name: str, entry: TableEntry) -> list[Row]:
+    body = await store.get(entry.key)
+    if (len(body), crc32c(body)) != (entry.size_bytes, entry.crc32c):
+        raise CatalogDamagedError(f"table {name} is not as it was written")
+    rows = await asyncio.to_thread(read_table, name, body)
+    if len(rows) != entry.rows:
+        raise CatalogDamagedError(f"table {name} has {len(rows)} rows, the manifest says {entry.rows}")
+    return rows
+
+
+async def _increments(store: ObjectStore, since: tuple[int, int], cluster_id: str) -> tuple[list[Increment], list[str]]:
+    """`since`: by the clock of names, or by the store's: one of them may have been wrong."""
+    increments: list[Increment] = []
+    damaged: list[str] = []
+    async for stat in store.list(INCREMENTS_PREFIX):
+        key = parse_catalog_key(stat.key)
+        if key is None or (key.ms < since[0] and stat.last_modified_ms < since[1]):
+            continue
+        try:
+            increments.append(decode_increment(await store.get(stat.key), cluster_id=cluster_id))
+        except (CatalogDamagedError, ObjectNotFoundError) as error:
+            damaged.append(f"{stat.key}: {error}")
+    return increments, damaged
+
+
+# ---- footers ------------------------------------------------------------------------------------------------------
+
+
+async def _footer(store: ObjectStore, report: FileReport) -> Footer:
+    """Raises CorruptFileError."""
+    properties = report.properties
+    if properties is None:
+        raise CorruptFileError(report.damage or "a merged file without properties")
+    rows = [each.row for each in report.extents]
+    return Footer(
+        key=report.key,
+        size_bytes=report.size_bytes,
+        crc32c=await _file_crc(store, report),
+        level=report.level,
+        file_class=properties.file_class,
+        created_ms=report.created_ms,
+        job_id=properties.job_id,
+        epoch=properties.epoch,
+        kind=properties.kind,
+        inputs=tuple(properties.inputs),
+        config_version=max((topic.config_version for topic in properties.topics.values()), default=1),
+        extents=tuple(
+            FooterExtent(
+                topic_id=row.topic_id,
+                partition=row.partition,
+                base_offset=row.base_offset,
+                last_offset=row.last_offset,
+                position=row.position,
+                length=row.length,
+                block_index_position=row.block_index_position,
+                block_index_length=row.block_index_length,
+                record_count=row.record_count,
+                crc32c=row.crc32c,
+                min_ts_ms=row.min_timestamp_ms,
+                max_ts_ms=row.max_timestamp_ms,
+                has_tombstones=row.flags & EXTENT_MAY_HAVE_TOMBSTONES != 0,
+                flagged_reason=properties.flagged.get(number),
+            )
+            for number, row in enumerate(rows)
+        ),
+    )
+
+
+async def _file_crc(store: ObjectStore, report: FileReport) -> int:
+    """Of the whole object, from the CRCs of its parts, which follow one another: extents, sections, index, trailer."""
+    crc = end = 0
+    parts = [(each.row.position, each.row.length, each.row.crc32c) for each in report.extents]
+    parts += [(section.position, section.length, section.crc32c) for section in report.sections]
+    parts.append((report.trailer.index_position, report.trailer.index_length, report.trailer.index_crc32c))
+    for position, length, part_crc in sorted(parts):
+        if position != end:
+            raise CorruptFileError(f"nothing says what lies at {end} to {position}")
+        crc, end = joined_crc32c(crc, part_crc, length), end + length
+    return crc32c(await store.get_range(report.key, report.size_bytes - TRAILER_BYTES, TRAILER_BYTES), crc)
+
+
+async def object_crc(store: ObjectStore, key: str) -> int:
+    """As the store keeps it, else of the bytes."""
+    stat = await store.head(key)
+    return crc32c(await store.get(key)) if stat.crc32c is None else stat.crc32c
+
+
+# ---- batches ------------------------------------------------------------------------------------------------------
+
+
+async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple[int, BatchHeader]]:
+    """(base offset, header) of each batch, as far as they can be read. What is damaged ends it: the producers of what
+    follows begin anew."""
+    row, offset = new.row, new.row.base_offset
+    is_l0 = new.stretch.l0_row is not None
+    left, at, end = b"", row.position, row.position + row.length
+    while at < end:
+        body = left + await store.get_range(new.stretch.key, at, min(WALK_BYTES, end - at))
+        at += len(body) - len(left)
+        position = 0
+        try:
+            while len(body) - position >= BATCH_HEADER_BYTES:
+                header = read_header(body, position)
+                if header.size_bytes < BATCH_HEADER_BYTES:
+                    return
+                if position + header.size_bytes > len(body):
+                    break
+                yield (offset if is_l0 else header.base_offset), header
+                offset += header.last_offset_delta + 1
+                position += header.size_bytes
+        except CorruptBatchError:
+            return
+        if not position and len(body) > BATCH_BYTES_MAX:
+            return
+        left = body[position:]
+
+
+def by_partition(stretches: Iterable[NewStretch]) -> Mapping[int, list[NewStretch]]:
+    """In offset order."""
+    found: dict[int, list[NewStretch]] = {}
+    for each in stretches:
+        found.setdefault(each.partition_id, []).append(each)
+    return {id_: sorted(of_one, key=lambda each: each.row.base_offset) for id_, of_one in found.items()}

@@ -1,0 +1,269 @@
+"""Which stretch of which file holds which offsets of a partition, when a rebuild has to say so. Pure.
+
+The merged files that the catalogue does not know are of three kinds, and what tells them apart is not in them:
+
+- outputs of merges that were **committed** since (increments name them). They replace what they overlap: the newest
+  first, then the older ones that are not overlapped, then what the snapshot calls live.
+- outputs of merges that were **not known to be committed**. They are orphans, or were committed in the last seconds. A
+  merge that dedupes drops old values, and tombstones whose old values it saw go; half of it beside half of its inputs
+  would bring a deleted key back. Its inputs are all still there (nothing is deleted before the catalogue says that it
+  is dead), so they stay, and such outputs are not used.
+- of these, **copies**: a merge of L0 files only stamps offsets. Where the catalogue does not know the offsets of an L0
+  file, a copy is the only thing that does, and it is taken, if all of it lies where nothing but L0 can have been.
+
+What a committed merge read is dead, though its output be lost: in a compacted topic it does not come back, and the
+offsets are a hole. An offset is in one stretch only: whatever would overlap a stretch that was taken is not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from bisect import bisect_left, bisect_right, insort
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metadata.catalog import Row
+from metadata.packed_index import IndexRow
+from siltstone.ops.rebuild.state import State
+
+LEVEL_KIND, PLAIN, FILLED_KIND = "level", "plain", "rebuild"
+"""Of a file's properties: a merge that only copies L0; the class of topics that are not compacted; what a rebuild
+itself writes in place of what was lost."""
+
+
+class FooterExtent(NamedTuple):
+    topic_id: uuid.UUID
+    partition: int
+    base_offset: int
+    last_offset: int
+    position: int
+    length: int
+    block_index_position: int
+    block_index_length: int
+    record_count: int
+    crc32c: int
+    min_ts_ms: int
+    max_ts_ms: int
+    has_tombstones: bool
+    flagged_reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What a merged file says of itself."""
+
+    key: str
+    size_bytes: int
+    crc32c: int
+    level: int
+    file_class: str
+    created_ms: int
+    job_id: int
+    epoch: int
+    kind: str
+    inputs: tuple[tuple[int, str], ...]
+    config_version: int
+    extents: tuple[FooterExtent, ...]
+
+    @property
+    def is_copy(self) -> bool:
+        """No record was dropped by the merge."""
+        return self.kind == LEVEL_KIND or self.file_class == PLAIN
+
+
+class Stretch(NamedTuple):
+    """Offsets of a partition, and what holds them: just one of the last three."""
+
+    base_offset: int
+    last_offset: int
+    key: str
+    row: Row | None = None
+    """Of `extents`, in the snapshot."""
+    extent: FooterExtent | None = None
+    l0_row: IndexRow | None = None
+
+
+class Taken:
+    """Disjoint stretches of one partition."""
+
+    def __init__(self) -> None:
+        self.stretches: list[Stretch] = []
+
+    def overlapping(self, base_offset: int, last_offset: int) -> list[Stretch]:
+        first = bisect_left(self.stretches, base_offset, key=lambda each: each.last_offset)
+        end = bisect_right(self.stretches, last_offset, key=lambda each: each.base_offset)
+        return self.stretches[first:end]
+
+    def covers(self, base_offset: int, last_offset: int) -> bool:
+        return not list(self.gaps(base_offset, last_offset + 1))
+
+    def gaps(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """(first, last) of what is in no stretch, from `start` to before `end`."""
+        for each in self.overlapping(start, end - 1):
+            if each.base_offset > start:
+                yield start, each.base_offset - 1
+            start = max(start, each.last_offset + 1)
+        if start < end:
+            yield start, end - 1
+
+    def take(self, stretch: Stretch) -> bool:
+        """False, and nothing happens, where something overlaps it."""
+        if self.overlapping(stretch.base_offset, stretch.last_offset):
+            return False
+        insort(self.stretches, stretch, key=lambda each: each.base_offset)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """All that there is to choose from; objects that are not in the listing are not in it."""
+
+    state: State
+    live_extents: Mapping[int, Sequence[tuple[Row, str]]]
+    """Of L1 and up, live in the snapshot, by partition: row and key of the file."""
+    footers: Mapping[str, Footer]
+    """Of merged files that the snapshot does not have."""
+    done: Mapping[str, tuple[int, int]]
+    """Keys among them whose merges were committed -> (job id, when)."""
+    present: frozenset[str]
+    """Keys of L0 files whose objects are there."""
+
+
+def inferred_done(
+    footers: Mapping[str, Footer], done: Mapping[str, tuple[int, int]], unexplained: Sequence[str]
+) -> dict[str, tuple[int, int]]:
+    """Outputs of merges that must have been committed, beside those that are known, because an input that was live is
+    not there any more.
+
+    `unexplained`: keys of files that the catalogue calls live, that the store does not have, and whose offsets nothing
+    else holds. That happens only when the catalogue cannot be read whole. Of several merges that read such a file it
+    was the last attempt of the newest job.
+    """
+    readers: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    of_attempt: defaultdict[tuple[int, int], list[Footer]] = defaultdict(list)
+    for footer in footers.values():
+        if footer.kind != FILLED_KIND:
+            of_attempt[footer.job_id, footer.epoch].append(footer)
+            for _, key in footer.inputs:
+                readers[key].add((footer.job_id, footer.epoch))
+    more = dict(done)
+    for key in unexplained:
+        for footer in of_attempt[max(readers[key])] if readers[key] else ():
+            more.setdefault(footer.key, (footer.job_id, footer.created_ms))
+    return more
+
+
+def tilings(material: Material) -> dict[int, Taken]:
+    """By partition id, of all partitions."""
+    state = material.state
+    done: defaultdict[int, list[tuple[tuple[int, int], Footer, FooterExtent]]] = defaultdict(list)
+    copies: defaultdict[int, list[tuple[Footer, FooterExtent]]] = defaultdict(list)
+    read_by_done: set[str] = set()
+    for key, footer in material.footers.items():
+        if footer.kind == FILLED_KIND:
+            continue  # its extents are empty: what was lost then may be found now
+        if key in material.done:
+            read_by_done.update(key for _, key in footer.inputs)
+        for extent in footer.extents:
+            partition_id = state.partition_id(extent.topic_id, extent.partition)
+            if partition_id is None or extent.last_offset < state.log_start(partition_id):
+                continue
+            if key in material.done:
+                done[partition_id].append((material.done[key], footer, extent))
+            elif footer.is_copy:
+                copies[partition_id].append((footer, extent))
+    l0_rows: defaultdict[int, list[tuple[str, IndexRow]]] = defaultdict(list)
+    for key, known in state.l0_files.items():
+        for row in known.rows:
+            if row.partition_id in state.partitions and row.last_offset >= state.log_start(row.partition_id):
+                l0_rows[row.partition_id].append((key, row))
+    return {
+        partition_id: _tiling(
+            material, partition_id, done[partition_id], copies[partition_id], l0_rows[partition_id], read_by_done
+        )
+        for partition_id in state.partitions
+    }
+
+
+def _tiling(
+    material: Material,
+    partition_id: int,
+    done: list[tuple[tuple[int, int], Footer, FooterExtent]],
+    copies: list[tuple[Footer, FooterExtent]],
+    l0_rows: list[tuple[str, IndexRow]],
+    read_by_done: set[str],
+) -> Taken:
+    state, taken = material.state, Taken()
+    for _, footer, extent in sorted(done, key=lambda each: each[0], reverse=True):
+        taken.take(Stretch(extent.base_offset, extent.last_offset, footer.key, extent=extent))
+    replaced = _replaced(done)
+    for row, key in material.live_extents.get(partition_id, ()):
+        base, last = row["base_offset"], row["last_offset"]
+        if last >= state.log_start(partition_id) and not _is_replaced(replaced, key, base, last):
+            taken.take(Stretch(base, last, key, row=row))
+    if state.is_compacted(partition_id):
+        l0_rows = [each for each in l0_rows if each[0] not in read_by_done]
+    _take_copies(taken, copies, l0_rows, known_end=state.next_offsets[partition_id], present=material.present)
+    for key, row in sorted(l0_rows, key=lambda each: each[1].base_offset):
+        if key in material.present:
+            taken.take(Stretch(row.base_offset, row.last_offset, key, l0_row=row))
+    return taken
+
+
+def _replaced(
+    done: Sequence[tuple[tuple[int, int], Footer, FooterExtent]],
+) -> Mapping[str, Sequence[tuple[int, int]]]:
+    """Key of an input of a committed merge that drops records -> between which offsets it read this partition."""
+    hulls: dict[tuple[int, int], tuple[int, int]] = {}
+    inputs: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    for _, footer, extent in done:
+        if footer.is_copy:
+            continue
+        job = (footer.job_id, footer.epoch)
+        base, last = hulls.get(job, (extent.base_offset, extent.last_offset))
+        hulls[job] = (min(base, extent.base_offset), max(last, extent.last_offset))
+        for _, key in footer.inputs:
+            inputs[key].add(job)
+    return {key: [hulls[job] for job in jobs] for key, jobs in inputs.items()}
+
+
+def _is_replaced(replaced: Mapping[str, Sequence[tuple[int, int]]], key: str, base: int, last: int) -> bool:
+    return any(first <= base and last <= end for first, end in replaced.get(key, ()))
+
+
+def _take_copies(
+    taken: Taken,
+    copies: Sequence[tuple[Footer, FooterExtent]],
+    l0_rows: list[tuple[str, IndexRow]],
+    *,
+    known_end: int,
+    present: frozenset[str],
+) -> None:
+    """Copies that tell of offsets which nothing else does. L0 rows that lie in one are taken out of `l0_rows`."""
+    in_turn = sorted(copies, key=_turn)
+    for footer, extent in in_turn:
+        base, last = extent.base_offset, extent.last_offset
+        if taken.overlapping(base, last):
+            continue
+        within = [each for each in l0_rows if each[1].base_offset <= last and each[1].last_offset >= base]
+        if any(row.base_offset < base or row.last_offset > last for _, row in within):
+            continue
+        known, there = Taken(), Taken()
+        for key, row in within:
+            stretch = Stretch(row.base_offset, row.last_offset, key)
+            known.take(stretch)
+            if key in present:
+                there.take(stretch)
+        if there.covers(base, last) or not known.covers(base, min(last, known_end - 1)):
+            continue
+        if taken.take(Stretch(base, last, footer.key, extent=extent)):
+            l0_rows[:] = [each for each in l0_rows if each not in within]
+
+
+def _turn(copy: tuple[Footer, FooterExtent]) -> tuple[bool, int, int, int, str]:
+    """Of two that overlap: what was read from L0 first; then the later job, because an L0 file is free for it only when
+    the earlier one was not committed."""
+    footer, extent = copy
+    return footer.kind != LEVEL_KIND, -footer.job_id, -footer.epoch, extent.base_offset, footer.key

@@ -1,0 +1,348 @@
+"""Finding one record by topic, partition and offset: what the metadata say, and the bytes of the files themselves.
+
+No agent is asked and no cache stands between: the file that covers the offset is looked up, its batch is found by its
+block index (in L0 by counting, for there offsets are not in the bytes), and everything is checked that a reader relies
+on. Reads only. A merge that replaces the file meanwhile makes it look again, once.
+
+Of a record that compaction removed the key is known only while a file that held it is still there (dead files are
+deleted some time after the merge). Then a newer record of the key is looked for, in the SCAN_BYTES_MAX behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import NamedTuple
+
+from metadata.compaction import LeveledExtent, Metadata, PartitionView
+from metadata.packed_index import iter_index
+from metadata.service import FileInfo, FileState
+from runtime.errors import BadInputError
+from siltstone.kafka.record_format import OutputRecord, shown_field
+from siltstone.ops.compaction.compact_now import find_topic
+from siltstone.ops.fsck import all_files
+from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
+from storage.block_index import decode_block_index
+from storage.file_format import CorruptFileError
+from storage.inspect import inspect_file
+from storage.objects import ObjectNotFoundError, ObjectStore
+from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
+from wire.codecs import CodecError
+from wire.records import walk
+
+SCAN_BYTES_MAX = 64 << 20
+READ_BYTES = 8 << 20
+INSPECTED_MAX = 64
+"""Files whose own account is read, to follow a record through merges."""
+KEEPING_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "min.compaction.lag.ms")
+
+
+class FoundBatch(NamedTuple):
+    facts: BatchFacts
+    header: BatchHeader
+    body: memoryview
+
+
+async def diagnose(
+    metadata: Metadata, store: ObjectStore, topic: str, partition: int, offset: int, words: CommandWords
+) -> Diagnosis:
+    """Raises NoSuchTopicError, BadInputError for a partition that is not there, and errors of both stores."""
+    try:
+        return await _Trace(metadata, store, words).run(topic, partition, offset)
+    except ObjectNotFoundError:
+        return await _Trace(metadata, store, words).run(topic, partition, offset)
+
+
+class _Trace:
+    def __init__(self, metadata: Metadata, store: ObjectStore, words: CommandWords) -> None:
+        self._metadata, self._store, self._words = metadata, store, words
+
+    async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:
+        found = await find_topic(self._metadata, topic, words=self._words)
+        views = await self._metadata.partition_views(found.topic_id)
+        view = next((each for each in views if each.partition == partition), None)
+        if view is None:
+            raise BadInputError(f"{topic} has no partition {partition}", remedy=f"it has {len(views)}, counted from 0")
+        known = Diagnosis(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            log_start_offset=view.log_start_offset,
+            high_watermark=view.high_watermark,
+            cleaned_through_offset=view.cleaned_through_offset,
+            configs={name: value for name, value in view.configs.items() if name in KEEPING_CONFIGS},
+            verdict=Verdict.MISSING,
+            why="",
+        )
+        if offset >= view.high_watermark:
+            return replace(known, verdict=Verdict.NOT_YET, why=f"the next record gets offset {view.high_watermark}")
+        files = await all_files(self._metadata)
+        stretches = await self._stretches(view.partition_id, offset)
+        home = next((each for each in stretches if each.covers(offset)), None)
+        known = replace(known, home=home, steps=await self._steps(view, home, files, offset))
+        if offset < view.log_start_offset:
+            there = " Its bytes still lie in the file until all of that extent has expired." if home else ""
+            why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}.{there}"
+            return replace(known, verdict=Verdict.BELOW_START, why=why)
+        if home is None:
+            return replace(known, remedy=f"run `siltstone fsck{self._words.places}` and report what it says")
+        if home.flagged_reason is not None:
+            return replace(known, verdict=Verdict.UNREADABLE, why=home.flagged_reason)
+        return await self._inside(known, home, view, files, stretches)
+
+    async def _inside(
+        self,
+        known: Diagnosis,
+        home: Stretch,
+        view: PartitionView,
+        files: Sequence[FileInfo],
+        stretches: Sequence[Stretch],
+    ) -> Diagnosis:
+        """What the bytes say."""
+        try:
+            batch = await self._batch(home, known.offset)
+            known = replace(known, batch=None if batch is None else batch.facts)
+            if batch is not None and not batch.facts.crc_matches:
+                why = "the CRC-32C of its batch does not match the bytes"
+                return replace(known, verdict=Verdict.DAMAGED, why=why, remedy=self._inspect(home))
+            record = None if batch is None else _record_at(known, batch)
+        except (CorruptBatchError, CodecError, CorruptFileError) as error:
+            return replace(known, verdict=Verdict.DAMAGED, why=str(error), remedy=self._inspect(home))
+        if record is not None:
+            return replace(known, verdict=Verdict.FOUND, record=record)
+        if batch is not None and batch.facts.is_control:
+            return replace(known, verdict=Verdict.FOUND, why="a control record: clients are not shown it")
+        return await self._compacted(known, view, files, stretches)
+
+    def _inspect(self, home: Stretch) -> str:
+        return f"`siltstone file inspect {home.key}{self._words.places} --batches` shows the whole file"
+
+    # -- what covers it
+
+    async def _stretches(self, partition_id: int, offset: int) -> Sequence[Stretch]:
+        """Live ones that end at or behind the offset, in order."""
+        leveled = await self._metadata.leveled_extents(partition_id, offset)
+        l0 = [
+            Stretch(
+                level=0,
+                file_id=file.file_id,
+                key=file.key,
+                base_offset=row.base_offset,
+                last_offset=row.last_offset,
+                position=row.position,
+                length=row.length,
+            )
+            for file in (await self._metadata.snapshot()).files
+            for row in iter_index(file.index)
+            if row.partition_id == partition_id and row.last_offset >= offset
+        ]
+        merged = [_stretch_of(extent) for extent in leveled]
+        above = max((each.last_offset for each in merged), default=-1)
+        return sorted([*merged, *(each for each in l0 if each.last_offset > above)], key=lambda each: each.base_offset)
+
+    async def _batch(self, stretch: Stretch, offset: int) -> FoundBatch | None:
+        """The batch that covers the offset; None where none does."""
+        async with aclosing(self._batches(stretch, offset)) as batches:
+            async for batch in batches:
+                if batch.facts.last_offset >= offset:
+                    return batch if batch.facts.base_offset <= offset else None
+        return None
+
+    async def _batches(self, stretch: Stretch, offset: int) -> AsyncGenerator[FoundBatch]:
+        """Those from the one with the offset on, or some before it. Raises CorruptBatchError, CorruptFileError."""
+        blocks = [0]
+        if stretch.block_index_length:
+            packed = await self._store.get_range(stretch.key, stretch.block_index_position, stretch.block_index_length)
+            entries = decode_block_index(packed, extent_length=stretch.length)
+            first = max((number for number, each in enumerate(entries) if each.base_offset <= offset), default=0)
+            blocks = [each.position for each in entries[first:]]
+        following = stretch.base_offset
+        for start, end in zip(blocks, [*blocks[1:], stretch.length], strict=True):
+            if end <= start:
+                continue
+            body = memoryview(await self._store.get_range(stretch.key, stretch.position + start, end - start))
+            for at, header in iter_headers(body):
+                base = header.base_offset if stretch.level else following
+                following = base + header.last_offset_delta + 1
+                batch = body[at : at + header.size_bytes]
+                yield FoundBatch(_facts(header, batch, stretch.position + start + at, base), header, batch)
+
+    # -- through which files it went
+
+    async def _steps(
+        self, view: PartitionView, home: Stretch | None, files: Sequence[FileInfo], offset: int
+    ) -> Sequence[Step]:
+        """The L0 file that took it, as long as its row has an index, and merged ones whose objects are still there."""
+        by_id = {file.file_id: file for file in files}
+        found: dict[int, Step] = {}
+        for file in files:
+            if file.level == 0 and file.state is not FileState.ABORTED and _row_of(file, view.partition_id, offset):
+                found[file.file_id] = _step(file, f"agent {file.writer_id}")
+        waiting = [home.file_id] if home is not None and home.level and home.file_id is not None else []
+        for _ in range(INSPECTED_MAX):
+            if not waiting:
+                break
+            file = by_id.get(waiting.pop())
+            if file is None or file.file_id in found or file.state not in (FileState.LIVE, FileState.DEAD):
+                continue
+            try:
+                report = await inspect_file(self._store, file.key, verify=False)
+            except (ObjectNotFoundError, CorruptFileError):
+                continue  # deleted meanwhile, or its index cannot be read: it tells nothing
+            covers = any(
+                extent.row.topic_id == view.topic_id
+                and extent.row.partition == view.partition
+                and extent.row.base_offset <= offset <= extent.row.last_offset
+                for extent in report.extents
+            )
+            if not covers:
+                continue
+            kind = report.properties.kind if report.properties else "merge"
+            found[file.file_id] = _step(file, f"job {file.job_id} ({kind})")
+            inputs = report.properties.inputs if report.properties else ()
+            waiting += [file_id for file_id, _ in inputs if file_id in by_id and by_id[file_id].level]
+        return [found[file_id] for file_id in sorted(found)]
+
+    # -- why it is not there
+
+    async def _compacted(
+        self, known: Diagnosis, view: PartitionView, files: Sequence[FileInfo], stretches: Sequence[Stretch]
+    ) -> Diagnosis:
+        known = replace(known, verdict=Verdict.COMPACTED)
+        former = await self._former(known, view, files)
+        if former is None:
+            why = (
+                "a pass removed it: superseded by a newer record of its key, or a tombstone that had its time"
+                " (delete.retention.ms). The files that held it are gone, so that its key is not known any more"
+            )
+            return replace(known, why=why)
+        key = shown_field(former.key)
+        known = replace(known, former=former)
+        try:
+            newer = await self._newer(former, stretches)
+        except (CorruptBatchError, CodecError, CorruptFileError, ObjectNotFoundError):
+            newer = None  # of something else than what was asked about: it is not the time to complain
+        if newer is not None:
+            return replace(known, superseded_by=newer, why=f"superseded: offset {newer} has the same key, {key}")
+        if former.value is None:
+            return replace(known, why=f"a tombstone of {key} that had its time (delete.retention.ms)")
+        why = (
+            f"superseded by a newer record of {key}; the next {SCAN_BYTES_MAX >> 20} MiB of the log have none any more,"
+            " so that it may have been a tombstone"
+        )
+        return replace(known, why=why)
+
+    async def _former(self, known: Diagnosis, view: PartitionView, files: Sequence[FileInfo]) -> OutputRecord | None:
+        for file in files:
+            row = _row_of(file, view.partition_id, known.offset)
+            if file.level or file.state is not FileState.DEAD or row is None:
+                continue
+            try:
+                batch = await self._batch(row, known.offset)
+                if batch is not None and batch.facts.crc_matches:
+                    return _record_at(known, batch)
+            except (CorruptBatchError, CodecError, ObjectNotFoundError):
+                continue
+        return None
+
+    async def _newer(self, former: OutputRecord, stretches: Sequence[Stretch]) -> int | None:
+        left = SCAN_BYTES_MAX
+        for stretch in stretches:
+            if stretch.flagged_reason is not None:
+                continue
+            async with aclosing(self._batches(stretch, former.offset)) as batches:
+                async for batch in batches:
+                    left -= batch.facts.size_bytes
+                    if left < 0:
+                        return None
+                    for record in () if batch.facts.is_control else walk(batch.body):
+                        offset = batch.facts.base_offset + record.offset_delta
+                        if offset > former.offset and record.key == former.key:
+                            return offset
+        return None
+
+
+def _stretch_of(extent: LeveledExtent) -> Stretch:
+    return Stretch(
+        level=extent.level,
+        file_id=extent.file_id,
+        key=extent.key,
+        base_offset=extent.base_offset,
+        last_offset=extent.last_offset,
+        position=extent.position,
+        length=extent.length,
+        block_index_position=extent.block_index_position,
+        block_index_length=extent.block_index_length,
+        flagged_reason=extent.flagged_reason,
+    )
+
+
+def _row_of(file: FileInfo, partition_id: int, offset: int) -> Stretch | None:
+    """Of an L0 file, whatever its state: the stretch that covers the offset."""
+    if file.level or not file.index:
+        return None
+    for row in iter_index(file.index):
+        if row.partition_id == partition_id and row.base_offset <= offset <= row.last_offset:
+            return Stretch(
+                level=0,
+                file_id=file.file_id,
+                key=file.key,
+                base_offset=row.base_offset,
+                last_offset=row.last_offset,
+                position=row.position,
+                length=row.length,
+            )
+    return None
+
+
+def _step(file: FileInfo, written_by: str) -> Step:
+    return Step(
+        file_id=file.file_id,
+        level=file.level,
+        key=file.key,
+        state=file.state.value,
+        created_ms=file.created_ms,
+        written_by=written_by,
+    )
+
+
+def _facts(header: BatchHeader, batch: memoryview, position: int, base_offset: int) -> BatchFacts:
+    return BatchFacts(
+        position=position,
+        size_bytes=header.size_bytes,
+        base_offset=base_offset,
+        last_offset=base_offset + header.last_offset_delta,
+        records_count=header.records_count,
+        codec=header.codec.name.lower(),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        base_timestamp_ms=header.base_timestamp_ms,
+        max_timestamp_ms=header.max_timestamp_ms,
+        is_log_append_time=header.is_log_append_time,
+        is_transactional=header.is_transactional,
+        is_control=header.is_control,
+        has_delete_horizon=header.has_delete_horizon,
+        crc_matches=crc_matches(batch, 0, header),
+    )
+
+
+def _record_at(known: Diagnosis, batch: FoundBatch) -> OutputRecord | None:
+    """Raises CorruptBatchError, CodecError."""
+    if batch.facts.is_control:
+        return None
+    for record in walk(batch.body):
+        if batch.facts.base_offset + record.offset_delta == known.offset:
+            stamped_ms = batch.header.base_timestamp_ms + record.timestamp_delta_ms
+            return OutputRecord(
+                topic=known.topic,
+                partition=known.partition,
+                offset=known.offset,
+                timestamp_ms=batch.header.max_timestamp_ms if batch.header.is_log_append_time else stamped_ms,
+                key=None if record.key is None else bytes(record.key),
+                value=None if record.value is None else bytes(record.value),
+                headers=record.headers,
+            )
+    return None

@@ -1,0 +1,125 @@
+"""One agent as a process: everything around `agents.agent.Agent`.
+
+Start: open the object store and the metadata store, check that both carry the same cluster id, probe that the object
+store refuses to overwrite (without that two writers could destroy each other's files), start the agent, then the HTTP
+endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent drains, then everything is closed in reverse
+order. A signal during the start ends the start. A kill leaves what the agent's own rules allow: see `agents/agent.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+
+from agents.agent import Agent
+from metadata.compaction import Metadata
+from runtime.clock import Clock, SystemClock
+from runtime.ids import IdSource, SystemIds
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings
+from runtime.tracing import Tracing
+from siltstone.embedded.running import RunningAgent
+from siltstone.processes.ecs_metadata import settings_on_ecs
+from siltstone.processes.http_endpoint import HttpEndpoint
+from siltstone.processes.log_and_traces import log_and_traces
+from siltstone.processes.opening import lifeline_watched, opened_stores
+from siltstone.processes.process_watch import process_watched
+from siltstone.processes.stopping import stop_signals, unless
+from storage.objects import ObjectStore
+
+_log = get_logger(__name__)
+
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""Python's default of 700 looks for cycles after every few requests, among thousands of batches that are in use."""
+
+
+Beside = Callable[[Settings, ObjectStore, Metadata, Clock, IdSource, Metrics], AbstractAsyncContextManager[None]]
+"""Something that works on the same open stores for as long as the agent runs."""
+
+
+async def run_agent(
+    settings: Settings, *, on_ready: Callable[[RunningAgent], None], lifeline: int | None = None
+) -> None:
+    """Run until a signal, or until the other end of the pipe `lifeline` is closed, and drain.
+
+    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, what opening the stores raises,
+    ClusterMismatchError, AddressError, AddressInUseError, and the agent's own reason when it must halt.
+    """
+    stopping = asyncio.Event()
+
+    def ready(running: RunningAgent) -> None:
+        gc.collect()
+        gc.freeze()  # what is there now stays: there is no need to look through it again and again
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        on_ready(running)
+
+    with stop_signals(stopping), lifeline_watched(lifeline, stopping):
+        await serve_agent(settings, on_ready=ready, stopping=stopping)
+
+
+async def serve_agent(
+    settings: Settings,
+    *,
+    on_ready: Callable[[RunningAgent], None],
+    stopping: asyncio.Event,
+    beside: Beside | None = None,
+) -> None:
+    """`run_agent` without signals: until `stopping` is set. `beside` is for stores that live in one process."""
+    metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
+    async with AsyncExitStack() as stack:
+        tracing = await stack.enter_async_context(
+            log_and_traces(settings, role="agent", stopping=stopping, clock=clock, ids=ids)
+        )
+        agent = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack, beside))
+        if agent is None:
+            return
+        watched = process_watched(metrics, clock, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
+        await stack.enter_async_context(watched)
+        metrics_url = ""
+        if settings.metrics_listen:
+            endpoint = HttpEndpoint(
+                listen=settings.metrics_listen,
+                metrics=metrics,
+                not_ready=lambda: reasons_not_ready(agent, stopping),
+                insecure=settings.insecure,
+            )
+            await endpoint.start()
+            stack.push_async_callback(endpoint.stop)
+            metrics_url = endpoint.metrics_url
+        # pushed last, so that it drains while all else still stands
+        stack.push_async_callback(agent.stop)
+        on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
+        await unless(stopping, agent.failed)
+        _log.info("agent stops", address=agent.address)
+
+
+def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
+    """Why clients should not be sent here."""
+    if stopping.is_set():
+        return ["stopping"]
+    return [] if agent.ready else ["not started"]
+
+
+async def _started(
+    settings: Settings,
+    metrics: Metrics,
+    clock: Clock,
+    ids: IdSource,
+    tracing: Tracing,
+    stack: AsyncExitStack,
+    beside: Beside | None,
+) -> Agent:
+    settings = await settings_on_ecs(settings, os.environ, clock)
+    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
+    if beside is not None:
+        await stack.enter_async_context(beside(settings, store, metadata, clock, ids, metrics))
+    agent = Agent(
+        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, tracing=tracing
+    )
+    stack.push_async_callback(agent.stop)
+    await agent.start()
+    return agent

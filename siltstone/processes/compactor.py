@@ -1,0 +1,134 @@
+"""One compactor as a process: everything around `compactor.compactor.Compactor`.
+
+Start: open and check both stores, as an agent does, compile the kernels or load them from their cache, start the
+compactor, then the HTTP endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next
+step and are given back, then everything is closed in reverse order. A kill leaves what the compactor's own rules allow:
+see `compactor/compactor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from compactor.allocator import keep_freed_memory
+from compactor.compactor import Compactor
+from metadata.compaction import Metadata
+from runtime.clock import Clock, SystemClock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource, SystemIds
+from runtime.logging import get_logger
+from runtime.metrics import Metrics
+from runtime.settings.table import Settings, is_memory
+from runtime.tracing import Tracing
+from siltstone.embedded.running import RunningCompactor
+from siltstone.processes.engines import engines
+from siltstone.processes.http_endpoint import HttpEndpoint
+from siltstone.processes.log_and_traces import log_and_traces
+from siltstone.processes.opening import lifeline_watched, opened_stores
+from siltstone.processes.process_watch import process_watched
+from siltstone.processes.stopping import stop_signals, unless
+from storage.objects import ObjectStore
+from wire import kernels
+
+_log = get_logger(__name__)
+
+
+async def run_compactor(
+    settings: Settings, *, on_ready: Callable[[RunningCompactor], None], lifeline: int | None = None
+) -> None:
+    """Run until a signal, or until the other end of the pipe `lifeline` is closed.
+
+    Raises BadInputError for memory://, TracingMissingError, MissingUrlError, what opening the stores raises,
+    ClusterMismatchError, AddressInUseError, SparkMissingError and JavaMissingError where `spark.submitter` needs what
+    is not there, and the compactor's own reason when it must halt.
+    """
+    if is_memory(settings.metadata_url) or is_memory(settings.object_store_url):
+        raise BadInputError(
+            "memory:// lives in one process, and a compactor by itself would find nothing there",
+            remedy="name the Postgres and the object store of the agents; `siltstone dev` compacts memory:// itself",
+        )
+    keep_freed_memory()
+    stopping = asyncio.Event()
+
+    def ready(running: RunningCompactor) -> None:
+        gc.collect()
+        gc.freeze()
+        on_ready(running)
+
+    with stop_signals(stopping), lifeline_watched(lifeline, stopping):
+        await _serve(settings, on_ready=ready, stopping=stopping)
+
+
+@asynccontextmanager
+async def compactor_beside(
+    settings: Settings, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
+) -> AsyncGenerator[None]:
+    """A compactor in the process of an agent, on its open stores, while the block runs: for memory://."""
+    compactor = Compactor(
+        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, host="memory"
+    )
+    await compactor.start()
+    try:
+        yield
+    finally:
+        await compactor.stop()
+
+
+async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], None], stopping: asyncio.Event) -> None:
+    metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
+    async with AsyncExitStack() as stack:
+        tracing = await stack.enter_async_context(
+            log_and_traces(settings, role="compactor", stopping=stopping, clock=clock, ids=ids)
+        )
+        compactor = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack))
+        if compactor is None:
+            return
+
+        def not_ready() -> Sequence[str]:
+            return ["stopping"] if stopping.is_set() or not compactor.ready else []
+
+        await stack.enter_async_context(process_watched(metrics, clock, role="compactor", not_ready=not_ready))
+        metrics_url = ""
+        if settings.metrics_listen:
+            endpoint = HttpEndpoint(
+                listen=settings.metrics_listen,
+                metrics=metrics,
+                not_ready=not_ready,
+                insecure=settings.insecure,
+            )
+            await endpoint.start()
+            stack.push_async_callback(endpoint.stop)
+            metrics_url = endpoint.metrics_url
+        # pushed last, so that merges are given back while all else still stands
+        stack.push_async_callback(compactor.stop)
+        _log.info("compactor serves", node_id=compactor.node_id, metrics=metrics_url)
+        on_ready(RunningCompactor(node_id=compactor.node_id, metrics_url=metrics_url))
+        await unless(stopping, compactor.failed)
+        _log.info("compactor stops", node_id=compactor.node_id)
+
+
+async def _started(
+    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, tracing: Tracing, stack: AsyncExitStack
+) -> Compactor:
+    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
+    await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
+    chosen = await engines(settings, store, metadata, clock, ids)
+    compactor = Compactor(
+        settings=settings,
+        store=store,
+        metadata=metadata,
+        clock=clock,
+        ids=ids,
+        metrics=metrics,
+        tracing=tracing,
+        host=socket.gethostname(),
+        engine=chosen.make,
+        heavy_bytes_min=chosen.heavy_bytes_min,
+    )
+    stack.push_async_callback(compactor.stop)
+    await compactor.start()
+    return compactor

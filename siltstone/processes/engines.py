@@ -1,0 +1,108 @@
+"""Which engine a compactor runs its merges on: its own, or, for large ones, that of Spark.
+
+The settings choose (`spark.submitter`, `spark.merge.min.bytes`); a person may choose otherwise for a merge that he runs
+by hand (`EngineChoice`). A compactor without a submitter runs everything itself and says of a large merge what would
+take it off its hands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compactor.compactor import embedded_engine
+from compactor.heavy.engine import HeavyEngine, HeavyOptions
+from compactor.heavy.submitter import Submitter
+from compactor.worker import Engine
+from metadata.compaction import ClaimedJob, CommitMerge, Metadata
+from metadata.service import WriterLease
+from runtime.clock import Clock
+from runtime.errors import BadInputError
+from runtime.ids import IdSource
+from runtime.logging import get_logger
+from runtime.settings.table import Settings
+from siltstone.processes.spark_note import HOW_TO_ADD_SPARK, EngineChoice, wants_spark
+from storage.objects import ObjectStore
+from storage.urls import parse_store_url
+
+_log = get_logger(__name__)
+
+
+class NoSubmitterError(BadInputError):
+    """Spark was asked for, and nothing says where it is. Nothing was begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """What a `Compactor` is given."""
+
+    make: Callable[[WriterLease], Engine]
+    """The engine of a lease."""
+    heavy_bytes_min: int | None
+    """Merges planned with so many bytes are run elsewhere by it; None = none is, whatever its size."""
+
+
+async def engines(
+    settings: Settings,
+    store: ObjectStore,
+    metadata: Metadata,
+    clock: Clock,
+    ids: IdSource,
+    *,
+    choice: EngineChoice | None = None,
+) -> Engines:
+    """By the settings. `choice` wins over a merge's size; those of L0 files are never Spark's.
+
+    Raises NoSubmitterError, and what `open_submitter` raises (no PySpark, no Java), before anything runs.
+    """
+    submitter = None if choice is EngineChoice.EMBEDDED else _submitter(settings, required=choice is EngineChoice.SPARK)
+    cluster_id = (await metadata.cluster_identity()).cluster_id if submitter is not None else ""
+
+    def engine(lease: WriterLease) -> Engine:
+        embedded = embedded_engine(settings, store, clock, ids, lease=lease)
+        if submitter is None:
+            return NotingEngine(embedded, settings)
+        return HeavyEngine(
+            embedded=embedded,
+            submitter=submitter,
+            store=store,
+            store_url=parse_store_url(settings.object_store_url),
+            cluster_id=cluster_id,
+            clock=clock,
+            lease=lease,
+            options=HeavyOptions(
+                bytes_min=settings.spark_merge_min_bytes,
+                unit_bytes=settings.spark_unit_bytes,
+                keyed_unit_bytes=settings.spark_keyed_unit_bytes,
+                keys_max=settings.dedupe_keys_max,
+            ),
+            is_heavy=lambda _: None if choice is None else choice is EngineChoice.SPARK,
+        )
+
+    return Engines(make=engine, heavy_bytes_min=None if submitter is None else settings.spark_merge_min_bytes)
+
+
+def _submitter(settings: Settings, *, required: bool) -> Submitter | None:
+    from spark_jobs.submitters import open_submitter
+
+    submitter = open_submitter(settings)
+    if submitter is None and required:
+        raise NoSubmitterError(
+            "nothing says where Spark is: spark.submitter is none",
+            remedy=f"{HOW_TO_ADD_SPARK}: here by --set spark.submitter=local",
+        )
+    return submitter
+
+
+class NotingEngine:
+    """The embedded engine where there is no other, which says so of merges that are large enough for Spark."""
+
+    def __init__(self, inner: Engine, settings: Settings) -> None:
+        self._inner, self._settings = inner, settings
+
+    async def run(self, claimed: ClaimedJob, **options: Any) -> CommitMerge:
+        if wants_spark(claimed.job, self._settings):
+            facts = {"job": claimed.job.job_id, "bytes": claimed.job.input_bytes}
+            _log.warning("this merge is large enough for Spark, and runs here", **facts, remedy=HOW_TO_ADD_SPARK)
+        return await self._inner.run(claimed, **options)
