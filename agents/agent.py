@@ -33,8 +33,8 @@ from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
-from metadata.compaction import Metadata
-from metadata.service import AgentAddress, Committed, MetadataUnavailableError
+from metadata.contract.compaction import Metadata
+from metadata.contract.service import AgentAddress, Committed, MetadataUnavailableError
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logging import get_logger

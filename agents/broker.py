@@ -21,7 +21,7 @@ from agents.topic_entries import TopicEntries
 from agents.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.metrics import Metrics

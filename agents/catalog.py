@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.write.validation import TopicRules
-from metadata.broker_configs import topic_defaults
-from metadata.service import Change, ChangeKind, Topic
-from metadata.topic_configs import as_int, as_list, resolve
+from metadata.configs.broker import topic_defaults
+from metadata.configs.topic import as_int, as_list, resolve
+from metadata.contract.service import Change, ChangeKind, Topic
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 nothing per resource.
 
 What changes is decided and checked in the metadata store, by what is set there while nobody else alters it
-(`metadata/config_changes.py`): of alterations through several agents at once each builds on the one before. Topics that
-a cluster-wide config would contradict are this agent's, so a topic and the cluster that are altered at once may come to
-contradict each other; then whoever alters one of these configs is told.
+(`metadata/configs/changes.py`): of alterations through several agents at once each builds on the one before. Topics
+that a cluster-wide config would contradict are this agent's, so a topic and the cluster that are altered at once may
+come to contradict each other; then whoever alters one of these configs is told.
 
 Cluster-wide broker configs are those of the broker with the empty name. One agent's own are its settings, read when it
 starts: altering them is refused, not ignored. Codes are Kafka's: what a broker config may not be is INVALID_REQUEST
@@ -20,9 +20,9 @@ from typing import Protocol, TypeVar
 from agents.broker import Broker
 from agents.topics import RequestError, check_configs, code_of
 from agents.turns import Turns
-from metadata.broker_configs import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
-from metadata.config_changes import Changes, changed
-from metadata.topic_configs import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
+from metadata.configs.broker import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
+from metadata.configs.changes import Changes, changed
+from metadata.configs.topic import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from wire.error_codes import ErrorCode

@@ -21,8 +21,7 @@ from typing import Any
 from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.log_index import FileRef, LogIndex
-from metadata.packed_index import iter_index
-from metadata.service import (
+from metadata.contract.service import (
     Change,
     ChangeKind,
     Committed,
@@ -35,6 +34,7 @@ from metadata.service import (
     WentBackError,
     WriterLease,
 )
+from metadata.rules.packed_index import iter_index
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.metrics import Metrics

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from metadata.service import MetadataService, MetadataUnavailableError, Watermarks
+from metadata.contract.service import MetadataService, MetadataUnavailableError, Watermarks
 
 WAIT_MS_MAX = 5_000.0
 """A store that is silent, not gone, is waited for up to its own time-outs, and by one read after another; a client that

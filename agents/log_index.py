@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import NamedTuple
 
-from metadata.packed_index import IndexRow
+from metadata.rules.packed_index import IndexRow
 
 EXTENT_BYTES = 6 * 8 + 4
 """base, last, file id, position, length, max timestamp; the partition in the file's list."""

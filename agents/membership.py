@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from metadata.service import (
+from metadata.contract.service import (
     BEAT_MS,
     LEASE_MS,
     AgentAddress,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.service import MetadataService
+from metadata.contract.service import MetadataService
 from runtime.clock import Clock
 
 BLOCK_IDS = 100

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.placement import eligible, leaders
-from metadata.service import AgentInfo, Topic
+from metadata.contract.service import AgentInfo, Topic
 from wire.compiler import encode_elements
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from metadata.service import (
+from metadata.configs.topic import InvalidConfigError, validate_overrides
+from metadata.contract.service import (
     InvalidPartitionsError,
     MetadataUnavailableError,
     TopicExistsError,
     UnknownTopicError,
 )
-from metadata.topic_configs import InvalidConfigError, validate_overrides
 from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 

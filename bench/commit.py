@@ -24,8 +24,8 @@ from bench.limits import plain_insert_p50_ms
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import postgres_usage
-from metadata.postgres import PostgresMetadata
-from metadata.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres
 from storage.keys import file_key
 

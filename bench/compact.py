@@ -44,7 +44,7 @@ from compactor.clean_oracle import compact
 from compactor.cleaning import DEDUPE_KEYS_MAX, CleanBounds
 from compactor.dedupe_buffer import DedupeBuffer
 from compactor.execute import MergeEngine
-from metadata.compaction import CommitMerge
+from metadata.contract.compaction import CommitMerge
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from storage.memory import MemoryMultipart, MemoryStore

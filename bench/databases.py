@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from metadata.asyncpg_driver import open_connection
-from metadata.migrate import migrate_async
+from metadata.migrations.migrate import migrate_async
+from metadata.postgres.driver import open_connection
 from siltstone.embedded.postgres import EmbeddedPostgres
 
 

@@ -26,10 +26,10 @@ from bench.rebalance import rebalances
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import postgres_usage
-from metadata.asyncpg_driver import open_connection
-from metadata.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.postgres import PostgresMetadata
-from metadata.service import AgentAddress
+from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
+from metadata.contract.service import AgentAddress
+from metadata.postgres.driver import open_connection
+from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres
 
 PARTITIONS = 10

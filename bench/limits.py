@@ -25,7 +25,7 @@ from typing import Literal
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import usage
-from metadata.asyncpg_driver import open_connection
+from metadata.postgres.driver import open_connection
 from wire.crc import crc32c
 
 MB = 1_000_000

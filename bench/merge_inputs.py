@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compactor.spec import GIB, MergeKind, MergeSpec, PartitionSpec
-from metadata.compaction import (
+from metadata.contract.compaction import (
     ClaimedJob,
     CommitMerge,
     FileClass,
@@ -25,7 +25,7 @@ from metadata.compaction import (
     MergeJob,
     OutputExtent,
 )
-from metadata.service import WriterLease
+from metadata.contract.service import WriterLease
 from runtime.ids import SystemIds
 from storage.file_format import ExtentRow
 from storage.file_properties import FileProperties

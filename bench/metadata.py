@@ -23,8 +23,8 @@ from agents.handlers import metadata_api
 from bench.metadata_clients import metadata_clients
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from metadata.memory import MemoryMetadata
-from metadata.service import Topic
+from metadata.contract.service import Topic
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

@@ -37,7 +37,7 @@ from bench.table import Cell, Column, Table
 from compactor.execute import MergeEngine
 from compactor.plan import new_job
 from compactor.spec import GIB, MIB, MergeKind, MergeSpec
-from metadata.compaction import LeveledExtent, Metadata
+from metadata.contract.compaction import LeveledExtent, Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

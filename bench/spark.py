@@ -32,7 +32,7 @@ from compactor.heavy.cut import cut
 from compactor.heavy.stored import store_plan
 from compactor.heavy.units import HeavyPlan
 from compactor.spec import MIB, MergeSpec
-from metadata.compaction import ClaimedJob
+from metadata.contract.compaction import ClaimedJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from storage.cluster import check_cluster

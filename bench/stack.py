@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.s3_server import ROOT, Latency, S3Server, client_environment, server_name, stop
 from bench.started import Started
 from bench.usage import Usage, postgres_usage, usage, usage_of_all
-from metadata.migrate import migrate
+from metadata.migrations.migrate import migrate
 from runtime.metrics import PREFIX
 from runtime.settings.table import ENVIRONMENT_PREFIX, environment_name
 from siltstone.embedded.postgres import EmbeddedPostgres

@@ -18,7 +18,7 @@ from bench.produce import NO_JARS
 from bench.registry import Size
 from bench.stack import Reading, Stack, Store, store_note
 from bench.table import Cell, Column, Table
-from metadata.postgres_connection import connect
+from metadata.postgres.connection import connect
 
 RECORD_BYTES = 1024
 RECORDS_PER_S = 20.0

@@ -41,9 +41,9 @@ from compactor.catalog_format import (
     snapshot_id,
     snapshot_key,
 )
-from metadata.catalog import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
-from metadata.compaction import Metadata
-from metadata.service import Cursor
+from metadata.contract.catalogue import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
+from metadata.contract.compaction import Metadata
+from metadata.contract.service import Cursor
 from runtime.clock import Clock
 from runtime.errors import BugError
 from runtime.ids import IdSource

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, cast
 
 import zstandard
 
-from metadata.catalog import TABLES, CatalogInstant, CatalogTable, DoneJob, Row
-from metadata.service import Change, ChangeKind, Cursor, L0File
+from metadata.contract.catalogue import TABLES, CatalogInstant, CatalogTable, DoneJob, Row
+from metadata.contract.service import Change, ChangeKind, Cursor, L0File
 from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 

@@ -42,8 +42,8 @@ from compactor.retention import Retention
 from compactor.rounds import Rounds
 from compactor.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
-from metadata.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
-from metadata.service import MetadataUnavailableError, WriterLease
+from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
+from metadata.contract.service import MetadataUnavailableError, WriterLease
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logging import get_logger

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from compactor.spec import MIB, PlanOptions
-from metadata.compaction import LeveledExtent, PartitionView
-from metadata.topic_configs import TOPIC_CONFIGS, as_float, as_int
+from metadata.configs.topic import TOPIC_CONFIGS, as_float, as_int
+from metadata.contract.compaction import LeveledExtent, PartitionView
 
 NOTHING_BUSY: frozenset[int] = frozenset()
 _BASE_OFFSET = itemgetter(LeveledExtent._fields.index("base_offset"))

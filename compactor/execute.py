@@ -38,9 +38,9 @@ from compactor.partition_merge import (
 from compactor.segments import joined_ranges
 from compactor.spec import MIB, MergeSpec
 from compactor.windows import Flags, KernelCaller, LateCorruptionError
-from metadata.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
-from metadata.job_rules import UNREADABLE
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
+from metadata.contract.service import WriterLease
+from metadata.rules.jobs import UNREADABLE
 from runtime.clock import Clock
 from runtime.errors import BugError
 from runtime.ids import IdSource

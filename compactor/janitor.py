@@ -1,7 +1,7 @@
 """The only code that deletes objects.
 
 Whenever it is about to delete it asks first whether the metadata live under the history that somebody vouched for
-(`metadata/history.py`). After a restore or a failover of Postgres they do not, and nothing is deleted or aborted
+(`metadata/rules/history.py`). After a restore or a failover of Postgres they do not, and nothing is deleted or aborted
 (`JanitorHaltedError`) until a person adopts them. It asks after reading what it goes by, so that it does not act upon
 the answer of a server that took over in between.
 
@@ -49,9 +49,9 @@ from compactor.orphans import (
     orphans_allowed,
     writers_patience_ms,
 )
-from metadata.compaction import DeadFile, MergeJob, Metadata
-from metadata.history import ADOPT_REMEDY
-from metadata.service import FileState
+from metadata.contract.compaction import DeadFile, MergeJob, Metadata
+from metadata.contract.service import FileState
+from metadata.rules.history import ADOPT_REMEDY
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.ids import IdSource

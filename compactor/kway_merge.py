@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from compactor.spec import MergeSpec
-from metadata.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
-from metadata.packed_index import PackedIndexError, iter_index
-from metadata.topic_configs import as_list, resolve
+from metadata.configs.topic import as_list, resolve
+from metadata.contract.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
+from metadata.rules.packed_index import PackedIndexError, iter_index
 from runtime.errors import SiltstoneError
 from storage.objects import StoreUnavailableError
 

@@ -10,7 +10,8 @@ from typing import Any
 from prometheus_client import Gauge
 
 from compactor.dirtiness import Dirtiness, measure
-from metadata.compaction import (
+from metadata.configs.topic import InvalidConfigError
+from metadata.contract.compaction import (
     ClaimedJob,
     CommitMerge,
     CompactionView,
@@ -21,7 +22,6 @@ from metadata.compaction import (
     MergeJob,
     PartitionView,
 )
-from metadata.topic_configs import InvalidConfigError
 from runtime.metrics import Metrics
 
 LEVELS = (0, 1, 2)

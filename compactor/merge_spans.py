@@ -6,7 +6,7 @@ GETs read the inputs, parts of uploads write the outputs; or one for each driver
 
 from __future__ import annotations
 
-from metadata.compaction import ClaimedJob, CommitMerge
+from metadata.contract.compaction import ClaimedJob, CommitMerge
 from runtime.tracing import CURRENT_SPAN, Span, SpanKind, Tracing
 
 SHOWN = ("records_in", "records_out", "bytes_in", "bytes_out", "gets", "outputs", "passes")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.measures import show_series
-from metadata.compaction import Metadata
-from metadata.observation import GroupLags, PostgresFigures
+from metadata.contract.compaction import Metadata
+from metadata.contract.observation import GroupLags, PostgresFigures
 from runtime.clock import Clock
 from runtime.metrics import Metrics
 

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from metadata.compaction import JobState, MergeJob
-from metadata.service import FileState
+from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.service import FileState
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStat
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from compactor.kway_merge import InputExtent, PartitionInputs
 from compactor.segments import ExtentCutter, ends_file, segment_rule
-from metadata.compaction import FileClass, OutputExtent, OutputFile
-from metadata.service import WriterLease
+from metadata.contract.compaction import FileClass, OutputExtent, OutputFile
+from metadata.contract.service import WriterLease
 from runtime.ids import IdSource
 from runtime.logging import get_logger
 from storage.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow

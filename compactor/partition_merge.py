@@ -35,8 +35,8 @@ from compactor.windows import (
     reason_of,
     windows,
 )
-from metadata.compaction import CleanedPartition
-from metadata.retention_rules import TIMESTAMP_MS_MAX
+from metadata.contract.compaction import CleanedPartition
+from metadata.rules.retention import TIMESTAMP_MS_MAX
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from storage.flag_reason import with_written_crc

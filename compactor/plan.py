@@ -24,7 +24,7 @@ from compactor.plan_purge import plan_mostly_dead, plan_overdue
 from compactor.plan_round import Note, Round
 from compactor.plan_runs import plan_runs
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.compaction import CompactionView, NewJob
+from metadata.contract.compaction import CompactionView, NewJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

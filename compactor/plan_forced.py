@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from compactor.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
 from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import GIB, MergeKind
-from metadata.compaction import LeveledExtent, PartitionView
+from metadata.contract.compaction import LeveledExtent, PartitionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from compactor.plan_round import FileStatus, Hold, Round, count_text
 from compactor.spec import MergeKind
-from metadata.compaction import FileClass, FileView
+from metadata.contract.compaction import FileClass, FileView
 
 PURGED_LEVELS = (1, 2)
 

@@ -23,10 +23,10 @@ from functools import cached_property
 
 from compactor.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
 from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
-from metadata.job_rules import rests
-from metadata.retention_rules import TIMESTAMP_MS_MAX
-from metadata.topic_configs import InvalidConfigError
+from metadata.configs.topic import InvalidConfigError
+from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.rules.jobs import rests
+from metadata.rules.retention import TIMESTAMP_MS_MAX
 
 
 def count_text(count: int, what: str) -> str:

@@ -19,7 +19,7 @@ from itertools import chain
 from compactor.dirtiness import is_over
 from compactor.plan_round import FileStatus, Hold, Round
 from compactor.spec import MIB, MergeKind, PlanOptions
-from metadata.compaction import FileClass, FileView
+from metadata.contract.compaction import FileClass, FileView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

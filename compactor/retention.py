@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metadata.compaction import CompactionMetadata
+from metadata.contract.compaction import CompactionMetadata
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
 

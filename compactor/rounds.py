@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from metadata.service import SchemaMismatchError, WentBackError, WriterFencedError
+from metadata.contract.service import SchemaMismatchError, WentBackError, WriterFencedError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.ids import IdSource

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metadata.topic_configs import as_int, as_list, resolve
+from metadata.configs.topic import as_int, as_list, resolve
 
 EXTENTS_MAX = 200_000
 """In one file: an index of 19 MiB, which every reader of it must hold."""

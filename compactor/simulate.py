@@ -17,7 +17,7 @@ from compactor.plan import plan_merges
 from compactor.plan_l0 import job_ends
 from compactor.simulate_world import Load, World
 from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
-from metadata.compaction import FileClass
+from metadata.contract.compaction import FileClass
 
 TICK_MS = 60_000
 REPLAN_MS = 30_000

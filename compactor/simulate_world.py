@@ -19,7 +19,7 @@ from math import ceil, exp
 from typing import overload
 
 from compactor.spec import GIB, MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 
 LANES_MAX = 8
 EXTENT_BYTES_MAX = GIB

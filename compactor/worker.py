@@ -25,7 +25,7 @@ from compactor.measures import count_merge
 from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
 from compactor.merge_spans import merge_span, note_outputs
 from compactor.options import job_memory_bytes
-from metadata.compaction import (
+from metadata.contract.compaction import (
     JOB_BEAT_MS,
     ClaimedJob,
     CommitMerge,
@@ -34,7 +34,7 @@ from metadata.compaction import (
     MergeRefusedError,
     Metadata,
 )
-from metadata.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
+from metadata.contract.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.ids import IdSource

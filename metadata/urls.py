@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from metadata.compaction import Metadata
-from metadata.memory import MemoryMetadata
+from metadata.contract.compaction import Metadata
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import IdSource
@@ -34,7 +34,7 @@ def open_metadata(
     if url == "memory://":
         return MemoryMetadata(clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
-        from metadata.postgres import PostgresMetadata  # not loaded for memory://
+        from metadata.postgres.store import PostgresMetadata  # not loaded for memory://
 
         return PostgresMetadata(
             url, clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms, metrics=metrics

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError

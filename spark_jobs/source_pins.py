@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from metadata.service import UnknownTopicError
+from metadata.contract.service import UnknownTopicError
 from runtime.clock import Clock, SystemClock
 from runtime.errors import UnavailableError
 from runtime.logging import get_logger

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metadata.scan import TopicSnapshot
-from metadata.service import ClusterIdentity
+from metadata.contract.scan import TopicSnapshot
+from metadata.contract.service import ClusterIdentity
 from runtime.clock import Clock
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice

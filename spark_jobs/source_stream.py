@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from metadata.compaction import Metadata
-from metadata.scan import TopicSnapshot, unknown_topic
-from metadata.service import Topic, UnknownTopicError, Watermarks
+from metadata.contract.compaction import Metadata
+from metadata.contract.scan import TopicSnapshot, unknown_topic
+from metadata.contract.service import Topic, UnknownTopicError, Watermarks
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from spark_jobs.scan.contract import (

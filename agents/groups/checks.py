@@ -16,8 +16,8 @@ from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
 from agents.topic_ids import LOOK_MS_MAX
 from agents.turns import in_turns
-from metadata.groups import GroupIdTooLongError, OffsetPlace, check_group_id
-from metadata.service import MetadataUnavailableError
+from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
+from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 

@@ -40,8 +40,15 @@ from agents.groups.held import AnyAnswer, GroupRefusedError, HeldGroup, Request
 from agents.groups.offset_commits import OffsetCommits, Outcome
 from agents.groups.ownership import owner
 from agents.membership import Membership
-from metadata.groups import GroupFencedError, GroupLease, GroupMetadata, GroupRecord, OffsetPlace, OffsetToCommit
-from metadata.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
+from metadata.contract.groups import (
+    GroupFencedError,
+    GroupLease,
+    GroupMetadata,
+    GroupRecord,
+    OffsetPlace,
+    OffsetToCommit,
+)
+from metadata.contract.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from runtime.metrics import Metrics

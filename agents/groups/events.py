@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from metadata.groups import GroupRecord
+from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 

@@ -7,8 +7,8 @@ costs a little and harms nothing: the metadata store decides what goes, by its o
 from __future__ import annotations
 
 from agents.groups.coordinator import GroupCoordinator
-from metadata.groups import GroupMetadata
-from metadata.service import MetadataUnavailableError
+from metadata.contract.groups import GroupMetadata
+from metadata.contract.service import MetadataUnavailableError
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from runtime.logging import get_logger

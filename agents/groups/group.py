@@ -37,7 +37,7 @@ from agents.groups.events import (
 )
 from agents.groups.joining import join, replacement_settled
 from agents.groups.rebalance import AssignmentSave, EmptySave, RebalancingGroup, ReplacementSave
-from metadata.groups import GroupRecord
+from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 GROUP_BYTES = 4_000

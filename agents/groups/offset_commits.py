@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from metadata.groups import (
+from metadata.contract.groups import (
     GroupLease,
     GroupMetadata,
     OffsetCommitBatch,
@@ -25,7 +25,7 @@ from metadata.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger

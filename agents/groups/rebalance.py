@@ -32,7 +32,7 @@ from agents.groups.events import (
 )
 from agents.groups.members import Member, Members, member_of
 from agents.groups.subscription import PROTOCOL_TYPE
-from metadata.groups import GroupRecord
+from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 POSTPONED_JOIN_MS_MIN = 1_000

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from agents.broker import Broker
 from agents.config_changes import alter, altered, check_once, no_value
-from metadata.topic_configs import Config
+from metadata.configs.topic import Config
 from wire.api import RequestHeader
 from wire.messages.alter_configs import (
     AlterConfigsRequest,

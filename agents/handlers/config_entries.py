@@ -1,6 +1,6 @@
 """Configs as Kafka's admin APIs show them: name, value in force, where it comes from, type. Pure.
 
-Topic configs are the table in `metadata/topic_configs.py`, broker configs the one in `metadata/broker_configs.py`. The
+Topic configs are the table in `metadata/configs/topic.py`, broker configs the one in `metadata/configs/broker.py`. The
 value of a broker config comes from the cluster-wide ones, else from the agent's setting of that meaning, else it is
 Kafka's default.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from metadata.broker_configs import BROKER_CONFIGS, SYNONYMS, BrokerConfig, as_topic_value
-from metadata.topic_configs import TOPIC_CONFIGS, Config, ConfigType
+from metadata.configs.broker import BROKER_CONFIGS, SYNONYMS, BrokerConfig, as_topic_value
+from metadata.configs.topic import TOPIC_CONFIGS, Config, ConfigType
 from runtime.settings.table import Settings, declarations
 
 TOPIC_OVERRIDE = 1

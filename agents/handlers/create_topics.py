@@ -9,8 +9,8 @@ from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
 from agents.turns import Turns
-from metadata.broker_configs import topic_defaults
-from metadata.service import Topic, TopicExistsError
+from metadata.configs.broker import topic_defaults
+from metadata.contract.service import Topic, TopicExistsError
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

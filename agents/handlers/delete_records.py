@@ -12,8 +12,8 @@ from contextlib import suppress
 from agents.broker import Broker
 from agents.topics import RequestError, code_of
 from agents.turns import Turns
-from metadata.compaction import InvalidOffsetError
-from metadata.topic_configs import as_list
+from metadata.configs.topic import as_list
+from metadata.contract.compaction import InvalidOffsetError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from wire.api import RequestHeader

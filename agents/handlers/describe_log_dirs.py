@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from agents.broker import Broker
 from agents.placement import leaders
 from agents.topics import code_of
-from metadata.service import Topic
+from metadata.contract.service import Topic
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.messages.describe_log_dirs import (

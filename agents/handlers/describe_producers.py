@@ -12,7 +12,7 @@ from contextlib import suppress
 from agents.broker import Broker
 from agents.topics import code_of
 from agents.turns import Turns, in_turns
-from metadata.service import ProducerState as StoredState
+from metadata.contract.service import ProducerState as StoredState
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

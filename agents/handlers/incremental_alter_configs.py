@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.config_changes import alter, altered, check_once, no_value
 from agents.topics import RequestError
-from metadata.topic_configs import Config, ConfigType, as_list
+from metadata.configs.topic import Config, ConfigType, as_list
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.incremental_alter_configs import (

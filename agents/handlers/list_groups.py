@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.groups.events import GroupState
-from metadata.groups import GroupSummary
-from metadata.service import MetadataUnavailableError
+from metadata.contract.groups import GroupSummary
+from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse

@@ -16,7 +16,7 @@ from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from agents.turns import Turns
-from metadata.service import MetadataUnavailableError, Watermarks
+from metadata.contract.service import MetadataUnavailableError, Watermarks
 from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

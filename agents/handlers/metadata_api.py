@@ -20,7 +20,7 @@ from agents.broker import Broker
 from agents.placement import eligible, zone_of
 from agents.topic_entries import View, encode_error, encode_partitions, encode_topic
 from agents.topics import RequestError, check_name, code_of
-from metadata.service import AgentInfo, Topic, TopicExistsError
+from metadata.contract.service import AgentInfo, Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader

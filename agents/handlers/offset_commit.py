@@ -19,7 +19,7 @@ from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
 from agents.turns import in_turns
-from metadata.groups import OffsetPlace, OffsetToCommit
+from metadata.contract.groups import OffsetPlace, OffsetToCommit
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_commit import (

@@ -10,7 +10,7 @@ from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
 from agents.turns import Turns
-from metadata.groups import OffsetPlace
+from metadata.contract.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_delete import (

@@ -21,8 +21,8 @@ from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.held import GroupRefusedError
 from agents.turns import in_turns
-from metadata.groups import CommittedOffset, OffsetPlace
-from metadata.service import MetadataUnavailableError
+from metadata.contract.groups import CommittedOffset, OffsetPlace
+from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_fetch import (

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from agents.broker import Broker
 from agents.turns import Turns, in_turns
-from metadata.service import MetadataUnavailableError, Watermarks
+from metadata.contract.service import MetadataUnavailableError, Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_for_leader_epoch import (

@@ -16,8 +16,8 @@ from agents.log_index import LogIndex
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
 from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
-from metadata.compaction import LeveledExtent
-from metadata.service import MetadataUnavailableError
+from metadata.contract.compaction import LeveledExtent
+from metadata.contract.service import MetadataUnavailableError
 from runtime.logging import get_logger
 from storage.block_index import BlockEntry
 from storage.file_format import CorruptFileError

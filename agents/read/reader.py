@@ -33,7 +33,7 @@ from agents.read.plan import (
     batches_of,
 )
 from agents.read.pools import Pools
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.tracing import CURRENT_SPAN

@@ -21,7 +21,7 @@ from agents.read.leveled import BlockIndexes, LookUp
 from agents.read.locate import TRIES_MAX, CatchUp
 from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
-from metadata.compaction import LeveledExtent
+from metadata.contract.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError

@@ -23,7 +23,7 @@ from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.file_notes import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
-from metadata.service import (
+from metadata.contract.service import (
     BatchResult,
     CommitInDoubtError,
     CommitL0,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import Context
 
 from agents.write.stall import WriteStall, patience_ms
-from metadata.service import BatchResult
+from metadata.contract.service import BatchResult
 from runtime.clock import Clock
 from runtime.metrics import Metrics
 from wire.error_codes import ErrorCode

@@ -10,8 +10,8 @@ from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_re
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.segments import joined_ranges
 from compactor.unreadable import PARTITIONS_TOLD_MAX
-from metadata.compaction import CleanedPartition, CommitMerge, OutputFile
-from metadata.job_rules import UNREADABLE
+from metadata.contract.compaction import CleanedPartition, CommitMerge, OutputFile
+from metadata.rules.jobs import UNREADABLE
 
 _LARGEST = ("passes", "partition_keys_max")
 """Of these the largest counts; all other numbers of a summary are added up."""

@@ -17,8 +17,8 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.kway_merge import class_of, order_inputs
 from compactor.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
-from metadata.compaction import ClaimedJob, LeveledExtent
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, LeveledExtent
+from metadata.contract.service import WriterLease
 
 UNIT_BYTES = 256 * MIB
 KEYED_UNIT_BYTES = 1024 * MIB

@@ -35,8 +35,8 @@ from compactor.heavy.units import HeavyPlan
 from compactor.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.compaction import ClaimedJob, CommitMerge, JobLostError
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, CommitMerge, JobLostError
+from metadata.contract.service import WriterLease
 from runtime.clock import Clock
 from runtime.errors import UnavailableError
 from runtime.logging import get_logger

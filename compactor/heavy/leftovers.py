@@ -14,7 +14,7 @@ from typing import NamedTuple
 from compactor.heavy.stored import plan_keys, read_plan
 from compactor.heavy.units import PlanError
 from compactor.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
-from metadata.compaction import CompactionMetadata, JobState, MergeJob
+from metadata.contract.compaction import CompactionMetadata, JobState, MergeJob
 from runtime.logging import get_logger
 from storage.keys import JOBS_PREFIX, BadKeyError, parse_job_key
 from storage.objects import ObjectStat, ObjectStore

@@ -15,8 +15,8 @@ import zstandard
 
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
 from compactor.segments import joined_ranges
-from metadata.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
-from metadata.job_rules import UNREADABLE
+from metadata.contract.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
+from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key
 

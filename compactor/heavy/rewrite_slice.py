@@ -30,7 +30,7 @@ from compactor.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.partition_merge import MergeContext, PartitionDedupe, passes_needed
 from compactor.spec import PartitionSpec
 from compactor.windows import LateCorruptionError
-from metadata.compaction import CleanedPartition
+from metadata.contract.compaction import CleanedPartition
 from storage.keys import job_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.kernels.batches import BatchTable

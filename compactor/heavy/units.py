@@ -32,8 +32,8 @@ import zstandard
 from compactor.kway_merge import MergeInputs, order_inputs
 from compactor.kway_merge import whole_through as whole_through_inputs
 from compactor.spec import MergeSpec, SpecError
-from metadata.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
+from metadata.contract.service import WriterLease
 from runtime.errors import BadInputError
 from storage.file_format import FORMAT_VERSION
 

@@ -1,1 +1,2 @@
-"""Alembic migrations, run by `siltstone migrate` alone (metadata/migrate.py); agents only check the revision."""
+"""Alembic migrations, run by `siltstone migrate` alone (metadata/migrations/migrate.py); agents only check the
+revision."""

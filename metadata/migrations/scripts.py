@@ -7,7 +7,7 @@ from typing import Any
 
 from alembic import op
 
-from metadata.asyncpg_driver import Connection
+from metadata.postgres.driver import Connection
 
 FOLDER = Path(__file__).parent / "versions"
 

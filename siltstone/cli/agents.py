@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from metadata.topic_configs import TOPIC_CONFIGS
+from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.errors import UnavailableError
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import KafkaClient, KafkaError

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds

@@ -10,7 +10,7 @@ import click
 from rich.console import RenderableType
 
 from compactor.dirtiness import measure
-from metadata.compaction import Metadata, PartitionView
+from metadata.contract.compaction import Metadata, PartitionView
 from runtime.errors import BadInputError
 from siltstone.cli.agents import bootstrap_of, bootstrap_option
 from siltstone.cli.live import draw_until_stopped, quiet_interrupts

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import click
 from rich.text import Text
 
-from metadata.probe import probe_postgres
+from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import click
 
-from metadata.compaction import LeveledExtent
-from metadata.packed_index import iter_index
-from metadata.service import FileInfo, FileState
+from metadata.contract.compaction import LeveledExtent
+from metadata.contract.service import FileInfo, FileState
+from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved

@@ -14,8 +14,8 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compactor.orphans import orphans_allowed
-from metadata.catalog_restore import RebuiltState, rebuilt_state
-from metadata.history import History
+from metadata.postgres.catalogue_restore import RebuiltState, rebuilt_state
+from metadata.rules.history import History
 from runtime.settings.table import Settings
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
 from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster

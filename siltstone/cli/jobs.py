@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import click
 
-from metadata.compaction import JobState, MergeJob
-from metadata.job_rules import UNREADABLE, rests
+from metadata.contract.compaction import JobState, MergeJob
+from metadata.rules.jobs import UNREADABLE, rests
 from runtime.errors import BadInputError
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved

@@ -1,4 +1,4 @@
-"""`siltstone migrate`: see `metadata/migrate.py`."""
+"""`siltstone migrate`: see `metadata/migrations/migrate.py`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
         return
     click.echo(f"schema: {asyncio.run(_migrate(url))}")
     if reader:
-        from metadata.migrate import grant_reader
+        from metadata.migrations.migrate import grant_reader
 
         left = asyncio.run(grant_reader(url, reader))
         click.echo(f"reader: {reader} may read and pin")
@@ -88,8 +88,8 @@ def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
 
 def _say_plan(url: str) -> None:
     """What a migration would do, and to whom."""
-    from metadata.migrate import plan_migration
-    from metadata.schema_versions import revision_of
+    from metadata.migrations.migrate import plan_migration
+    from metadata.migrations.schema_versions import revision_of
 
     plan = asyncio.run(plan_migration(url))
     present, target = plan.present, plan.target
@@ -114,8 +114,8 @@ def _say_plan(url: str) -> None:
 
 async def _migrate(url: str) -> str:
     """The revision there is now, and what was done."""
-    from metadata.migrate import migrate_async, schema_revision  # loads SQLAlchemy, which `--help` need not
-    from metadata.tables import SCHEMA_REVISION
+    from metadata.migrations.migrate import migrate_async, schema_revision  # loads SQLAlchemy, which `--help` need not
+    from metadata.postgres.tables import SCHEMA_REVISION
 
     before = await schema_revision(url)
     now = await migrate_async(url)

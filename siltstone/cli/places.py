@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from metadata.service import MetadataUnavailableError, RightsMissingError
+from metadata.contract.service import MetadataUnavailableError, RightsMissingError
 
 # Appendix A of Postgres's manual
 _BY_SQLSTATE: Mapping[str, str] = {

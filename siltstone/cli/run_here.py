@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from metadata.compaction import MergeJob
+from metadata.contract.compaction import MergeJob
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from metadata.topic_configs import TOPIC_CONFIGS
+from metadata.configs.topic import TOPIC_CONFIGS
 from siltstone.cli.agents import acts, agent_options, given_agents, name_hints
 from siltstone.cli.output import json_option, plural, print_json, print_table
 from siltstone.cli.topics_compaction import explain_command

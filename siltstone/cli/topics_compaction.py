@@ -12,11 +12,11 @@ import click
 from compactor.dirtiness import config_int
 from compactor.options import plan_options
 from compactor.plan import explain_plan
-from metadata.compaction import CompactionView, JobState, Metadata, PartitionView
-from metadata.job_rules import UNREADABLE
-from metadata.packed_index import iter_index
-from metadata.service import L0File, Topic
-from metadata.topic_configs import InvalidConfigError
+from metadata.configs.topic import InvalidConfigError
+from metadata.contract.compaction import CompactionView, JobState, Metadata, PartitionView
+from metadata.contract.service import L0File, Topic
+from metadata.rules.jobs import UNREADABLE
+from metadata.rules.packed_index import iter_index
 from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic

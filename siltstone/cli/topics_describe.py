@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from metadata.topic_configs import resolve
+from metadata.configs.topic import resolve
 from siltstone.cli.agents import acts, bootstrap_option, name_hints, running_bootstrap
 from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, place_options, resolved

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from metadata.compaction import CompactionView
+from metadata.contract.compaction import CompactionView
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError

@@ -256,7 +256,7 @@ async def _places(
         death = asyncio.create_task(_death_of(postgres, data, stopping, impatient))
         stack.push_async_callback(_stop_watching, death)
     if not is_memory(settings.metadata_url) and not stopping.is_set():
-        from metadata.migrate import migrate_async  # half a second of imports, which memory:// need not pay
+        from metadata.migrations.migrate import migrate_async  # half a second of imports, which memory:// need not pay
 
         await migrate_async(settings.metadata_url)
     return settings

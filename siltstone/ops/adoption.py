@@ -1,7 +1,7 @@
 """What stands against adopting the metadata after a restore or failover, and what becomes of what it does not know.
 
-While the metadata's history is not adopted (`metadata/history.py`) the janitor deletes nothing. The person who adopts
-it lets the janitor go on, by rows that may be older than the objects. So:
+While the metadata's history is not adopted (`metadata/rules/history.py`) the janitor deletes nothing. The person who
+adopts it lets the janitor go on, by rows that may be older than the objects. So:
 
 - with any invariant broken but FILE-2 nothing is adopted: an object that a row needs is missing or wrong, and another
   that nothing names may hold the last copy of its records;
@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metadata.compaction import Metadata
-from metadata.history import History
-from metadata.invariants_leveled import Allowances
+from metadata.contract.compaction import Metadata
+from metadata.rules.history import History
+from metadata.rules.invariants_leveled import Allowances
 from runtime.settings.table import Settings
 from siltstone.ops.fsck import Finding, all_files
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key

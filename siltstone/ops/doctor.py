@@ -1,7 +1,7 @@
 """What `siltstone doctor` makes of the facts: pure judgement, one `Check` per question.
 
 FAIL means that Siltstone cannot run there or could lose what it acknowledged; WARN, that something will hurt later.
-Facts come from `metadata/probe.py` and `storage/probe.py`.
+Facts come from `metadata/postgres/probe.py` and `storage/probe.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from metadata.probe import PostgresFacts
+from metadata.postgres.probe import PostgresFacts
 from storage.probe import REMEDY, ProbeResult
 from storage.s3_bucket import BucketFacts
 

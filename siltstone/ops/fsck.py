@@ -18,8 +18,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compactor.heavy.leftovers import plan_makers
-from metadata.compaction import LeveledExtent, Metadata, SystemView
-from metadata.invariants import (
+from metadata.contract.compaction import LeveledExtent, Metadata, SystemView
+from metadata.contract.service import FileInfo, FileState, MetadataService
+from metadata.rules.invariants import (
     LiveExtent,
     Violation,
     check_file_1,
@@ -31,8 +32,8 @@ from metadata.invariants import (
     check_prod_1_bytes,
     live_extents,
 )
-from metadata.invariants_groups import check_grp_1, check_grp_2, check_grp_3
-from metadata.invariants_leveled import (
+from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
+from metadata.rules.invariants_leveled import (
     Allowances,
     check_file_2,
     check_file_3,
@@ -40,7 +41,6 @@ from metadata.invariants_leveled import (
     check_leveled_bytes,
     check_merge_1,
 )
-from metadata.service import FileInfo, FileState, MetadataService
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectNotFoundError, ObjectStat, ObjectStore
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.compaction import CompactionView, FileClass, FileView
-from metadata.job_rules import rests
+from metadata.contract.compaction import CompactionView, FileClass, FileView
+from metadata.rules.jobs import rests
 from siltstone.cli.output import age_text, plural, size_text
 
 RUNS_SHOWN = 12

@@ -15,9 +15,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from metadata.compaction import LeveledExtent, Metadata, PartitionView
-from metadata.packed_index import iter_index
-from metadata.service import FileInfo, FileState
+from metadata.contract.compaction import LeveledExtent, Metadata, PartitionView
+from metadata.contract.service import FileInfo, FileState
+from metadata.rules.packed_index import iter_index
 from runtime.errors import BadInputError
 from siltstone.kafka.record_format import OutputRecord, shown_field
 from siltstone.ops.compaction.compact_now import find_topic

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from agents.agent import Agent
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from runtime.clock import Clock, SystemClock
 from runtime.ids import IdSource, SystemIds
 from runtime.logging import get_logger

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from compactor.allocator import keep_freed_memory
 from compactor.compactor import Compactor
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import IdSource, SystemIds

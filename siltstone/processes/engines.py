@@ -15,8 +15,8 @@ from compactor.compactor import embedded_engine
 from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.heavy.submitter import Submitter
 from compactor.worker import Engine
-from metadata.compaction import ClaimedJob, CommitMerge, Metadata
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, CommitMerge, Metadata
+from metadata.contract.service import WriterLease
 from runtime.clock import Clock
 from runtime.errors import BadInputError
 from runtime.ids import IdSource

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import BadInputError

@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from metadata.compaction import Metadata
-from metadata.scan import TopicSnapshot
-from metadata.service import ClusterIdentity, MetadataUnavailableError
+from metadata.contract.compaction import Metadata
+from metadata.contract.scan import TopicSnapshot
+from metadata.contract.service import ClusterIdentity, MetadataUnavailableError
 from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BugError

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from metadata.scan import PartitionSnapshot, TopicSnapshot
+from metadata.contract.scan import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice
 from spark_jobs.scan.plan import end_offset, slice_of

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.compaction import JobState
-from metadata.job_rules import EXHAUSTED_RETRY_MS
-from metadata.service import Topic
+from metadata.contract.compaction import JobState
+from metadata.contract.service import Topic
+from metadata.rules.jobs import EXHAUSTED_RETRY_MS
 from tests.compaction.model import UNREADABLE, repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
 from tests.compaction.world import World

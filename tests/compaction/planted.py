@@ -11,8 +11,8 @@ from unittest.mock import patch
 from compactor.cleaning import CleanBounds
 from compactor.execute import MergeEngine
 from compactor.partition_cleaner import PartitionCleaner
-from metadata.compaction import ClaimedJob, CommitMerge
-from metadata.memory import MemoryMetadata
+from metadata.contract.compaction import ClaimedJob, CommitMerge
+from metadata.memory.store import MemoryMetadata
 
 Plant = Callable[[], AbstractContextManager[None]]
 

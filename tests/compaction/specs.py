@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compactor.spec import MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.compaction import CompactionView, LeveledExtent
+from metadata.contract.compaction import CompactionView, LeveledExtent
 
 LIMIT_MS = 4_000
 GRACE_MS = 1_000

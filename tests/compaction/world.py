@@ -16,16 +16,16 @@ from compactor.execute import MergeEngine
 from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.compaction import (
+from metadata.contract.compaction import (
     ClaimedJob,
     CommitMerge,
     InputsBusyError,
     JobLostError,
     MergeRefusedError,
 )
-from metadata.memory import MemoryMetadata
-from metadata.packed_index import iter_index
-from metadata.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, WriterLease
+from metadata.contract.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, WriterLease
+from metadata.memory.store import MemoryMetadata
+from metadata.rules.packed_index import iter_index
 from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.compaction import Metadata
-from metadata.groups import (
+from metadata.contract.compaction import Metadata
+from metadata.contract.groups import (
     GroupLease,
     GroupRecord,
     MemberRecord,
@@ -17,8 +17,8 @@ from metadata.groups import (
     OffsetToCommit,
     TakenGroup,
 )
-from metadata.invariants_groups import check_grp_1, check_grp_2, check_grp_3
-from metadata.service import AgentAddress, MetadataService, WriterLease
+from metadata.contract.service import AgentAddress, MetadataService, WriterLease
+from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 
 NOWHERE = uuid.UUID(int=1)
 """The id of no topic."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metadata.compaction import (
+from metadata.contract.compaction import (
     ClaimedJob,
     CleanedPartition,
     CommitMerge,
@@ -19,10 +19,10 @@ from metadata.compaction import (
     OutputExtent,
     OutputFile,
 )
-from metadata.invariants import check_log_1, check_log_2, check_log_3, live_extents
-from metadata.invariants_leveled import check_file_3, check_merge_1
-from metadata.packed_index import iter_index
-from metadata.service import WriterLease
+from metadata.contract.service import WriterLease
+from metadata.rules.invariants import check_log_1, check_log_2, check_log_3, live_extents
+from metadata.rules.invariants_leveled import check_file_3, check_merge_1
+from metadata.rules.packed_index import iter_index
 
 LIMIT_MS = 60_000
 BYTES_PER_OFFSET = 10

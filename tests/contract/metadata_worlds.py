@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from metadata.compaction import Metadata
-from metadata.memory import MemoryDatabase, MemoryMetadata
-from metadata.packed_index import IndexRow, decode_index
-from metadata.postgres import PostgresMetadata
-from metadata.service import (
+from metadata.contract.compaction import Metadata
+from metadata.contract.service import (
     AgentAddress,
     BatchResult,
     CommitL0,
@@ -22,6 +19,9 @@ from metadata.service import (
     Topic,
     WriterLease,
 )
+from metadata.memory.store import MemoryDatabase, MemoryMetadata
+from metadata.postgres.store import PostgresMetadata
+from metadata.rules.packed_index import IndexRow, decode_index
 from runtime.clock import SystemClock
 from tests.fixtures.postgres import run_sql
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from metadata.compaction import NotCompactedError
-from metadata.config_changes import Changes, ClusterDecision, TopicDecision
-from metadata.service import Change, ChangeKind, Cursor
+from metadata.configs.changes import Changes, ClusterDecision, TopicDecision
+from metadata.contract.compaction import NotCompactedError
+from metadata.contract.service import Change, ChangeKind, Cursor
 from runtime.errors import SiltstoneError
 from tests.contract.merges import claim, extents_of, job, merge
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.compaction import JOB_LEASE_MS
-from metadata.service import CommitRefusedError, FileState
+from metadata.contract.compaction import JOB_LEASE_MS
+from metadata.contract.service import CommitRefusedError, FileState
 from storage.keys import hour_of
 from tests.contract.merges import claim, job
 from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_key, new_topic, stored

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.compaction import (
+from metadata.contract.compaction import (
     PAST_LIMIT,
     CleanedPartition,
     CommitMerge,
@@ -16,7 +16,7 @@ from metadata.compaction import (
     MergeCommitted,
     MergeRefusedError,
 )
-from metadata.service import ChangeKind, Cursor, FileState
+from metadata.contract.service import ChangeKind, Cursor, FileState
 from tests.contract.merges import (
     broken,
     claim,

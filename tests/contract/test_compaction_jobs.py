@@ -1,4 +1,4 @@
-"""The compactor's contract (`metadata/compaction.py`): compactors, duties, and the life of a job."""
+"""The compactor's contract (`metadata/contract/compaction.py`): compactors, duties, and the life of a job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from metadata.compaction import JOB_ATTEMPTS_MAX, ClaimedJob, InputsBusyError, JobLostError, JobState
-from metadata.job_rules import (
+from metadata.contract.compaction import JOB_ATTEMPTS_MAX, ClaimedJob, InputsBusyError, JobLostError, JobState
+from metadata.contract.service import AgentAddress, WriterFencedError
+from metadata.rules.jobs import (
     EXHAUSTED_AGAIN_RETRY_MS,
     EXHAUSTED_RETRY_MS,
     GIVE_BACKS_MAX,
@@ -17,7 +18,6 @@ from metadata.job_rules import (
     UNWRITTEN_RETRY_MS,
     past_limit,
 )
-from metadata.service import AgentAddress, WriterFencedError
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, spans
 from tests.contract.metadata_worlds import DAY_MS, World, Writer, batch, new_topic
 from tests.fixtures.fleet import until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.compaction import NotCompactedError
-from metadata.service import UnknownTopicError
+from metadata.contract.compaction import NotCompactedError
+from metadata.contract.service import UnknownTopicError
 from tests.contract.merges import (
     claim,
     commit_of,

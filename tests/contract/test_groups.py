@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.groups import (
+from metadata.contract.groups import (
     GROUP_ID_BYTES_MAX,
     GroupFencedError,
     GroupIdTooLongError,
     GroupLease,
     GroupRecord,
 )
-from metadata.service import WriterFencedError
+from metadata.contract.service import WriterFencedError
 from tests.contract.groups import (
     STRANGE,
     Owner,

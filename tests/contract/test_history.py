@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.history import HistoryMovedError
+from metadata.rules.history import HistoryMovedError
 from tests.contract.metadata_worlds import World
 
 

@@ -1,4 +1,5 @@
-"""The metadata contract (`metadata/service.py`), kept by the memory and the Postgres implementation alike: commits.
+"""The metadata contract (`metadata/contract/service.py`), kept by the memory and the Postgres implementation alike:
+commits.
 
 Producers are in test_metadata_producers.py, followers in test_metadata_tail.py, topics and agents in
 test_metadata_topics.py.
@@ -11,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.invariants import check_log_1, check_log_3, check_prod_1, live_extents
-from metadata.packed_index import IndexRow
-from metadata.service import CommitRefusedError, Committed, FileState, WriterFencedError
+from metadata.contract.service import CommitRefusedError, Committed, FileState, WriterFencedError
+from metadata.rules.invariants import check_log_1, check_log_3, check_prod_1, live_extents
+from metadata.rules.packed_index import IndexRow
 from tests.contract.metadata_worlds import (
     BATCH_BYTES,
     World,

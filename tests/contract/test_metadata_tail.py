@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.service import ChangeKind, Cursor, FileState
+from metadata.contract.service import ChangeKind, Cursor, FileState
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from metadata.service import (
+from metadata.contract.service import (
     AgentAddress,
     ChangeKind,
     Cursor,

@@ -6,10 +6,10 @@ import asyncio
 import time
 from contextlib import suppress
 
-from metadata.asyncpg_driver import open_connection
-from metadata.groups import OffsetPlace
-from metadata.observation import GroupLag, Observation, PostgresFigures
-from metadata.postgres import PostgresMetadata
+from metadata.contract.groups import OffsetPlace
+from metadata.contract.observation import GroupLag, Observation, PostgresFigures
+from metadata.postgres.driver import open_connection
+from metadata.postgres.store import PostgresMetadata
 from runtime.metrics import Metrics
 from tests.contract.groups import STRANGE, Owner, registered
 from tests.contract.metadata_worlds import PostgresWorld, World, Writer, batch, new_topic

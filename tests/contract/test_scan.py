@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from metadata.scan import PartitionSnapshot
-from metadata.service import UnknownTopicError
+from metadata.contract.scan import PartitionSnapshot
+from metadata.contract.service import UnknownTopicError
 from tests.contract.merges import claim, commit_of, job, merge
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 

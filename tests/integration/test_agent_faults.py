@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from agents.log_index import EXTENT_BYTES
-from metadata.memory import MemoryMetadata
-from metadata.service import (
+from metadata.contract.service import (
     AgentAddress,
     CommitInDoubtError,
     CommitL0,
@@ -20,6 +19,7 @@ from metadata.service import (
     MetadataUnavailableError,
     WriterLease,
 )
+from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.keys import parse_file_key
 from storage.memory import MemoryStore

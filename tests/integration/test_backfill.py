@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from metadata.service import FileState
+from metadata.contract.service import FileState
 from tests.fixtures.compacted_systems import System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from bench.merge_inputs import BATCH_RECORDS, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
 from compactor.cleaning import DEDUPE_KEYS_MAX
 from compactor.spec import MIB
-from metadata.compaction import CommitMerge
-from metadata.service import AgentAddress, CommitL0, L0Batch, Topic
+from metadata.contract.compaction import CommitMerge
+from metadata.contract.service import AgentAddress, CommitL0, L0Batch, Topic
 from metadata.urls import open_metadata
 from runtime.ids import SystemIds
 from siltstone.kafka.client import connected

@@ -11,9 +11,9 @@ import pytest
 from compactor.catalog import Catalog, keys_over
 from compactor.catalog_format import parse_catalog_key
 from compactor.janitor import Janitor
-from metadata.catalog import Row
-from metadata.catalog_restore import restore_catalog
-from metadata.migrate import migrate_async
+from metadata.contract.catalogue import Row
+from metadata.migrations.migrate import migrate_async
+from metadata.postgres.catalogue_restore import restore_catalog
 from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.ids import SystemIds

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from compactor.catalog import Catalog
-from metadata.catalog import CatalogInstant, CatalogTable, TakeRows
+from metadata.contract.catalogue import CatalogInstant, CatalogTable, TakeRows
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from siltstone.kafka.client import KafkaClient

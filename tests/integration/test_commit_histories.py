@@ -1,7 +1,7 @@
 """The commit function against its model: random histories of commits must get the same answers from both.
 
-The model is `metadata/producer_state.py` with `metadata/stretches.py`, behind the memory implementation; the other side
-is the PL/pgSQL function, in which the rules are written a second time.
+The model is `metadata/rules/producer_state.py` with `metadata/rules/stretches.py`, behind the memory implementation;
+the other side is the PL/pgSQL function, in which the rules are written a second time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from metadata.invariants import check_log_1, check_prod_1
-from metadata.memory import MemoryMetadata
-from metadata.packed_index import decode_index
-from metadata.postgres import PostgresMetadata
-from metadata.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
+from metadata.contract.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
+from metadata.memory.store import MemoryMetadata
+from metadata.postgres.store import PostgresMetadata
+from metadata.rules.invariants import check_log_1, check_prod_1
+from metadata.rules.packed_index import decode_index
 from runtime.clock import SystemClock
 from tests.contract.metadata_worlds import BATCH_BYTES, Writer, batch, new_key, sent
 from tests.fixtures.postgres import run_sql

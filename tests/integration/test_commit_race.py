@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from metadata.asyncpg_driver import Connection
-from metadata.invariants import check_log_1, check_prod_1
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import connect
+from metadata.postgres.connection import connect
+from metadata.postgres.driver import Connection
+from metadata.postgres.store import PostgresMetadata
+from metadata.rules.invariants import check_log_1, check_prod_1
 from tests.contract.metadata_worlds import Writer, new_topic, sent
 
 APPLICATION = "siltstone-commit"

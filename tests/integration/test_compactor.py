@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compactor.spec import MergeKind
-from metadata.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
-from metadata.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
+from metadata.contract.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
 from storage.faulty import Fault, FaultRule
 from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, Wrapped

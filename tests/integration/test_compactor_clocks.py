@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.compaction import JobState
-from metadata.packed_index import iter_index
-from metadata.service import FileState
+from metadata.contract.compaction import JobState
+from metadata.contract.service import FileState
+from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from storage.keys import hour_of, parse_file_key
 from tests.fixtures.agents import read_all

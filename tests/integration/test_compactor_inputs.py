@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from metadata.compaction import JobState, LeveledExtent, MergeJob
-from metadata.packed_index import iter_index
-from metadata.service import FileState
+from metadata.contract.compaction import JobState, LeveledExtent, MergeJob
+from metadata.contract.service import FileState
+from metadata.rules.packed_index import iter_index
 from storage.file_format import TRAILER_BYTES
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import RunningCompactor, StartCompactor

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
-from metadata.memory import MemoryMetadata
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
 from siltstone.cli.groups_asked import partition_counts

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from metadata.compaction import CompactionMetadata, LeveledExtent, Metadata
-from metadata.packed_index import iter_index
+from metadata.contract.compaction import CompactionMetadata, LeveledExtent, Metadata
+from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.client import KafkaError as AnsweredError
 from storage.objects import ObjectStore

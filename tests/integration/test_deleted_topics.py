@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from compactor.spec import MergeKind
-from metadata.asyncpg_driver import open_connection
-from metadata.packed_index import iter_index
-from metadata.service import FileState
+from metadata.contract.service import FileState
+from metadata.postgres.driver import open_connection
+from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient
 from storage.objects import ObjectNotFoundError
 from tests.fixtures.agents import Dial

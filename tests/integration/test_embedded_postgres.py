@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from metadata.asyncpg_driver import DRIVER_ERRORS, open_connection
+from metadata.postgres.driver import DRIVER_ERRORS, open_connection
 from siltstone.embedded.binaries import COPY_PREFIX, PostgresBinariesError, find_binaries
 from siltstone.embedded.directory_lock import DataDirectoryInUseError
 from siltstone.embedded.postgres import EmbeddedPostgres, EmbeddedPostgresError, postgres_processes

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from metadata.compaction import Metadata
+from metadata.contract.compaction import Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from siltstone.cli import main

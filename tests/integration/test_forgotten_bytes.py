@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from metadata.compaction import Metadata, PartitionView
-from metadata.service import FileState
+from metadata.contract.compaction import Metadata, PartitionView
+from metadata.contract.service import FileState
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from metadata.groups import CommittedOffset, OffsetPlace
-from metadata.invariants import walk_batches
-from metadata.invariants_leveled import Allowances
-from metadata.memory import MemoryDatabase, MemoryMetadata
-from metadata.packed_index import iter_index
-from metadata.service import WriterLease
+from metadata.contract.groups import CommittedOffset, OffsetPlace
+from metadata.contract.service import WriterLease
+from metadata.memory.store import MemoryDatabase, MemoryMetadata
+from metadata.rules.invariants import walk_batches
+from metadata.rules.invariants_leveled import Allowances
+from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.fsck import Finding, check_system
 from storage.memory import MemoryStore

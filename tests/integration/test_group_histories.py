@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from metadata.groups import GroupFencedError, GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.service import AgentAddress, UnknownTopicError, WriterFencedError, WriterLease
+from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
+from metadata.contract.service import AgentAddress, UnknownTopicError, WriterFencedError, WriterLease
 from tests.contract.groups import NOWHERE, STRANGE, member, record, violations
 from tests.contract.metadata_worlds import DAY_MS, MemoryWorld, PostgresWorld, World
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.groups.coordinator import LOADS_MAX
-from metadata.service import MetadataService
+from metadata.contract.service import MetadataService
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group

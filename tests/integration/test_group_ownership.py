@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agents.groups.events import GroupState
-from metadata.groups import GroupLease
-from metadata.service import LEASE_MS, MetadataService, MetadataUnavailableError
+from metadata.contract.groups import GroupLease
+from metadata.contract.service import LEASE_MS, MetadataService, MetadataUnavailableError
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agents.groups import expiry
-from metadata import memory_groups
-from metadata.groups import GroupLease, GroupRecord
-from metadata.service import MetadataService, MetadataUnavailableError
+from metadata.contract.groups import GroupLease, GroupRecord
+from metadata.contract.service import MetadataService, MetadataUnavailableError
+from metadata.memory.store import groups as memory_groups
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from storage.objects import Body
@@ -338,7 +338,7 @@ async def test_one_round_of_expiry_goes_on_until_nothing_is_left(
     # when
     await running.agent._new_expiry(running.agent._groups).expire()  # type: ignore[arg-type]
     # then
-    assert await metadata.groups() == []
+    assert await metadata.contract.groups() == []
 
 
 async def test_a_new_generation_is_told_only_when_older_commits_are_written(

@@ -12,8 +12,8 @@ from compactor.heavy.submitter import Phase, Submission, SubmissionState
 from compactor.plan import new_job
 from compactor.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.compaction import JobState, MergeJob
-from metadata.service import WriterLease
+from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.service import WriterLease
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from storage.cluster import check_cluster

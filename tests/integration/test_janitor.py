@@ -12,10 +12,10 @@ import pytest
 
 import compactor.janitor
 from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
-from metadata.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
-from metadata.memory import MemoryMetadata
-from metadata.packed_index import iter_index
-from metadata.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
+from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
+from metadata.contract.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
+from metadata.memory.store import MemoryMetadata
+from metadata.rules.packed_index import iter_index
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

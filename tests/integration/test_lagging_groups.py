@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agents.groups import checks
-from metadata.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.service import Cursor, MetadataService, MetadataUnavailableError, Tail
+from metadata.contract.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
+from metadata.contract.service import Cursor, MetadataService, MetadataUnavailableError, Tail
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet

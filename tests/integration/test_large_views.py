@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from metadata.postgres.store.merges import views as postgres_compaction
 
-from metadata import postgres_compaction
-from metadata.asyncpg_driver import open_connection
-from metadata.compaction import CompactionView, FileView, PartitionView
-from metadata.memory import MemoryMetadata
-from metadata.postgres import PostgresMetadata
+from metadata.contract.compaction import CompactionView, FileView, PartitionView
+from metadata.memory.store import MemoryMetadata
+from metadata.postgres.driver import open_connection
+from metadata.postgres.store import PostgresMetadata
 from storage.memory import MemoryStore
 from tests.contract.merges import merge
 from tests.contract.metadata_worlds import Writer, batch

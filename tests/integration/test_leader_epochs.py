@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
 from siltstone.kafka.client import KafkaClient
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RawConnection, StartAgent

@@ -13,8 +13,8 @@ import compactor.janitor
 from compactor.execute import MergeEngine
 from compactor.janitor import Janitor, TooManyOrphansError
 from compactor.worker import Engine
-from metadata.compaction import ClaimedJob, CommitMerge, JobState, NewJob
-from metadata.service import WriterLease
+from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, NewJob
+from metadata.contract.service import WriterLease
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

@@ -11,8 +11,8 @@ import pytest
 
 from compactor.execute import MergeEngine
 from compactor.spec import MIB, MergeKind
-from metadata.compaction import ClaimedJob, CommitMerge, FileClass
-from metadata.retention_rules import TIMESTAMP_MS_MAX
+from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass
+from metadata.rules.retention import TIMESTAMP_MS_MAX
 from storage.objects import ObjectStore, SupportsOpen
 from storage.urls import open_store
 from tests.fixtures.merge_inputs import (

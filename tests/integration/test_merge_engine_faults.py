@@ -11,7 +11,7 @@ import pytest
 
 from compactor.execute import MergeInputError, Progress
 from compactor.spec import MIB, MergeKind, SpecError
-from metadata.compaction import CommitMerge, JobLostError
+from metadata.contract.compaction import CommitMerge, JobLostError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from storage.faulty import Fault, FaultPlan, FaultRule, Faulty

@@ -9,8 +9,8 @@ import pytest
 
 from compactor.spec import MIB, MergeKind
 from compactor.unreadable import FAILED_READS_MAX
-from metadata import job_rules
-from metadata.compaction import CommitMerge
+from metadata.contract.compaction import CommitMerge
+from metadata.rules import jobs as job_rules
 from tests.fixtures.merge_inputs import MergeWorld, extents_of, ranges_of, records_in, stamped
 from tests.fixtures.unreadable_batches import UNREADABLE, same_delta_twice, values
 from wire.batch import read_header

@@ -13,12 +13,12 @@ from alembic.migration import MigrationContext
 from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from metadata import migrate as module
-from metadata.migrate import migrate, migrate_async, schema_revision
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import connect
-from metadata.service import MetadataUnavailableError, SchemaMismatchError
-from metadata.tables import METADATA, SCHEMA_REVISION
+from metadata.contract.service import MetadataUnavailableError, SchemaMismatchError
+from metadata.migrations import migrate as module
+from metadata.migrations.migrate import migrate, migrate_async, schema_revision
+from metadata.postgres.connection import connect
+from metadata.postgres.store import PostgresMetadata
+from metadata.postgres.tables import METADATA, SCHEMA_REVISION
 from siltstone.cli import main
 from siltstone.embedded.postgres import EmbeddedPostgres, postgres_processes
 from tests.fixtures.postgres import database_url, run_sql

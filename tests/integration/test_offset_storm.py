@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from metadata.asyncpg_driver import open_connection
-from metadata.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.postgres import PostgresMetadata
-from metadata.service import AgentAddress
+from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
+from metadata.contract.service import AgentAddress
+from metadata.postgres.driver import open_connection
+from metadata.postgres.store import PostgresMetadata
 
 GROUPS, PARTITIONS = 100, 10
 LOOKS = 10

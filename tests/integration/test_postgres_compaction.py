@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.compaction import (
+from metadata.contract.compaction import (
     CommitMerge,
     InputsBusyError,
     InvalidOffsetError,
@@ -24,9 +24,9 @@ from metadata.compaction import (
     MergeRefusedError,
     NewJob,
 )
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import MetadataInDoubtError, connect
-from metadata.service import UnknownTopicError, WriterLease
+from metadata.contract.service import UnknownTopicError, WriterLease
+from metadata.postgres.connection import MetadataInDoubtError, connect
+from metadata.postgres.store import PostgresMetadata
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, outputs_of, read_ranges, spans
 from tests.contract.metadata_worlds import Writer, batch, new_topic
 from tests.fixtures.postgres import run_sql

@@ -14,16 +14,17 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
+from metadata.postgres.store.groups import offsets as postgres_group_offsets
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata import migrations, postgres_group_offsets
-from metadata.asyncpg_driver import Connection
-from metadata.groups import GroupFencedError, GroupLease, OffsetCommitBatch
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import MetadataInDoubtError, connect
-from metadata.postgres_group_offsets import OFFSETS_LOCK, _Session
-from metadata.postgres_groups import TAKE_LOCK_TIMEOUT_MS
-from metadata.service import MetadataUnavailableError, UnknownTopicError
+from metadata import migrations
+from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch
+from metadata.contract.service import MetadataUnavailableError, UnknownTopicError
+from metadata.postgres.connection import MetadataInDoubtError, connect
+from metadata.postgres.driver import Connection
+from metadata.postgres.groups.groups import TAKE_LOCK_TIMEOUT_MS
+from metadata.postgres.groups.offsets import OFFSETS_LOCK, _Session
+from metadata.postgres.store import PostgresMetadata
 from runtime.errors import Outcome
 from tests.contract.groups import Owner, at, batch_of, committed, member, record, violations
 from tests.contract.metadata_worlds import new_topic

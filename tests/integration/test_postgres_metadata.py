@@ -11,10 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from metadata.asyncpg_driver import Connection
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import Database, MetadataInDoubtError, connect
-from metadata.service import (
+from metadata.contract.service import (
     AgentAddress,
     CommitInDoubtError,
     CommitRefusedError,
@@ -25,6 +22,9 @@ from metadata.service import (
     WriterFencedError,
     WriterLease,
 )
+from metadata.postgres.connection import Database, MetadataInDoubtError, connect
+from metadata.postgres.driver import Connection
+from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
 from runtime.errors import Outcome
 from runtime.ids import SystemIds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metadata.probe import probe_postgres
+from metadata.postgres.probe import probe_postgres
 from runtime.clock import SystemClock
 from siltstone.ops.doctor import Verdict, judge_postgres
 from tests.fixtures.postgres import run_sql

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.postgres_connection import Database
-from metadata.service import MetadataUnavailableError, RightsMissingError
+from metadata.contract.service import MetadataUnavailableError, RightsMissingError
+from metadata.postgres.connection import Database
 from runtime.clock import SystemClock
 from runtime.errors import BugError, Outcome
 from runtime.ids import SystemIds

@@ -12,8 +12,8 @@ import pytest
 
 from agents import fresh
 from agents.read import pools
-from metadata.memory import MemoryMetadata
-from metadata.service import BEAT_MS, LEASE_MS, Cursor, Tail
+from metadata.contract.service import BEAT_MS, LEASE_MS, Cursor, Tail
+from metadata.memory.store import MemoryMetadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

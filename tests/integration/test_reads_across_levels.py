@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agents.read import leveled
-from metadata.compaction import LeveledExtent, Metadata
-from metadata.memory import MemoryMetadata
-from metadata.service import MetadataUnavailableError
+from metadata.contract.compaction import LeveledExtent, Metadata
+from metadata.contract.service import MetadataUnavailableError
+from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of

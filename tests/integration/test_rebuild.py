@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from compactor.catalog import Catalog, keys_over
 from compactor.catalog_format import CatalogRefusedError
-from metadata.catalog_restore import NotEmptyError, target_state
-from metadata.compaction import JobLostError, JobState, Metadata
-from metadata.postgres_connection import connect
-from metadata.service import FileState
+from metadata.contract.compaction import JobLostError, JobState, Metadata
+from metadata.contract.service import FileState
+from metadata.postgres.catalogue_restore import NotEmptyError, target_state
+from metadata.postgres.connection import connect
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from metadata.groups import GroupLease, GroupRecord
-from metadata.memory import MemoryMetadata
-from metadata.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
+from metadata.contract.groups import GroupLease, GroupRecord
+from metadata.contract.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
+from metadata.memory.store import MemoryMetadata
 from runtime.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from metadata.migrate import migrate_async, plan_migration, schema_state
-from metadata.postgres_connection import connect
-from metadata.schema_versions import SchemaState, revision_of
+from metadata.migrations.migrate import migrate_async, plan_migration, schema_state
+from metadata.migrations.schema_versions import SchemaState, revision_of
+from metadata.postgres.connection import connect
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.idempotent_load import AiokafkaWriter, Load, Place, wait_until
 from tests.fixtures.releases import ADDED, HOT_TABLES, command_of, next_release, ours, program_of

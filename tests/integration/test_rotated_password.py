@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from metadata.postgres import PostgresMetadata
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
+from metadata.postgres.store import PostgresMetadata
 from tests.fixtures.postgres import run_sql
 
 ROLE = "rotated"

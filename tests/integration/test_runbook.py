@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from metadata.asyncpg_driver import open_connection
+from metadata.postgres.driver import open_connection
 from siltstone.cli import main
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "operations").glob("*.md"))

@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 
 import siltstone
-from metadata.asyncpg_driver import Connection
-from metadata.memory import MemoryMetadata
-from metadata.migrate import READER_COLUMNS
-from metadata.postgres_connection import connect
-from metadata.service import UnknownTopicError
+from metadata.contract.service import UnknownTopicError
+from metadata.memory.store import MemoryMetadata
+from metadata.migrations.migrate import READER_COLUMNS
+from metadata.postgres.connection import connect
+from metadata.postgres.driver import Connection
 from metadata.urls import open_metadata
 from runtime.errors import BadInputError
 from siltstone.cli import main

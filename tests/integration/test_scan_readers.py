@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import siltstone
-from metadata import postgres_scan
-from metadata.memory import MemoryMetadata
-from metadata.postgres_connection import connect
-from metadata.postgres_rows import KILLERS_LOCK
-from metadata.scan import TopicSnapshot
+from metadata.contract.scan import TopicSnapshot
+from metadata.memory.store import MemoryMetadata
+from metadata.postgres.connection import connect
+from metadata.postgres.rows import KILLERS_LOCK
+from metadata.postgres.store import scan as postgres_scan
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from spark_jobs.scan.arrow import pa

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from metadata.migrate import grant_reader
-from metadata.postgres_scan import PostgresScan
-from metadata.service import UnknownTopicError
+from metadata.contract.service import UnknownTopicError
+from metadata.migrations.migrate import grant_reader
+from metadata.postgres.scan import PostgresScan
 from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError, UnknownPartitionError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from metadata.service import FileState
+from metadata.contract.service import FileState
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
 from tests.fixtures.spark_topics import Row, SparkTopics, aside

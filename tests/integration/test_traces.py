@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from metadata.memory import MemoryDatabase, MemoryMetadata
+from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.packed_index import iter_index
+from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import code_of

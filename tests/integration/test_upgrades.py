@@ -12,20 +12,8 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from metadata.asyncpg_driver import Connection
-from metadata.groups import GroupFencedError, OffsetCommitBatch
-from metadata.migrate import (
-    OldProgramsAtWorkError,
-    grant_reader,
-    migrate_async,
-    plan_migration,
-    schema_revision,
-    schema_state,
-)
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import connect
-from metadata.schema_versions import Running, SchemaState, revision_of
-from metadata.service import (
+from metadata.contract.groups import GroupFencedError, OffsetCommitBatch
+from metadata.contract.service import (
     AgentAddress,
     CommitL0,
     MetadataUnavailableError,
@@ -33,7 +21,19 @@ from metadata.service import (
     WriterFencedError,
     WriterLease,
 )
-from metadata.tables import SCHEMA_REVISION
+from metadata.migrations.migrate import (
+    OldProgramsAtWorkError,
+    grant_reader,
+    migrate_async,
+    plan_migration,
+    schema_revision,
+    schema_state,
+)
+from metadata.migrations.schema_versions import Running, SchemaState, revision_of
+from metadata.postgres.connection import connect
+from metadata.postgres.driver import Connection
+from metadata.postgres.store import PostgresMetadata
+from metadata.postgres.tables import SCHEMA_REVISION
 from runtime.errors import BugError
 from siltstone.cli import main
 from tests.fixtures.faults import in_thread
@@ -417,7 +417,7 @@ def test_the_command_line_of_another_release_is_refused_both_ways(postgres_url: 
 async def test_a_migration_beside_a_transaction_that_holds_its_tables_gives_up_and_changes_nothing(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("metadata.migrate.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("metadata.migrations.migrate.LOCK_TIMEOUT_MS", 50)
     holder = await connect(postgres_url, application="somebody")
     await holder.execute("BEGIN")
     await holder.execute("LOCK TABLE topics IN ROW EXCLUSIVE MODE")
@@ -433,7 +433,7 @@ async def test_a_migration_beside_a_transaction_that_holds_its_tables_gives_up_a
 
 
 async def test_one_written_as_a_script_gives_up_too(bare_postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("metadata.migrate.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("metadata.migrations.migrate.LOCK_TIMEOUT_MS", 50)
     await make_first_schema(bare_postgres_url)
     holder = await connect(bare_postgres_url)
     await holder.execute("BEGIN")

@@ -15,8 +15,8 @@ import pytest
 from compactor.execute import MergeEngine
 from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.memory import MemoryMetadata
-from metadata.service import WriterLease
+from metadata.contract.service import WriterLease
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from siltstone.kafka.client import KafkaClient

@@ -7,7 +7,7 @@ import asyncio
 from compactor.execute import MergeEngine
 from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate
 from compactor.worker import Worker
-from metadata.compaction import JobState, NewJob
+from metadata.contract.compaction import JobState, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

@@ -12,7 +12,7 @@ import compactor.worker
 from compactor.execute import MergeEngine
 from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
-from metadata.compaction import JobState, MergeJob, NewJob
+from metadata.contract.compaction import JobState, MergeJob, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

@@ -16,8 +16,8 @@ import pytest
 
 import agents.write.stall
 from agents.write.stall import StallLimits, decide
-from metadata.memory import MemoryMetadata
-from metadata.service import AgentAddress, ChangeKind, CommitL0, L0Batch, MetadataService, Topic
+from metadata.contract.service import AgentAddress, ChangeKind, CommitL0, L0Batch, MetadataService, Topic
+from metadata.memory.store import MemoryMetadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

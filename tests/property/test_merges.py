@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compactor import cursors, windows
 from compactor.spec import GIB, MergeKind
-from metadata.compaction import CommitMerge
+from metadata.contract.compaction import CommitMerge
 from tests.fixtures.merge_inputs import MergeWorld, Sent, extents_of, keyed, records_in
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import iter_headers

@@ -22,8 +22,8 @@ from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.placement import eligible, leader, zone_of
 from agents.topic_entries import TopicEntries
-from metadata.memory import MemoryMetadata
-from metadata.service import AgentAddress, AgentInfo, Topic
+from metadata.contract.service import AgentAddress, AgentInfo, Topic
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings

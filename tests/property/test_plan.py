@@ -14,7 +14,7 @@ from compactor.plan import plan_merges
 from compactor.plan_round import Round
 from compactor.plan_runs import runs, similar
 from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
-from metadata.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 from tests.fixtures.plan_views import Outcome, a_file, a_partition, an_extent
 
 NOW_MS = 1_000_000

@@ -23,9 +23,9 @@ from agents.follower import Follower
 from agents.log_index import LogIndex
 from agents.read.path import ReadPath
 from agents.read.reader import Taken, Want
-from metadata.compaction import LeveledExtent
-from metadata.memory import MemoryMetadata
-from metadata.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.contract.compaction import LeveledExtent
+from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

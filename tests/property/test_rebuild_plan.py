@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.packed_index import iter_index
+from metadata.rules.packed_index import iter_index
 from siltstone.ops.rebuild.plan import NEWER_L0, RebuildPlan
 from tests.fixtures.rebuild_world import COMPACTED, TOPICS, Record, World
 

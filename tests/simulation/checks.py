@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata import invariants
-from metadata.memory import MemoryMetadata
+from metadata.memory.store import MemoryMetadata
+from metadata.rules import invariants
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError, ObjectStat
 from tests.simulation.book import Book, TopicPartition
@@ -49,7 +49,7 @@ class _Objects:
 
 
 async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[str]:
-    """Those of `metadata/invariants.py`, on the state as it is."""
+    """Those of `metadata/rules/invariants.py`, on the state as it is."""
     objects = _Objects(store)
     files = [file async for file in _all_files(server)]
     states = await server.producer_states()

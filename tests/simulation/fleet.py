@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from agents.agent import Agent
-from metadata.service import MetadataUnavailableError, WriterFencedError
+from metadata.contract.service import MetadataUnavailableError, WriterFencedError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectStoreError
 from storage.retrying import Retrying

@@ -16,10 +16,10 @@ from agents.agent import Agent
 from agents.follower import Follower
 from agents.log_index import FileRef, LogIndex
 from agents.write.path import FileOnItsWay, WritePath
-from metadata import memory
-from metadata import service as s
-from metadata.memory import MemoryMetadata
-from metadata.producer_state import judge
+from metadata.contract import service as s
+from metadata.memory.store import MemoryMetadata
+from metadata.memory.store import store as memory
+from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.retrying import Retrying
 from tests.simulation.nemesis import Janitor

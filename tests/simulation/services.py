@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from metadata import service as s
-from metadata.compaction import LeveledExtent
-from metadata.config_changes import Changes, TopicDecision
-from metadata.groups import ExpiredGroups, GroupLease
-from metadata.memory import MemoryMetadata
+from metadata.configs.changes import Changes, TopicDecision
+from metadata.contract import service as s
+from metadata.contract.compaction import LeveledExtent
+from metadata.contract.groups import ExpiredGroups, GroupLease
+from metadata.memory.store import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
     Body,
@@ -119,7 +119,7 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class SimulatedMetadata(FarSide):
-    """`metadata.service.MetadataService` as one agent has it."""
+    """`metadata.contract.service.MetadataService` as one agent has it."""
 
     def __init__(
         self,

@@ -19,8 +19,8 @@ from typing import Any
 
 import structlog
 
-from metadata.memory import MemoryMetadata
-from metadata.service import FileState
+from metadata.contract.service import FileState
+from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
 from storage.memory import MemoryStore
 from tests.simulation import checks

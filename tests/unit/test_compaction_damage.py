@@ -10,10 +10,10 @@ import pytest
 
 from compactor.plan import explain_plan
 from compactor.spec import PlanOptions
-from metadata.compaction import CompactionView, FileView, JobState, MergeJob, PartitionView
-from metadata.job_rules import UNREADABLE
-from metadata.packed_index import IndexRow, encode_index
-from metadata.service import L0File
+from metadata.contract.compaction import CompactionView, FileView, JobState, MergeJob, PartitionView
+from metadata.contract.service import L0File
+from metadata.rules.jobs import UNREADABLE
+from metadata.rules.packed_index import IndexRow, encode_index
 from siltstone.ops.compaction.evidence import Evidence, Reason
 from siltstone.ops.compaction.reasons import explain
 from siltstone.ops.compaction.report import PartitionState, partition_states, states_json, trouble_lines, waiting_lines

@@ -9,7 +9,7 @@ from typing import Any
 from compactor.memory_gate import WAITS_FOR_MEMORY
 from compactor.plan import explain_plan
 from compactor.spec import MIB
-from metadata.compaction import JobState, MergeJob
+from metadata.contract.compaction import JobState, MergeJob
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain
 from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from compactor.spec import MIB
-from metadata.compaction import FileClass, PartitionView
+from metadata.contract.compaction import FileClass, PartitionView
 from siltstone.ops.compaction.frame import (
     Boundary,
     ReadRecord,

@@ -9,8 +9,8 @@ import pytest
 
 from compactor.dirtiness import due, due_reason, measure, stretch_end, unbroken_stretch
 from compactor.spec import MIB, PlanOptions
-from metadata.compaction import PartitionView
-from metadata.topic_configs import InvalidConfigError
+from metadata.configs.topic import InvalidConfigError
+from metadata.contract.compaction import PartitionView
 from tests.fixtures.plan_views import a_partition, an_extent
 
 HOUR_MS = 3_600_000

@@ -14,7 +14,7 @@ from compactor.cursors import Cursors, plan_reads
 from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, class_of, order_inputs, whole_through
 from compactor.spec import MIB, MergeSpec
 from compactor.windows import KernelCaller
-from metadata.compaction import FileClass
+from metadata.contract.compaction import FileClass
 from storage.memory import MemoryStore
 from tests.fixtures.merge_inputs import Counting, MergeWorld, Sent, a_batch
 from wire.crc import crc32c

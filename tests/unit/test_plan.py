@@ -8,9 +8,9 @@ from compactor.orphans import HARD_BOUND_MS
 from compactor.plan import explain_plan, new_job, plan_merges
 from compactor.plan_l0 import job_ends
 from compactor.spec import GIB, MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PlanOptions
-from metadata.compaction import FileClass
-from metadata.job_rules import REST_MS_MAX
-from metadata.retention_rules import TIMESTAMP_MS_MAX
+from metadata.contract.compaction import FileClass
+from metadata.rules.jobs import REST_MS_MAX
+from metadata.rules.retention import TIMESTAMP_MS_MAX
 from tests.fixtures.plan_views import a_file, a_partition, a_view, an_extent, view_of
 
 HOUR_MS = 3_600_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.leveled import LeveledExtent
-from metadata.packed_index import IndexRow, PackedIndexError, decode_index, encode_index, rows_of
-from metadata.scan import L0FileRow, partition_snapshots
-from metadata.service import Watermarks
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.scan import L0FileRow, partition_snapshots
+from metadata.contract.service import Watermarks
+from metadata.rules.packed_index import IndexRow, PackedIndexError, decode_index, encode_index, rows_of
 
 NUMBERS = (0, 1, 255, 256, 65_536, 2**31 - 1)
 ROWS = [IndexRow(id_, id_, id_ + n, n, n + 1, -1, 2**40) for n in range(3) for id_ in NUMBERS]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from metadata.leveled import LeveledExtent
-from metadata.scan import L0Extent, PartitionSnapshot, TopicSnapshot
-from metadata.service import Topic
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.scan import L0Extent, PartitionSnapshot, TopicSnapshot
+from metadata.contract.service import Topic
 from spark_jobs.scan.contract import (
     COLUMNS,
     EARLIEST,

@@ -18,7 +18,7 @@ from compactor.options import plan_options
 from compactor.plan import explain_plan, new_job
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
-from metadata.compaction import CompactionView, InputsBusyError, JobState, MergeJob
+from metadata.contract.compaction import CompactionView, InputsBusyError, JobState, MergeJob
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from siltstone.ops.compaction import compact_now

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from compactor.dirtiness import config_int, measure, stretch_end, unbroken_stretch
-from metadata.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
-from metadata.packed_index import iter_index
-from metadata.service import MetadataService, Topic, UnknownTopicError
+from metadata.contract.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
+from metadata.contract.service import MetadataService, Topic, UnknownTopicError
+from metadata.rules.packed_index import iter_index
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from siltstone.ops.compaction.report import deduped_partitions, is_compacted

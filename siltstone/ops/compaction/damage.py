@@ -2,7 +2,7 @@
 batches. Rules of an explanation. Pure.
 
 Unreadable batches are known from the results of merges alone: the metadata keep the row of a merge that met some as
-long as a file lives that it wrote (`metadata/job_rules.py`), so what those rows say is what lies there now.
+long as a file lives that it wrote (`metadata/rules/jobs.py`), so what those rows say is what lies there now.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from metadata.compaction import JobState, MergeJob
-from metadata.job_rules import UNREADABLE
-from metadata.topic_configs import as_list
+from metadata.configs.topic import as_list
+from metadata.contract.compaction import JobState, MergeJob
+from metadata.rules.jobs import UNREADABLE
 from siltstone.cli.output import age_text, plural
 from siltstone.ops.compaction.evidence import Case, Reason
 from siltstone.ops.compaction.trouble import Troubled, retry_text

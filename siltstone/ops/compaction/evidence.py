@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from compactor.plan import Plan
 from compactor.spec import PlanOptions
-from metadata.compaction import CompactionView, MergeJob
+from metadata.contract.compaction import CompactionView, MergeJob
 from siltstone.ops.compaction.report import PartitionState
 from siltstone.ops.compaction.trouble import Troubled
 from siltstone.ops.compaction.waits import numbers_text

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from metadata.compaction import LeveledExtent, PartitionView
+from metadata.contract.compaction import LeveledExtent, PartitionView
 from siltstone.cli.output import age_text
 
 TEXT_MAX = 28

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from compactor.plan_round import Hold, Note
 from compactor.spec import MergeKind
-from metadata.compaction import JobState, MergeJob
+from metadata.contract.compaction import JobState, MergeJob
 from siltstone.cli.output import plural, size_text
 from siltstone.ops.compaction.evidence import Case, Reason
 from siltstone.ops.compaction.waits import numbers_text

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compactor.memory_gate import WAITS_FOR_MEMORY
-from metadata.compaction import JobState, MergeJob, PartitionView
-from metadata.job_rules import rests
-from metadata.topic_configs import as_int, resolve
+from metadata.configs.topic import as_int, resolve
+from metadata.contract.compaction import JobState, MergeJob, PartitionView
+from metadata.rules.jobs import rests
 from siltstone.cli.output import age_text, plural, size_text
 from siltstone.ops.compaction.damage import flagged, in_trouble, uncovered_offsets, unreadable
 from siltstone.ops.compaction.evidence import Case, Evidence, Reason

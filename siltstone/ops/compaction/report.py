@@ -16,8 +16,8 @@ from compactor.dirtiness import Dirtiness, config_int, due_reason, measure
 from compactor.plan import Plan
 from compactor.plan_round import Hold
 from compactor.spec import PlanOptions
-from metadata.compaction import CompactionView, MergeJob, PartitionView
-from metadata.topic_configs import InvalidConfigError, as_list, resolve
+from metadata.configs.topic import InvalidConfigError, as_list, resolve
+from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
 from siltstone.cli.output import age_text
 from siltstone.ops.compaction.trouble import Troubled, trouble_text
 from siltstone.ops.compaction.waits import HELD, numbers_text, waits_for

@@ -18,8 +18,8 @@ from compactor.execute import Progress
 from compactor.memory_gate import MemoryGate
 from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
-from metadata.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
-from metadata.service import MetadataUnavailableError, WriterFencedError
+from metadata.contract.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
+from metadata.contract.service import MetadataUnavailableError, WriterFencedError
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import IdSource

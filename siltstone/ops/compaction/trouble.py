@@ -1,6 +1,6 @@
 """Which records lie in files that merges fail to read: which file, which offsets, why, and until when it rests. Pure.
 
-A file rests after a merge failed on it (`metadata/job_rules.py`), then the planner tries it again. An L0 file that was
+A file rests after a merge failed on it (`metadata/rules/jobs.py`), then the planner tries it again. An L0 file that was
 tried in vain stays in trouble as long as it lives, for the next merge of it is what ends it. An L1 or L2 file may live
 on for other reasons; it is in trouble while it rests.
 """
@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.compaction import CompactionView, FileView, PartitionView
-from metadata.job_rules import rests
-from metadata.packed_index import iter_index
-from metadata.service import L0File
+from metadata.contract.compaction import CompactionView, FileView, PartitionView
+from metadata.contract.service import L0File
+from metadata.rules.jobs import rests
+from metadata.rules.packed_index import iter_index
 from siltstone.cli.output import age_text
 
 NOT_IN_STORE = "is not in the object store"

@@ -12,7 +12,7 @@ from itertools import groupby
 from compactor.dirtiness import Dirtiness
 from compactor.plan_round import Hold
 from compactor.spec import PlanOptions
-from metadata.compaction import PartitionView
+from metadata.contract.compaction import PartitionView
 from siltstone.cli.output import age_text, plural, size_text
 
 RANGES_SHOWN_MAX = 12

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metadata.catalog import REBUILT_EPOCH, REBUILT_HOST, Row
-from metadata.packed_index import IndexRow, encode_index
+from metadata.contract.catalogue import REBUILT_EPOCH, REBUILT_HOST, Row
+from metadata.rules.packed_index import IndexRow, encode_index
 from siltstone.ops.rebuild.state import (
     ABOVE,
     PRODUCER_IDS_ABOVE,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from metadata.catalog import Row
-from metadata.producer_state import SEQUENCES
-from metadata.service import NO_PRODUCER, PRODUCER_BATCHES_KEPT
+from metadata.contract.catalogue import Row
+from metadata.contract.service import NO_PRODUCER, PRODUCER_BATCHES_KEPT
+from metadata.rules.producer_state import SEQUENCES
 from wire.batch import BatchHeader
 
 

@@ -25,7 +25,7 @@ from compactor.catalog_format import (
     read_table,
     snapshot_key,
 )
-from metadata.catalog import Row
+from metadata.contract.catalogue import Row
 from runtime.errors import BadInputError
 from siltstone.cli.output import plural
 from siltstone.ops.rebuild.plan import L0Extent, NewStretch

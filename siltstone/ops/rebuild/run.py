@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from metadata.catalog import REBUILT_EPOCH, Row
-from metadata.catalog_restore import restore_catalog, target_state
-from metadata.migrate import migrate_async
-from metadata.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
+from metadata.contract.catalogue import REBUILT_EPOCH, Row
+from metadata.contract.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
+from metadata.migrations.migrate import migrate_async
+from metadata.postgres.catalogue_restore import restore_catalog, target_state
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import BadInputError, BugError

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from compactor.catalog_format import Increment
-from metadata.broker_configs import topic_defaults
-from metadata.catalog import CatalogInstant, Row
-from metadata.packed_index import IndexRow, iter_index
-from metadata.retention_rules import retention_policy
-from metadata.service import Change, ChangeKind, Cursor
+from metadata.configs.broker import topic_defaults
+from metadata.contract.catalogue import CatalogInstant, Row
+from metadata.contract.service import Change, ChangeKind, Cursor
+from metadata.rules.packed_index import IndexRow, iter_index
+from metadata.rules.retention import retention_policy
 
 ABOVE = 1 << 20
 """Numbers that may have been given after the last increment are skipped: so many of every sequence."""

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from metadata.catalog import Row
-from metadata.packed_index import IndexRow
+from metadata.contract.catalogue import Row
+from metadata.rules.packed_index import IndexRow
 from siltstone.ops.rebuild.state import State
 
 LEVEL_KIND, PLAIN, FILLED_KIND = "level", "plain", "rebuild"

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from compactor.plan import new_job, plan_merges
 from compactor.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.compaction import JobState, MergeJob, Metadata
+from metadata.contract.compaction import JobState, MergeJob, Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.settings.table import Settings

@@ -13,10 +13,10 @@ from agents.arrivals import Arrivals
 from agents.catalog import Catalog
 from agents.follower import Follower
 from agents.log_index import LogIndex
-from metadata.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
-from metadata.memory import MemoryMetadata
-from metadata.packed_index import iter_index
-from metadata.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
+from metadata.contract.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
+from metadata.contract.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
+from metadata.memory.store import MemoryMetadata
+from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.logging import About, log_context

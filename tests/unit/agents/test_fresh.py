@@ -9,8 +9,8 @@ import pytest
 
 from agents import fresh
 from agents.fresh import FreshWatermarks
-from metadata.memory import MemoryMetadata
-from metadata.service import MetadataUnavailableError, Watermarks
+from metadata.contract.service import MetadataUnavailableError, Watermarks
+from metadata.memory.store import MemoryMetadata
 
 
 class Slow(MemoryMetadata):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.log_index import EXTENT_BYTES, FileRef, LogIndex
-from metadata.packed_index import IndexRow
+from metadata.rules.packed_index import IndexRow
 
 
 def row(partition_id: int, base: int, last: int, *, position: int = 0, length: int = 100, stamp: int = 0) -> IndexRow:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from agents.membership import CLOCK_APART_MS, NOTICE_MS, Membership
-from metadata.memory import MemoryDatabase, MemoryMetadata
-from metadata.service import (
+from metadata.contract.service import (
     BEAT_MS,
     LEASE_MS,
     AgentAddress,
@@ -19,6 +18,7 @@ from metadata.service import (
     WentBackError,
     WriterLease,
 )
+from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
 

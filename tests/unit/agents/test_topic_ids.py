@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 
 from agents.catalog import Catalog
 from agents.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
-from metadata.service import MetadataUnavailableError, Topic
+from metadata.contract.service import MetadataUnavailableError, Topic
 from wire.schema import ZERO_UUID
 
 KNOWN, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)

@@ -18,7 +18,7 @@ from compactor.heavy.cut import cut, may_go_on
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind, decode_plan
 from compactor.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
-from metadata.compaction import (
+from metadata.contract.compaction import (
     ClaimedJob,
     CleanedPartition,
     FileClass,
@@ -30,7 +30,7 @@ from metadata.compaction import (
     OutputExtent,
     OutputFile,
 )
-from metadata.service import WriterLease
+from metadata.contract.service import WriterLease
 from storage.keys import file_key
 
 NOW_MS = 1_700_000_000_000

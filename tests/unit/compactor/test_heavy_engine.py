@@ -17,8 +17,8 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan, store_plan, store_time_ms, stored_plans
 from compactor.heavy.units import HeavyPlan, PlanError, Unit
 from compactor.worker import StoppedError
-from metadata.compaction import PAST_LIMIT, JobLostError, JobState
-from metadata.service import Topic
+from metadata.contract.compaction import PAST_LIMIT, JobLostError, JobState
+from metadata.contract.service import Topic
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from storage.cluster import ClusterFile, encode_cluster_file

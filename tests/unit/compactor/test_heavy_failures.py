@@ -23,8 +23,8 @@ from compactor.heavy.units import HeavyPlan
 from compactor.kway_merge import MergeInputError
 from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
-from metadata.compaction import JobState, LeveledExtent
-from metadata.service import Topic
+from metadata.contract.compaction import JobState, LeveledExtent
+from metadata.contract.service import Topic
 from runtime.metrics import Metrics
 from storage.keys import failed_key
 from storage.objects import StoreUnavailableError

@@ -21,8 +21,8 @@ from compactor.janitor import TooManyOrphansError
 from compactor.memory_gate import MemoryGate
 from compactor.orphans import is_copy
 from compactor.worker import Worker
-from metadata.compaction import JobLostError, JobState
-from metadata.service import FileState, Topic, WriterLease
+from metadata.contract.compaction import JobLostError, JobState
+from metadata.contract.service import FileState, Topic, WriterLease
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from storage.keys import unit_key

@@ -14,8 +14,8 @@ from compactor.heavy.units import HeavyPlan
 from compactor.kway_merge import InputUnavailableError, MergeInputError
 from compactor.memory_gate import MemoryGate
 from compactor.worker import Worker
-from metadata.compaction import JobState, LeveledExtent
-from metadata.job_rules import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
+from metadata.contract.compaction import JobState, LeveledExtent
+from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
 from runtime.metrics import Metrics
 from storage.objects import StoreUnavailableError
 from storage.wrapper import WrappedStore

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from compactor.measures import largest_topics, show_no_sweep, show_nothing, show_view
 from compactor.observer import LABEL_CHARS_MAX, OBSERVE_INTERVAL_MS, REST_FACTOR, Observer
-from metadata.memory import MemoryMetadata
-from metadata.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
+from metadata.contract.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
 from tests.fixtures.plan_views import a_partition, a_view, an_extent

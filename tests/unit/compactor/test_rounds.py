@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.rounds import Rounds
-from metadata.service import MetadataUnavailableError, WentBackError
+from metadata.contract.service import MetadataUnavailableError, WentBackError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

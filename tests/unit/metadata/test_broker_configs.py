@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.broker_configs import (
+from metadata.configs.broker import (
     BROKER_CONFIGS,
     SYNONYMS,
     StaticConfigError,
@@ -15,9 +15,9 @@ from metadata.broker_configs import (
     topic_defaults,
     validate_broker_configs,
 )
-from metadata.config_values import InvalidConfigError, check_value
-from metadata.configs_text import render_configs_markdown
-from metadata.topic_configs import TOPIC_CONFIGS
+from metadata.configs.text import render_configs_markdown
+from metadata.configs.topic import TOPIC_CONFIGS
+from metadata.configs.values import InvalidConfigError, check_value
 from runtime.settings.table import declarations
 
 ROOT = Path(__file__).parents[3]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.history import History, ServerHistory
-from metadata.postgres_history import server_history
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
+from metadata.postgres.history import server_history
+from metadata.rules.history import History, ServerHistory
 from siltstone.ops.adoption import adopted_changes
 
 OLD = ServerHistory(system_identifier=7, timeline=3, database_oid=5)

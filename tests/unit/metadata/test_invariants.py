@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from metadata.invariants import (
+from metadata.contract.service import FileInfo, FileState, L0File, ProducerState, Watermarks
+from metadata.rules.invariants import (
     LiveExtent,
     Violation,
     check_file_1,
@@ -18,8 +19,7 @@ from metadata.invariants import (
     check_prod_1_bytes,
     live_extents,
 )
-from metadata.packed_index import IndexRow, encode_index
-from metadata.service import FileInfo, FileState, L0File, ProducerState, Watermarks
+from metadata.rules.packed_index import IndexRow, encode_index
 from tests.fixtures.record_batches import one_batch, with_header
 from wire.crc import crc32c
 

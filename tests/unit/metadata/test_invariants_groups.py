@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from metadata.groups import GroupRecord, GroupSummary, GroupsView, OffsetPlace, StrayOffset
-from metadata.invariants_groups import check_grp_1, check_grp_2, check_grp_3
+from metadata.contract.groups import GroupRecord, GroupSummary, GroupsView, OffsetPlace, StrayOffset
+from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 from tests.contract.groups import member, record
 
 LAST_EPOCH = 9

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.memory import MemoryMetadata
-from metadata.postgres import PostgresMetadata
-from metadata.postgres_connection import Seen, driver_url, went_back
-from metadata.service import MetadataUnavailableError
+from metadata.contract.service import MetadataUnavailableError
+from metadata.memory.store import MemoryMetadata
+from metadata.postgres.connection import Seen, driver_url, went_back
+from metadata.postgres.store import PostgresMetadata
 from metadata.urls import MetadataUrlError, open_metadata
 
 BEFORE = Seen(system_identifier=7, timeline=3, cluster_id="c", file_id=90)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.object_keys import key_hour, key_level
-from metadata.packed_index import IndexRow, PackedIndexError, decode_index, encode_index
-from metadata.results import ResultsError, decode_results, encode_results
-from metadata.service import BatchResult
+from metadata.contract.service import BatchResult
+from metadata.rules.object_keys import key_hour, key_level
+from metadata.rules.packed_index import IndexRow, PackedIndexError, decode_index, encode_index
+from metadata.rules.results import ResultsError, decode_results, encode_results
 from tests.contract.metadata_worlds import duplicate, stored
 
 INT32, INT64 = st.integers(-(2**31), 2**31 - 1), st.integers(-(2**63), 2**63 - 1)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from metadata.packed_index import IndexRow
-from metadata.producer_state import (
+from metadata.contract.service import L0Batch
+from metadata.rules.packed_index import IndexRow
+from metadata.rules.producer_state import (
     Judgement,
     Producer,
     StoredBatch,
@@ -16,8 +17,7 @@ from metadata.producer_state import (
     last_sequence,
     may_lack_state,
 )
-from metadata.service import L0Batch
-from metadata.stretches import stretches
+from metadata.rules.stretches import stretches
 from tests.contract.metadata_worlds import batch, duplicate, refused, sent, stored
 
 ONE, PRODUCER = 1, 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.retention_rules import AgedExtent, cleanable_through, expired_extents, expiry_ms, retention_policy
+from metadata.rules.retention import AgedExtent, cleanable_through, expired_extents, expiry_ms, retention_policy
 
 NOW_MS = 1_700_000_000_000
 LAG_MS = 60_000

@@ -10,10 +10,10 @@ from types import ModuleType
 import pytest
 from alembic.script import ScriptDirectory
 
-from metadata.migrate import MigrationPlan, Step, alembic_config
-from metadata.schema_versions import Running, SchemaState, check_takes, revision_of, version_of
-from metadata.service import SchemaMismatchError
-from metadata.tables import SCHEMA_REVISION
+from metadata.contract.service import SchemaMismatchError
+from metadata.migrations.migrate import MigrationPlan, Step, alembic_config
+from metadata.migrations.schema_versions import Running, SchemaState, check_takes, revision_of, version_of
+from metadata.postgres.tables import SCHEMA_REVISION
 
 VERSIONS = Path(alembic_config().get_main_option("script_location") or "") / "versions"
 

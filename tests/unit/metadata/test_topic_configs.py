@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.topic_configs import (
+from metadata.configs.topic import (
     TOPIC_CONFIGS,
     InvalidConfigError,
     as_bool,

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from metadata.invariants import Violation
-from metadata.memory import MemoryMetadata
-from metadata.service import AgentAddress, CommitL0, L0Batch
+from metadata.contract.service import AgentAddress, CommitL0, L0Batch
+from metadata.memory.store import MemoryMetadata
+from metadata.rules.invariants import Violation
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings
 from siltstone.ops.adoption import allowances, obstacles, unknown_objects

@@ -10,9 +10,9 @@ from compactor.heavy.submitter import SubmitError
 from compactor.memory_gate import MemoryGate
 from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind
 from compactor.worker import Engine, Worker
-from metadata.compaction import JobState
-from metadata.memory import MemoryMetadata
-from metadata.service import Topic
+from metadata.contract.compaction import JobState
+from metadata.contract.service import Topic
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings

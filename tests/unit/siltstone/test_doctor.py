@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.probe import PostgresFacts
-from metadata.schema_versions import SchemaState
+from metadata.migrations.schema_versions import SchemaState
+from metadata.postgres.probe import PostgresFacts
 from siltstone.ops.doctor import Verdict, judge_postgres, judge_python, judge_skew
 
 NO_SCHEMA = SchemaState(None, None)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from metadata.compaction import Metadata
-from metadata.service import MetadataUnavailableError
+from metadata.contract.compaction import Metadata
+from metadata.contract.service import MetadataUnavailableError
 from runtime.clock import ManualClock
 from spark_jobs.source_metadata import FIRST_RETRY_MS, RETRY_MS, RETRY_WAIT_MS, MetadataThread
 

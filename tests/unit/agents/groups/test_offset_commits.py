@@ -10,15 +10,15 @@ import pytest
 
 from agents.groups import offset_commits
 from agents.groups.offset_commits import OffsetCommits, grouped
-from metadata.groups import (
+from metadata.contract.groups import (
     GroupLease,
     OffsetCommitBatch,
     OffsetCommitResult,
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.memory import MemoryMetadata
-from metadata.service import AgentAddress, MetadataUnavailableError, WriterLease
+from metadata.contract.service import AgentAddress, MetadataUnavailableError, WriterLease
+from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.metrics import Metrics

@@ -1,0 +1,328 @@
+"""Kafka's broker configs: one table, Kafka's name -> what it is here. Pure.
+
+A broker config is one of three things:
+
+1. the cluster-wide default of a topic config (`topic`). It is set with AlterConfigs or IncrementalAlterConfigs on the
+   broker with the empty name and is in force at once, without a restart. It lies in the metadata store, where agents
+   and compactors all read the same one, and no process has a setting for it: two compactors that disagreed about
+   retention would delete what the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
+   `log.roll.jitter.hours`, which Kafka reads at start only, are live as well;
+2. a setting of our processes (`setting`), shown, and altered where the process is started;
+3. something that steers disks, replicas, threads or tiering (neither): shown with Kafka's default. What can be set
+   while a broker runs is accepted and kept, because tools set it, and marked `effective=False`.
+
+A topic's config in force: its override, else the cluster-wide default, else the agent's setting (`message.max.bytes`
+alone), else Kafka's default. Of several broker configs for one topic config the first in this table wins, as in Kafka
+(`ServerTopicConfigSynonyms`): milliseconds before minutes before hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from metadata.configs.topic import LAGS, TOPIC_CONFIGS, check_lags, lags_of, validate_overrides
+from metadata.configs.values import (
+    INT_MAX,
+    LONG_MAX,
+    Config,
+    ConfigType,
+    InvalidConfigError,
+    check_value,
+    unknown_config,
+)
+
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+_DOUBLE_MAX = 1.7976931348623157e308
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig(Config):
+    topic: str = ""
+    """The topic config that this is the default of."""
+    setting: str = ""
+    """The dotted name of our setting that says it."""
+    unit: int = 1
+    """How many of the topic config's or setting's units one of this is."""
+    dynamic: bool = True
+    """May be altered while the cluster runs."""
+    zero: bool = True
+    """Whether 0 is allowed, where `least` allows it."""
+
+
+def _of_topic(
+    name: str,
+    topic: str,
+    *,
+    unit: int = 1,
+    setting: str = "",
+    default: str | None = None,
+    least: float | None = None,
+    zero: bool = True,
+) -> BrokerConfig:
+    """The cluster-wide default of a topic config. `default` "" = none: the next synonym's counts."""
+    of = TOPIC_CONFIGS[topic]
+    in_other_unit = unit != 1
+    return BrokerConfig(
+        name=name,
+        type=ConfigType.INT if in_other_unit else of.type,
+        default=of.default if default is None else default,
+        doc=f"Default of the topic config {topic}. {of.doc}",
+        effective=of.effective,
+        least=of.least if least is None else least,
+        most=INT_MAX if in_other_unit else of.most,
+        choices=of.choices,
+        pattern=of.pattern,
+        topic=topic,
+        setting=setting,
+        unit=unit,
+        zero=zero,
+    )
+
+
+def _setting(name: str, type_: ConfigType, setting: str = "", *, unit: int = 1, note: str = "") -> BrokerConfig:
+    setting = setting or name
+    doc = f"The agent's setting {setting}{note}."
+    return BrokerConfig(
+        name=name, type=type_, default="", doc=doc, effective=True, setting=setting, unit=unit, dynamic=False
+    )
+
+
+def _idle(
+    name: str,
+    type_: ConfigType,
+    default: float | str,
+    doc: str,
+    *,
+    least: float | None = None,
+    dynamic: bool = True,
+) -> BrokerConfig:
+    """One that steers nothing here."""
+    most: float | None = {ConfigType.INT: INT_MAX, ConfigType.LONG: LONG_MAX, ConfigType.DOUBLE: _DOUBLE_MAX}.get(type_)
+    if isinstance(default, bool):
+        default = "true" if default else "false"
+    return BrokerConfig(
+        name=name,
+        type=type_,
+        default=str(default),
+        doc=doc,
+        effective=False,
+        least=least,
+        most=None if least is None else most,
+        dynamic=dynamic,
+    )
+
+
+_BOOLEAN, _STRING, _INT = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT
+_LONG, _DOUBLE = ConfigType.LONG, ConfigType.DOUBLE
+_THREADS = "Threads of a broker. Agents and compactors have settings of their own."
+_CLEANER = "Steers the cleaner of a broker. Compactors have settings of their own"
+_REMOTE = "Steers Kafka's tiered storage. Every record is in the object store here already."
+_NO_REPLICAS = "Steers replication between brokers. There is none here."
+_NO_DISK = "Steers the files of a broker's disk. There are none here."
+
+_DEFAULTS_OF_TOPICS = (
+    _of_topic("compression.gzip.level", "compression.gzip.level"),
+    _of_topic("compression.lz4.level", "compression.lz4.level"),
+    _of_topic("compression.type", "compression.type"),
+    _of_topic("compression.zstd.level", "compression.zstd.level"),
+    _of_topic("log.cleaner.delete.retention.ms", "delete.retention.ms"),
+    _of_topic("log.cleaner.max.compaction.lag.ms", "max.compaction.lag.ms"),
+    _of_topic("log.cleaner.min.cleanable.ratio", "min.cleanable.dirty.ratio"),
+    _of_topic("log.cleaner.min.compaction.lag.ms", "min.compaction.lag.ms"),
+    _of_topic("log.cleanup.policy", "cleanup.policy"),
+    _of_topic("log.flush.interval.messages", "flush.messages"),
+    _of_topic("log.flush.interval.ms", "flush.ms", default=""),
+    _of_topic("log.flush.scheduler.interval.ms", "flush.ms"),
+    _of_topic("log.index.interval.bytes", "index.interval.bytes"),
+    _of_topic("log.index.size.max.bytes", "segment.index.bytes"),
+    _of_topic("log.local.retention.bytes", "local.retention.bytes"),
+    _of_topic("log.local.retention.ms", "local.retention.ms"),
+    _of_topic("log.message.downconversion.enable", "message.downconversion.enable"),
+    _of_topic("log.message.format.version", "message.format.version"),
+    _of_topic("log.message.timestamp.after.max.ms", "message.timestamp.after.max.ms"),
+    _of_topic("log.message.timestamp.before.max.ms", "message.timestamp.before.max.ms"),
+    _of_topic("log.message.timestamp.difference.max.ms", "message.timestamp.difference.max.ms"),
+    _of_topic("log.message.timestamp.type", "message.timestamp.type"),
+    _of_topic("log.preallocate", "preallocate"),
+    _of_topic("log.retention.bytes", "retention.bytes"),
+    # 0 would empty every topic at the next look; Kafka (KafkaConfig.validateValues) refuses it here, of a topic not.
+    _of_topic("log.retention.ms", "retention.ms", default="", zero=False),
+    _of_topic("log.retention.minutes", "retention.ms", unit=MINUTE_MS, default="", zero=False),
+    _of_topic("log.retention.hours", "retention.ms", unit=HOUR_MS, default="168", zero=False),
+    _of_topic("log.roll.ms", "segment.ms", default=""),
+    _of_topic("log.roll.hours", "segment.ms", unit=HOUR_MS, default="168"),
+    _of_topic("log.roll.jitter.ms", "segment.jitter.ms", default=""),
+    _of_topic("log.roll.jitter.hours", "segment.jitter.ms", unit=HOUR_MS, default="0"),
+    _of_topic("log.segment.bytes", "segment.bytes"),
+    _of_topic("log.segment.delete.delay.ms", "file.delete.delay.ms"),
+    _of_topic("message.max.bytes", "max.message.bytes", setting="message.max.bytes"),
+    _of_topic("min.insync.replicas", "min.insync.replicas"),
+    _of_topic("unclean.leader.election.enable", "unclean.leader.election.enable"),
+)
+
+_SETTINGS = (
+    _setting("auto.create.topics.enable", _BOOLEAN),
+    _setting("broker.rack", _STRING, "agent.zone"),
+    _setting("default.replication.factor", _INT),
+    _setting("fetch.max.bytes", _INT),
+    _setting("group.initial.rebalance.delay.ms", _INT),
+    _setting("group.max.session.timeout.ms", _INT),
+    _setting("group.max.size", _INT),
+    _setting("group.min.session.timeout.ms", _INT),
+    _setting(
+        "log.retention.check.interval.ms", _LONG, "retention.check.interval.ms", note="; compactors have their own"
+    ),
+    _setting("max.connections", _INT, "connections.max"),
+    _setting("max.incremental.fetch.session.cache.slots", _INT),
+    _setting("num.partitions", _INT),
+    _setting("offset.metadata.max.bytes", _INT),
+    _setting("offsets.retention.check.interval.ms", _LONG),
+    _setting("offsets.retention.minutes", _INT, "offsets.retention.ms", unit=MINUTE_MS),
+    _setting("producer.id.expiration.ms", _INT),
+    _setting("socket.request.max.bytes", _INT),
+)
+
+_IDLE = (
+    _idle("background.threads", _INT, 10, _THREADS, least=1),
+    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}: compactor.plan.interval.ms.", least=0),
+    _idle("log.cleaner.dedupe.buffer.size", _LONG, 134_217_728, f"{_CLEANER}: dedupe.keys.max.", least=0),
+    _idle("log.cleaner.enable", _BOOLEAN, True, f"{_CLEANER}; they always compact.", dynamic=False),
+    _idle("log.cleaner.io.buffer.load.factor", _DOUBLE, 0.9, f"{_CLEANER}.", least=0),
+    _idle("log.cleaner.io.buffer.size", _INT, 524_288, f"{_CLEANER}: compactor.memory.bytes.", least=0),
+    _idle("log.cleaner.io.max.bytes.per.second", _DOUBLE, _DOUBLE_MAX, f"{_CLEANER}.", least=0),
+    _idle("log.cleaner.threads", _INT, 1, f"{_CLEANER}: compactor.jobs.max.", least=0),
+    _idle("log.flush.offset.checkpoint.interval.ms", _INT, 60_000, _NO_DISK, least=0, dynamic=False),
+    _idle("log.flush.start.offset.checkpoint.interval.ms", _INT, 60_000, _NO_DISK, least=0, dynamic=False),
+    _idle("num.io.threads", _INT, 8, _THREADS, least=1),
+    _idle("num.network.threads", _INT, 3, _THREADS, least=1),
+    _idle("num.recovery.threads.per.data.dir", _INT, 2, _THREADS, least=1),
+    _idle("num.replica.fetchers", _INT, 1, _NO_REPLICAS, least=0),
+    _idle("remote.fetch.max.wait.ms", _INT, 500, _REMOTE, least=1),
+    _idle("remote.list.offsets.request.timeout.ms", _LONG, 30_000, _REMOTE, least=1),
+    _idle("remote.log.index.file.cache.total.size.bytes", _LONG, 1_073_741_824, _REMOTE, least=1),
+    _idle("remote.log.manager.copier.thread.pool.size", _INT, 10, _REMOTE, least=-1),
+    _idle("remote.log.manager.copy.max.bytes.per.second", _LONG, LONG_MAX, _REMOTE, least=1),
+    _idle("remote.log.manager.copy.quota.window.num", _INT, 11, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.copy.quota.window.size.seconds", _INT, 1, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.expiration.thread.pool.size", _INT, 10, _REMOTE, least=-1),
+    _idle("remote.log.manager.fetch.max.bytes.per.second", _LONG, LONG_MAX, _REMOTE, least=1),
+    _idle("remote.log.manager.fetch.quota.window.num", _INT, 11, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.fetch.quota.window.size.seconds", _INT, 1, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.follower.thread.pool.size", _INT, 2, _REMOTE, least=1),
+    _idle("remote.log.manager.task.interval.ms", _LONG, 30_000, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.task.retry.backoff.max.ms", _LONG, 30_000, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.task.retry.backoff.ms", _LONG, 500, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.manager.task.retry.jitter", _DOUBLE, 0.2, _REMOTE, least=0, dynamic=False),
+    _idle("remote.log.manager.thread.pool.size", _INT, 2, _REMOTE, least=1),
+    _idle("remote.log.metadata.custom.metadata.max.bytes", _INT, 128, _REMOTE, least=0, dynamic=False),
+    _idle("remote.log.metadata.manager.class.name", _STRING, "", _REMOTE, dynamic=False),
+    _idle("remote.log.metadata.manager.class.path", _STRING, "", _REMOTE, dynamic=False),
+    _idle("remote.log.metadata.manager.impl.prefix", _STRING, "rlmm.config.", _REMOTE, dynamic=False),
+    _idle("remote.log.metadata.manager.listener.name", _STRING, "", _REMOTE, dynamic=False),
+    _idle("remote.log.reader.max.pending.tasks", _INT, 100, _REMOTE, least=1, dynamic=False),
+    _idle("remote.log.reader.threads", _INT, 10, _REMOTE, least=1),
+    _idle("remote.log.storage.manager.class.name", _STRING, "", _REMOTE, dynamic=False),
+    _idle("remote.log.storage.manager.class.path", _STRING, "", _REMOTE, dynamic=False),
+    _idle("remote.log.storage.manager.impl.prefix", _STRING, "rsm.config.", _REMOTE, dynamic=False),
+    _idle("remote.log.storage.system.enable", _BOOLEAN, False, _REMOTE, dynamic=False),
+)
+
+BROKER_CONFIGS: Mapping[str, BrokerConfig] = {
+    config.name: config for config in (*_DEFAULTS_OF_TOPICS, *_SETTINGS, *_IDLE)
+}
+"""Every broker config by Kafka's name; synonyms of one topic config in the order in which they count."""
+
+
+def _synonyms() -> dict[str, tuple[BrokerConfig, ...]]:
+    found: dict[str, tuple[BrokerConfig, ...]] = {}
+    for config in _DEFAULTS_OF_TOPICS:
+        found[config.topic] = (*found.get(config.topic, ()), config)
+    return found
+
+
+SYNONYMS: Mapping[str, tuple[BrokerConfig, ...]] = _synonyms()
+"""Topic config -> the broker configs that give its default, the one that counts first."""
+
+
+def topic_defaults(broker_configs: Mapping[str, str]) -> dict[str, str]:
+    """What cluster-wide broker configs that were checked mean for topics, by topic config."""
+    found: dict[str, str] = {}
+    for config in _DEFAULTS_OF_TOPICS:
+        if config.topic not in found and (value := broker_configs.get(config.name)) is not None:
+            found[config.topic] = as_topic_value(config, value)
+    return found
+
+
+def as_topic_value(config: BrokerConfig, value: str) -> str:
+    """In the topic config's unit. A negative number means no limit in every unit."""
+    if config.unit == 1:
+        return value
+    number = int(value)
+    return str(number * config.unit if number >= 0 else -1)
+
+
+class StaticConfigError(InvalidConfigError):
+    """A broker config that is fixed while the processes run. Nothing was changed."""
+
+
+def validate_broker_configs(
+    changed: Mapping[str, str | None], configs: Mapping[str, str], present: Mapping[str, str] | None = None
+) -> None:
+    """Check an alteration of the cluster-wide broker configs.
+
+    Args:
+        changed: what is set, or back to its default where None.
+        configs: all that are set, as they will be.
+        present: all that are set now. Should they contradict each other, only whoever alters one of those is told.
+
+    Raises StaticConfigError, and InvalidConfigError for a config that is unknown, malformed, out of range or
+    contradictory.
+    """
+    for name in changed:
+        config = BROKER_CONFIGS.get(name)
+        if config is None:
+            raise unknown_config("broker", name, BROKER_CONFIGS)
+        if not config.dynamic:
+            if config.setting:
+                why = f"it is the setting {config.setting}, which is read when an agent starts"
+            else:
+                why = "it cannot be changed while a broker runs"
+            raise StaticConfigError(name, f"cannot alter broker config {name!r}: {why}")
+    for name, value in configs.items():
+        config = BROKER_CONFIGS[name]
+        check_value(config, value)
+        if not config.zero and int(value) == 0:
+            raise InvalidConfigError(name, f"{name} must be at least 1, or -1 for no limit")
+    try:
+        validate_overrides(topic_defaults(configs), present=topic_defaults(present or {}))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(SYNONYMS[error.name][0].name, f"as defaults of topics: {error}") from error
+
+
+def check_topics(
+    present: Mapping[str, str], configs: Mapping[str, str], overrides: Iterable[tuple[str, Mapping[str, str]]]
+) -> None:
+    """That cluster-wide configs, which were checked, contradict the overrides of no topic.
+
+    Args:
+        present: those that are set.
+        configs: those that will be.
+        overrides: of every topic, with its name.
+
+    Raises InvalidConfigError naming the first topic that would come to contradict itself.
+    """
+    before, after = topic_defaults(present), topic_defaults(configs)
+    if lags_of(before) == lags_of(after):
+        return
+    for topic, of_topic in overrides:
+        lags = {name: value for name, value in of_topic.items() if name in LAGS}
+        if not lags:
+            continue
+        try:
+            check_lags({**after, **lags})
+        except InvalidConfigError as error:
+            name = SYNONYMS[error.name][0].name
+            raise InvalidConfigError(
+                name, f"topic {topic!r} has overrides that allow no such default: {error}"
+            ) from error

@@ -1,0 +1,273 @@
+"""Kafka's topic configs: names, types, defaults, valid values, and whether they mean anything here.
+
+A topic stores overrides only (`Topic.configs`); `resolve` lays them over the defaults, between them the cluster-wide
+defaults of `metadata/configs/broker.py`, where the caller has them. Configs that steer broker disks or replicas are
+accepted, stored and described, because tools set them, and marked `effective=False`.
+Defaults and ranges are those of Kafka 4 (`org.apache.kafka.storage.internals.log.LogConfig`); names that Kafka 3.9 had
+and 4 dropped are here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from metadata.configs.values import (
+    INT_MAX,
+    LONG_MAX,
+    Config,
+    ConfigType,
+    InvalidConfigError,
+    as_bool,
+    as_float,
+    as_int,
+    as_list,
+    check_value,
+    unknown_config,
+)
+
+__all__ = [
+    "LAGS",
+    "TOPIC_CONFIGS",
+    "Config",
+    "ConfigType",
+    "InvalidConfigError",
+    "as_bool",
+    "as_float",
+    "as_int",
+    "as_list",
+    "check_lags",
+    "lags_of",
+    "resolve",
+    "validate_overrides",
+]
+
+
+def _number(
+    type_: ConfigType, name: str, default: float, doc: str, *, least: float, most: float | None = None, effective: bool
+) -> Config:
+    if most is None:
+        most = INT_MAX if type_ is ConfigType.INT else LONG_MAX
+    return Config(name=name, type=type_, default=str(default), doc=doc, effective=effective, least=least, most=most)
+
+
+def _int(name: str, default: int, doc: str, *, least: int, most: int = INT_MAX, effective: bool = False) -> Config:
+    return _number(ConfigType.INT, name, default, doc, least=least, most=most, effective=effective)
+
+
+def _long(name: str, default: int, doc: str, *, least: int, effective: bool = False) -> Config:
+    return _number(ConfigType.LONG, name, default, doc, least=least, effective=effective)
+
+
+def _bool(name: str, default: bool, doc: str) -> Config:
+    return Config(name=name, type=ConfigType.BOOLEAN, default="true" if default else "false", doc=doc, effective=False)
+
+
+def _throttle(name: str) -> Config:
+    doc = "Replicas whose replication traffic is throttled, as `partition:broker`, or `*`. Nothing is replicated here."
+    pattern = r"\*|[0-9]+:[0-9]+"
+    return Config(name=name, type=ConfigType.LIST, default="", doc=doc, effective=False, pattern=pattern)
+
+
+_NO_REMOTE_TIER = "Steers Kafka's tiered storage. Every record is in the object store here already."
+_NO_LOCAL_TIER = "How much a broker's disk keeps of a tiered topic. Agents have no disks, only caches."
+_OLD_FORMATS = "Old message formats, which Kafka 4 dropped. Nothing is converted here."
+_NO_INDEX_FILE = "Steers the index files of a broker's disk. There are none here."
+_NO_FLUSH = "Forces a broker to fsync. A record is durable here before it is acknowledged."
+
+_ALL = (
+    Config(
+        name="cleanup.policy",
+        type=ConfigType.LIST,
+        default="delete",
+        doc="'delete' drops old records by time and size, 'compact' keeps the latest record of every key, both do both;"
+        " an empty list keeps everything. 'compact' refuses records without a key.",
+        effective=True,
+        choices=("compact", "delete"),
+    ),
+    _int("compression.gzip.level", -1, "Level when a broker recompresses; never done on produce.", least=-1, most=9),
+    _int("compression.lz4.level", 9, "Level when a broker recompresses; never done on produce.", least=1, most=17),
+    Config(
+        name="compression.type",
+        type=ConfigType.STRING,
+        default="producer",
+        doc="Codec a broker would recompress to. Records are kept here as the producer sent them.",
+        effective=False,
+        choices=("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+    ),
+    _int(
+        "compression.zstd.level", 3, "Level when a broker recompresses; never done on produce.", least=-131072, most=22
+    ),
+    _long(
+        "delete.retention.ms",
+        86_400_000,
+        "How long a tombstone stays readable after the first pass that could remove it.",
+        least=0,
+        effective=True,
+    ),
+    _long("file.delete.delay.ms", 60_000, "Delay before a broker unlinks a file; here gc.grace.ms rules.", least=0),
+    _long("flush.messages", LONG_MAX, _NO_FLUSH, least=1),
+    _long("flush.ms", LONG_MAX, _NO_FLUSH, least=0),
+    _throttle("follower.replication.throttled.replicas"),
+    _int("index.interval.bytes", 4096, _NO_INDEX_FILE, least=0),
+    _throttle("leader.replication.throttled.replicas"),
+    _long("local.retention.bytes", -2, _NO_LOCAL_TIER, least=-2),
+    _long("local.retention.ms", -2, _NO_LOCAL_TIER, least=-2),
+    _long(
+        "max.compaction.lag.ms",
+        LONG_MAX,
+        "A record of a compacted topic is compacted at the latest this long after it was written.",
+        least=1,
+        effective=True,
+    ),
+    _int(
+        "max.message.bytes",
+        1_048_588,
+        "Largest record batch accepted, as sent (compressed, with its header).",
+        least=0,
+        effective=True,
+    ),
+    _bool("message.downconversion.enable", True, _OLD_FORMATS),
+    Config(
+        name="message.format.version",
+        type=ConfigType.STRING,
+        default="3.0-IV1",
+        doc=_OLD_FORMATS,
+        effective=False,
+        pattern=r"[0-9]+(\.[0-9]+){1,3}(-IV[0-9]+)?",
+    ),
+    _long(
+        "message.timestamp.after.max.ms",
+        3_600_000,
+        "How far a CreateTime timestamp may lie ahead of the agent's clock.",
+        least=0,
+        effective=True,
+    ),
+    _long(
+        "message.timestamp.before.max.ms",
+        LONG_MAX,
+        "How far a CreateTime timestamp may lie behind the agent's clock.",
+        least=0,
+        effective=True,
+    ),
+    _long(
+        "message.timestamp.difference.max.ms",
+        LONG_MAX,
+        "Gone from Kafka 4: set message.timestamp.before.max.ms and message.timestamp.after.max.ms.",
+        least=0,
+    ),
+    Config(
+        name="message.timestamp.type",
+        type=ConfigType.STRING,
+        default="CreateTime",
+        doc="Whether records carry the producer's time or the time they were appended.",
+        effective=True,
+        choices=("CreateTime", "LogAppendTime"),
+    ),
+    Config(
+        name="min.cleanable.dirty.ratio",
+        type=ConfigType.DOUBLE,
+        default="0.5",
+        doc="Share of a compacted log that must be uncompacted before a pass is forced.",
+        effective=True,
+        least=0.0,
+        most=1.0,
+    ),
+    _long(
+        "min.compaction.lag.ms",
+        0,
+        "A record of a compacted topic stays uncompacted at least this long.",
+        least=0,
+        effective=True,
+    ),
+    _int("min.insync.replicas", 1, "Replicas an acknowledgement waits for. The object store replicates.", least=1),
+    _bool("preallocate", False, _NO_INDEX_FILE),
+    _bool("remote.log.copy.disable", False, _NO_REMOTE_TIER),
+    _bool("remote.log.delete.on.disable", False, _NO_REMOTE_TIER),
+    _bool(
+        "remote.storage.enable",
+        False,
+        "Whether a topic's records are moved to the object store. They all lie there, of compacted topics too.",
+    ),
+    _long(
+        "retention.bytes",
+        -1,
+        "Per partition: old extents go while what remains is at least this large; -1 = no limit.",
+        least=-1,
+        effective=True,
+    ),
+    _long(
+        "retention.ms",
+        604_800_000,
+        "Extents whose newest record is older go; -1 = no limit.",
+        least=-1,
+        effective=True,
+    ),
+    _int(
+        "segment.bytes",
+        1_073_741_824,
+        "Largest extent of a partition in a merged file; also the largest batch accepted.",
+        least=1_048_576,
+        effective=True,
+    ),
+    _int("segment.index.bytes", 10_485_760, _NO_INDEX_FILE, least=4),
+    _long("segment.jitter.ms", 0, "Spreads segment rolls over time. Merges are spread by the planner here.", least=0),
+    _long(
+        "segment.ms",
+        604_800_000,
+        "Longest span of time an extent of a merged file may hold, so that old records can expire.",
+        least=1,
+        effective=True,
+    ),
+    _bool("unclean.leader.election.enable", False, "Elects a stale replica. There are no replicas here."),
+)
+
+TOPIC_CONFIGS: Mapping[str, Config] = {config.name: config for config in _ALL}
+"""Every topic config by Kafka's name."""
+
+LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+"""The only configs that can contradict each other."""
+
+_DEFAULTS = {config.name: config.default for config in _ALL}
+
+
+def validate_overrides(
+    overrides: Mapping[str, str],
+    defaults: Mapping[str, str] | None = None,
+    present: Mapping[str, str] | None = None,
+) -> None:
+    """Raises InvalidConfigError naming the first config that is unknown, malformed, out of range or contradictory.
+
+    `defaults`: what takes the place of Kafka's defaults in this cluster, by topic config. `present`: the overrides that
+    these take the place of. Configs may come to contradict each other while nobody looks, by two alterations at once:
+    only whoever alters one of them is told, or nothing else of the topic could be altered either.
+    """
+    for name, value in overrides.items():
+        config = TOPIC_CONFIGS.get(name)
+        if config is None:
+            raise unknown_config("topic", name, TOPIC_CONFIGS)
+        check_value(config, value)
+    before = present or {}
+    if any(overrides.get(name) != before.get(name) for name in LAGS):
+        check_lags({**(defaults or {}), **overrides})
+
+
+def lags_of(configs: Mapping[str, str]) -> tuple[int, int]:
+    """The least and the greatest compaction lag in force, in ms."""
+    in_force = resolve(configs)
+    least_lag, most_lag = (as_int(in_force, name) for name in LAGS)
+    return least_lag, most_lag
+
+
+def check_lags(configs: Mapping[str, str]) -> None:
+    """Raises InvalidConfigError when no record could keep to both compaction lags."""
+    least_lag, most_lag = lags_of(configs)
+    if least_lag > most_lag:
+        raise InvalidConfigError(
+            "min.compaction.lag.ms",
+            f"min.compaction.lag.ms ({least_lag}) must not exceed max.compaction.lag.ms ({most_lag})",
+        )
+
+
+def resolve(overrides: Mapping[str, str]) -> Mapping[str, str]:
+    """Every topic config with the value in force: the override, else the default."""
+    return {**_DEFAULTS, **overrides}

@@ -1,0 +1,123 @@
+"""What a config of Kafka's may be: its type, default, range and choices, and how values are read. Pure.
+
+The tables are `metadata/configs/topic.py` and `metadata/configs/broker.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from runtime.errors import BadInputError
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+
+class ConfigType(IntEnum):
+    """Kafka's DescribeConfigs type codes (ConfigDef.Type)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+class InvalidConfigError(BadInputError):
+    """A config that does not exist or may not have this value. Nothing was changed."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    name: str
+    type: ConfigType
+    default: str
+    doc: str
+    effective: bool
+    """False = kept and described for tools, but nothing here acts on it."""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    """For STRING: the values allowed; for LIST: the items allowed. Empty = any."""
+    pattern: str = ""
+    """For STRING, and for LIST every item: a regular expression that is kept to. Empty = any."""
+
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+
+
+def unknown_config(kind: str, name: str, known: Iterable[str]) -> InvalidConfigError:
+    """For a name that the table of this kind ("topic", "broker") does not have."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return InvalidConfigError(name, f"unknown {kind} config {name!r}{hint}")
+
+
+def as_int(configs: Mapping[str, str], name: str) -> int:
+    """An INT or LONG of a resolved mapping. Raises InvalidConfigError when it is none."""
+    value = configs[name].strip()
+    if not _INTEGER.fullmatch(value):
+        raise InvalidConfigError(name, f"{name}={value!r} is not a whole number")
+    return int(value)
+
+
+def as_float(configs: Mapping[str, str], name: str) -> float:
+    """A DOUBLE of a resolved mapping. Raises InvalidConfigError when it is none."""
+    try:
+        return float(configs[name])
+    except ValueError as error:
+        raise InvalidConfigError(name, f"{name}={configs[name]!r} is not a number") from error
+
+
+def as_bool(configs: Mapping[str, str], name: str) -> bool:
+    """A BOOLEAN of a resolved mapping; Kafka takes any case. Raises InvalidConfigError when it is none."""
+    value = configs[name].strip().lower()
+    if value not in {"true", "false"}:
+        raise InvalidConfigError(name, f"{name}={configs[name]!r} is neither 'true' nor 'false'")
+    return value == "true"
+
+
+def as_list(configs: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The items of a LIST of a resolved mapping, in order, without blanks."""
+    return tuple(item.strip() for item in configs[name].split(",") if item.strip())
+
+
+def check_value(config: Config, value: str) -> None:
+    """Raises InvalidConfigError when `value` is malformed or outside the config's range."""
+    one = {config.name: value}
+    match config.type:
+        case ConfigType.BOOLEAN:
+            as_bool(one, config.name)
+        case ConfigType.INT | ConfigType.LONG:
+            _check_range(config, as_int(one, config.name))
+        case ConfigType.DOUBLE:
+            _check_range(config, as_float(one, config.name))
+        case ConfigType.STRING:
+            _check_text(config, value)
+        case ConfigType.LIST:
+            for item in as_list(one, config.name):
+                _check_text(config, item)
+
+
+def _check_range(config: Config, number: float) -> None:
+    above = config.least is None or number >= config.least
+    below = config.most is None or number <= config.most
+    if not (above and below):  # also refuses NaN
+        raise InvalidConfigError(config.name, f"{config.name}={number} lies outside [{config.least}, {config.most}]")
+
+
+def _check_text(config: Config, value: str) -> None:
+    if config.choices and value not in config.choices:
+        allowed = ", ".join(config.choices)
+        raise InvalidConfigError(config.name, f"{config.name}: {value!r} is not one of {allowed}")
+    if config.pattern and not re.fullmatch(config.pattern, value):
+        raise InvalidConfigError(config.name, f"{config.name}: {value!r} does not look like {config.pattern}")

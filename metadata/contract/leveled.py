@@ -1,0 +1,42 @@
+"""L1 and L2 as the contract of the compactor (`metadata/contract/compaction.py`) names them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+PIN_MS_MAX = 86_400_000
+"""What a pin may ask for at once: a reader that is gone holds nothing back for longer."""
+
+
+class FileClass(StrEnum):
+    """A property of L1 and L2 files: compacted topics and others never share an output."""
+
+    PLAIN = "plain"
+    COMPACTED = "compacted"
+
+
+class LeveledExtent(NamedTuple):
+    """A live extent of an L1 or L2 file: offsets are stamped inside, `position` is its first byte in the object."""
+
+    extent_id: int
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    """Inclusive. The extent answers for all of [base, last], though dedupe may have left only some of them."""
+    file_id: int
+    key: str
+    level: int
+    file_size_bytes: int
+    position: int
+    length: int
+    """0 = covers its offsets with no batch at all."""
+    block_index_position: int
+    block_index_length: int
+    record_count: int
+    crc32c: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    has_tombstones: bool
+    flagged_reason: str | None
+    """Why its bytes cannot be read as batches; merges copy it verbatim."""

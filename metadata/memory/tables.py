@@ -1,0 +1,217 @@
+"""What the memory store holds: plain rows, changed in place by `metadata/memory*.py`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from metadata.configs.broker import topic_defaults
+from metadata.contract import service as s
+from metadata.contract.compaction import JobState, LeveledExtent, MergeCommitted, MergeJob, NewJob
+from metadata.contract.groups import CommittedOffset, GroupRecord, OffsetPlace
+from metadata.memory.hints import Hint
+from metadata.rules.history import ServerHistory
+from metadata.rules.merge_commit import CleanedState
+from metadata.rules.producer_state import Producer
+
+FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1, database_oid=1)
+
+
+@dataclass(slots=True)
+class Writer:
+    address: s.AgentAddress
+    epoch: int = 0
+    last_seq: int = -1
+    lease_until_ms: int | None = None
+    """None: no lease."""
+    draining: bool = False
+    forgotten: tuple[int, int] = (-1, -1)
+    """The highest (epoch, seq) whose row was forgotten."""
+    files: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class File:
+    info: s.FileInfo
+    """Its state, dead_ms and live_extents change with the file."""
+    results: tuple[s.BatchResult, ...] = ()
+    lo: int = 0
+    hi: int = 0
+    max_timestamp_ms: int = -1
+    trouble_until_ms: int = 0
+    trouble: str = ""
+    extents: list[int] = field(default_factory=list[int])
+    """Ids of its extents, dead ones too; none in L0."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.info.state is s.FileState.LIVE
+
+    def dies(self, now_ms: int) -> None:
+        self.info = replace(self.info, state=s.FileState.DEAD, dead_ms=now_ms, live_extents=0)
+
+    def deleted(self) -> None:
+        self.info = replace(self.info, state=s.FileState.DELETED)
+
+
+@dataclass(slots=True)
+class Extent:
+    row: LeveledExtent
+    dead_ms: int | None = None
+    """None: live."""
+
+
+@dataclass(slots=True)
+class Partition:
+    topic_id: uuid.UUID
+    predecessor_deleted_ms: int | None = None
+    """When the last topic of this name was deleted; None: none was."""
+    next_offset: int = 0
+    log_start_offset: int = 0
+    cleaned: CleanedState = field(default_factory=CleanedState)
+    last_forced_ms: int | None = None
+    extents: list[int] = field(default_factory=list[int])
+    """Ids of live L1+ extents, in any order."""
+
+
+@dataclass(slots=True)
+class Job:
+    row: MergeJob
+    asked: NewJob
+    l0_files: tuple[int, ...]
+    extents: tuple[int, ...]
+    """Inputs, of live and ended jobs."""
+    committed: MergeCommitted | None = None
+    give_backs: int = 0
+    """For trouble."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.row.state in (JobState.READY, JobState.RUNNING)
+
+
+@dataclass(slots=True)
+class Compactor:
+    host: str
+    lease_until_ms: int
+
+
+@dataclass(slots=True)
+class Pin:
+    holder: str
+    created_ms: int
+    expires_ms: int
+
+
+@dataclass(slots=True)
+class Group:
+    epoch: int = 0
+    owner_id: int = 0
+    record: GroupRecord = field(default_factory=GroupRecord)
+    empty_since_ms: int | None = None
+    """None: it has members."""
+    offsets: dict[OffsetPlace, CommittedOffset] = field(default_factory=dict[OffsetPlace, CommittedOffset])
+
+
+@dataclass(slots=True)
+class MemoryDatabase:
+    """What the tables hold."""
+
+    cluster_id: str
+    store_bound: bool = False
+    server: ServerHistory = FIRST_SERVER
+    """What a Postgres would say of itself."""
+    adopted: ServerHistory = FIRST_SERVER
+    next_node_id: int = 1
+    next_partition_id: int = 1
+    next_file_id: int = 1
+    next_change_id: int = 1
+    next_producer_id: int = 0
+    next_extent_id: int = 1
+    next_job_id: int = 1
+    next_pin_id: int = 1
+    last_group_epoch: int = 0
+    forgotten_key_hour: int = 0
+    forgotten_change_id: int = 0
+    writers: dict[int, Writer] = field(default_factory=dict[int, Writer])
+    topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
+    config_versions: dict[uuid.UUID, int] = field(default_factory=dict[uuid.UUID, int])
+    """1 where absent."""
+    broker_configs: dict[str, str] = field(default_factory=dict[str, str])
+    deleted_topics: dict[str, int] = field(default_factory=dict[str, int])
+    """The time of the last deletion, by name."""
+    partitions: dict[int, Partition] = field(default_factory=dict[int, Partition])
+    files: dict[int, File] = field(default_factory=dict[int, File])
+    file_ids: dict[str, int] = field(default_factory=dict[str, int])
+    """By key."""
+    extents: dict[int, Extent] = field(default_factory=dict[int, Extent])
+    jobs: dict[int, Job] = field(default_factory=dict[int, Job])
+    compactors: dict[int, Compactor] = field(default_factory=dict[int, Compactor])
+    duties: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """(holder, until ms) by name."""
+    pins: dict[int, Pin] = field(default_factory=dict[int, Pin])
+    producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
+    producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
+    groups: dict[str, Group] = field(default_factory=dict[str, Group])
+    changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
+    """With the time each was made."""
+    news: list[Hint] = field(default_factory=list[Hint])
+    agents_changed: list[Hint] = field(default_factory=list[Hint])
+
+    # -- what several parts do
+
+    def append_change(
+        self, kind: s.ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any], *, now_ms: int
+    ) -> None:
+        change = s.Change(change_id=self.next_change_id, kind=kind, topic_id=topic_id, detail=detail)
+        self.changes.append((change, now_ms))
+        self.next_change_id += 1
+
+    def in_force(self, topic: s.Topic) -> Mapping[str, str]:
+        """A topic's overrides over the cluster-wide defaults."""
+        return {**topic_defaults(self.broker_configs), **topic.configs}
+
+    def leveled(self, partition_id: int) -> list[LeveledExtent]:
+        """Live L1+ extents of a partition by offset."""
+        partition = self.partitions.get(partition_id)
+        ids = () if partition is None else partition.extents
+        return sorted((self.extents[id_].row for id_ in ids), key=lambda row: row.base_offset)
+
+    def kill_extents(self, extent_ids: Iterable[int], *, now_ms: int) -> int:
+        """Extents that live die, and files with their last. Returns how many bytes died."""
+        killed_bytes = 0
+        for extent_id in extent_ids:
+            extent = self.extents[extent_id]
+            if extent.dead_ms is not None:
+                continue
+            extent.dead_ms = now_ms
+            killed_bytes += extent.row.length
+            if extent.row.partition_id in self.partitions:
+                self.partitions[extent.row.partition_id].extents.remove(extent_id)
+            file = self.files[extent.row.file_id]
+            file.info = replace(file.info, live_extents=file.info.live_extents - 1)
+            if file.info.live_extents == 0:
+                file.dies(now_ms)
+        return killed_bytes
+
+    def log_starts(self) -> Mapping[int, int]:
+        return {id_: partition.log_start_offset for id_, partition in self.partitions.items()}
+
+    def move_log_start(self, partition_id: int, offset: int) -> None:
+        partition = self.partitions[partition_id]
+        partition.log_start_offset = max(partition.log_start_offset, offset)
+        requested = partition.cleaned.requested_through_offset
+        if requested is not None and requested <= offset:
+            partition.cleaned = replace(partition.cleaned, requested_through_offset=None)
+
+    def live_jobs(self) -> list[Job]:
+        """Oldest first."""
+        return [job for _, job in sorted(self.jobs.items()) if job.is_live]
+
+    def busy(self) -> tuple[set[int], set[int]]:
+        """L0 files and extents that are inputs of a live job."""
+        jobs = self.live_jobs()
+        return {id_ for job in jobs for id_ in job.l0_files}, {id_ for job in jobs for id_ in job.extents}

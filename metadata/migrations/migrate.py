@@ -1,0 +1,364 @@
+"""Bringing a database to the schema of this release. Its own command (`siltstone migrate`), never done by an agent.
+
+Order: take an advisory lock (two cannot run at once, and no program registers meanwhile, see
+metadata/postgres/log/registering.py), see that no program is at work that the new schema does not take, run the missing
+revisions, say which programs it takes (metadata/migrations/schema_versions.py), take their lapsed leases from the
+others, and write the cluster row, all in one transaction. A crash leaves the database as it was. Each lock is waited
+for 5 s at most, so that a migration does not queue the agents' commits behind itself for long; one that loses a
+deadlock to them begins anew.
+
+Every revision but the first states `oldest_program`: the schema of the oldest programs that may go on after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import Script, ScriptDirectory
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from metadata.contract.service import MetadataUnavailableError
+from metadata.migrations.schema_versions import (
+    Running,
+    SchemaState,
+    check_takes,
+    read_running,
+    read_state,
+    revision_of,
+    too_old,
+    version_of,
+)
+from metadata.postgres.connection import CONNECTION_ERRORS, connect, sqlstate_of, unavailable
+from metadata.postgres.driver import Connection
+from metadata.postgres.history import PRESENT, adopted_columns, server_history
+from metadata.postgres.log.registering import MIGRATION_LOCK, end_too_old, lock_too_old
+from metadata.postgres.tables import CLUSTER, METADATA, SCHEMA_VERSIONS
+from runtime.clock import SystemClock
+from runtime.errors import BadInputError, BugError
+from runtime.ids import IdSource, SystemIds
+
+LOCK_TIMEOUT_MS = 5_000
+STATEMENT_TIMEOUT_MS = 3_600_000
+LOCK_NOT_AVAILABLE = "55P03"
+DEADLOCK_DETECTED = "40P01"
+ATTEMPTS = 6
+"""Of a migration that lost a deadlock to the commits it runs beside."""
+PAUSE_MS = 100
+INSUFFICIENT_PRIVILEGE = "42501"
+
+
+class OldProgramsAtWorkError(BadInputError):
+    """The new schema does not take programs that are at work. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One revision that a database lacks."""
+
+    revision: str
+    oldest_program: int
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPlan:
+    """What `migrate` would do to a database, and to whom."""
+
+    present: SchemaState
+    target: str
+    steps: Sequence[Step]
+    """In the order in which they run."""
+    running: Sequence[Running]
+    """Programs at work; those that hold no lease (the command line, Spark) are not among them."""
+    missing_rights: Sequence[str] = ()
+    """What the role lacks that the steps need, each as "CREATE in the schema public"; none where there is no step."""
+
+    @property
+    def oldest_program(self) -> int:
+        """The oldest program that may work afterwards."""
+        present = self.present.oldest_program or version_of(self.present.revision or "") or 1
+        return max([present, *(step.oldest_program for step in self.steps)])
+
+    @property
+    def must_stop(self) -> Sequence[Running]:
+        """Programs at work that may not go on."""
+        return too_old(self.running, self.oldest_program) if self.steps else []
+
+
+def migrate(url: str, *, ids: IdSource | None = None) -> str:
+    """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the revision it has then.
+
+    Creates the cluster row, with a fresh cluster id and this server's history as the adopted one, if there is none.
+    Doing it again changes nothing, and so does doing it where a newer release has been that takes this one's programs.
+    Must not be called where an event loop runs: see `migrate_async`. Raises MetadataUnavailableError,
+    SchemaMismatchError, OldProgramsAtWorkError.
+    """
+    return asyncio.run(migrate_async(url, ids=ids))
+
+
+async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path | None = None) -> str:
+    """As `migrate`, in a running event loop. `versions` is a folder of more revisions than this release has."""
+    cluster_id = new_cluster_id(ids or SystemIds())
+    engine = create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(url, application="siltstone-migrate", statement_timeout_ms=STATEMENT_TIMEOUT_MS),
+        poolclass=NullPool,
+    )
+    try:
+        for attempt in range(ATTEMPTS):
+            try:
+                async with engine.begin() as connection:
+                    return await connection.run_sync(_migrate, cluster_id, versions)
+            except CONNECTION_ERRORS as error:
+                # it takes one table after another, as commits do in another order; all was rolled back
+                if sqlstate_of(error) != DEADLOCK_DETECTED or attempt + 1 == ATTEMPTS:
+                    raise
+                await SystemClock().sleep_ms(PAUSE_MS * 2**attempt)
+        raise BugError("the last attempt neither ended nor failed")
+    except CONNECTION_ERRORS as error:  # scripts and our own looks run on the driver, whose errors nothing wraps
+        if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
+            raise MetadataUnavailableError(
+                f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",
+                remedy="another migration runs, or a long transaction holds a table; try again when it has ended"
+                + await _long_transactions(url),
+            ) from error
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
+
+
+async def _long_transactions(url: str) -> str:
+    """Who may hold a lock that was waited for in vain, as far as we may see it: the end of a sentence, or nothing."""
+    try:
+        connection = await connect(url, application="siltstone-migrate")
+        try:
+            rows = await connection.fetch(_LONG, LOCK_TIMEOUT_MS)
+        finally:
+            await connection.close()
+    except (*CONNECTION_ERRORS, MetadataUnavailableError):
+        return ""
+    named = ", ".join(f"{row['application_name'] or 'somebody'} (pid {row['pid']}, {row['state']})" for row in rows)
+    return f"; open for that long: {named}" if named else ""
+
+
+_LONG = """SELECT pid, application_name, state FROM pg_stat_activity
+WHERE datname = current_database() AND xact_start < clock_timestamp() - $1 * interval '1 ms'
+    AND pid <> pg_backend_pid()
+ORDER BY xact_start LIMIT 5"""
+
+
+async def plan_migration(url: str, *, versions: Path | None = None) -> MigrationPlan:
+    """What `migrate_async` would do; changes nothing. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        return await _plan(connection, ScriptDirectory.from_config(alembic_config(versions)))
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+async def grant_reader(url: str, role: str) -> Sequence[str]:
+    """Let `role`, which must exist, read where records lie, and pin what it reads; nothing else.
+
+    Its sessions here get time-outs, too, so that none holds a lock or a snapshot for long by mistake. An owner of the
+    schema may not be allowed to set those: returns the statements that somebody else has to run then.
+
+    Doing it again changes nothing. Raises BadInputError for a role that there is not, or that may do more anyway, and
+    MetadataUnavailableError.
+    """
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        found = await connection.fetchrow(_ROLE, role)
+        if found is None:
+            remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
+            raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
+        if found["is_super"] or found["owns"]:
+            raise BadInputError(f"role {role!r} may do everything here already", remedy="name one for readers alone")
+        # several statements at once are one transaction
+        await connection.execute("; ".join(reader_grants(found["quoted"], found["schema"])))
+        limits = list(reader_limits(found["quoted"], found["database"]))
+        try:
+            await connection.execute("; ".join(limits))
+        except CONNECTION_ERRORS as error:
+            if sqlstate_of(error) != INSUFFICIENT_PRIVILEGE:
+                raise
+            return limits
+        return []
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+_ROLE = """SELECT r.rolsuper AS is_super, pg_has_role(r.oid, c.relowner, 'MEMBER') AS owns,
+    quote_ident(r.rolname) AS quoted, quote_ident(n.nspname) AS schema,
+    quote_ident(current_database()) AS database
+FROM pg_roles r, pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE r.rolname = $1 AND c.oid = 'pins'::regclass"""
+
+READER_COLUMNS = {
+    "alembic_version": "version_num",
+    "schema_versions": "version, oldest_program",
+    "cluster": "cluster_id, store_bound, forgotten_file_id",
+    "topics": "topic_id, name, configs, config_version, created_ms",
+    "partitions": "partition_id, topic_id, partition",
+    "watermarks": "partition_id, next_offset",
+    "log_starts": "partition_id, log_start_offset, last_stable_offset",
+    "files": "file_id, key, level, state, size_bytes, created_ms, index",
+    "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
+    "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
+}
+"""What a reader may see: what `topic_snapshot` and opening a connection ask for."""
+
+
+READER_LIMITS_MS = {"lock_timeout": 5_000, "statement_timeout": 60_000, "idle_in_transaction_session_timeout": 10_000}
+
+
+def reader_grants(role: str, schema: str) -> Iterator[str]:
+    """Statements; both names are quoted."""
+    yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+    for table, columns in READER_COLUMNS.items():
+        yield f"GRANT SELECT ({columns}) ON {schema}.{table} TO {role}"
+    for function in ("pin_files_v1(text, bigint)", "beat_pin_v1(bigint, bigint)", "unpin_v1(bigint)"):
+        yield f"GRANT EXECUTE ON FUNCTION {schema}.{function} TO {role}"
+
+
+def reader_limits(role: str, database: str) -> Iterator[str]:
+    """Statements; both names are quoted."""
+    for name, limit_ms in READER_LIMITS_MS.items():
+        yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
+
+
+async def schema_state(url: str) -> SchemaState:
+    """What the database says of its schema. Raises MetadataUnavailableError."""
+    connection = await connect(url, application="siltstone-migrate")
+    try:
+        return await read_state(connection)
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await connection.close()
+
+
+async def schema_revision(url: str) -> str | None:
+    """The revision the database has; None when it has no schema. Raises MetadataUnavailableError."""
+    return (await schema_state(url)).revision
+
+
+def new_cluster_id(ids: IdSource) -> str:
+    """22 characters of base64, as Kafka makes them (Uuid.randomUuid)."""
+    return base64.urlsafe_b64encode(ids.uuid4().bytes).decode().rstrip("=")
+
+
+def alembic_config(versions: Path | None = None) -> Config:
+    """Alembic pointed at the packaged revisions, and at those in `versions`; needs no file in the working directory."""
+    config = Config()
+    folder = Path(__file__).parent / "migrations"
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("path_separator", "os")
+    if versions is not None:
+        config.set_main_option("version_locations", os.pathsep.join([str(folder / "versions"), str(versions)]))
+    return config
+
+
+def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) -> str:
+    connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(MIGRATION_LOCK)))
+    config = alembic_config(versions)
+    config.attributes["connection"] = connection
+    scripts = ScriptDirectory.from_config(config)
+    dbapi: Any = connection.connection.dbapi_connection
+
+    async def planned(driver: Connection) -> MigrationPlan:
+        return await _plan(driver, scripts)
+
+    plan: MigrationPlan = dbapi.run_async(planned)
+    if plan.present.is_newer_than(plan.target):
+        check_takes(plan.present, plan.target)
+        return plan.present.revision or plan.target
+    _check_nobody_must_stop(plan)
+    command.upgrade(config, plan.target)
+    for step in plan.steps:
+        row = {"version": version_of(step.revision), "oldest_program": step.oldest_program}
+        connection.execute(insert(SCHEMA_VERSIONS).values(row).on_conflict_do_nothing())
+    dbapi.run_async(partial(_end_leases, plan=plan))
+    if connection.execute(sa.select(CLUSTER.c.cluster_id)).first() is None:
+        row = connection.execute(PRESENT).one()
+        present = server_history(row.system_identifier, row.timeline, row.database_oid)
+        connection.execute(sa.insert(CLUSTER).values(cluster_id=cluster_id, **adopted_columns(present)))
+    return plan.target
+
+
+async def _end_leases(driver: Connection, plan: MigrationPlan) -> None:
+    """Programs that were asleep, not gone, must not wake up again. Raises OldProgramsAtWorkError."""
+    if plan.steps:
+        await lock_too_old(driver, plan.oldest_program)
+        # one may have woken up since the plan was made; none can from here on
+        _check_nobody_must_stop(replace(plan, running=await read_running(driver)))
+        await end_too_old(driver, plan.oldest_program)
+
+
+async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPlan:
+    state = await read_state(connection)
+    target = scripts.get_current_head()
+    if target is None:
+        raise BugError("this release has no migrations")
+    if state.is_newer_than(target):
+        return MigrationPlan(state, target, [], await read_running(connection))
+    missing = reversed(list(scripts.iterate_revisions(target, state.revision or "base")))
+    steps = [_step(script) for script in missing]
+    running: Sequence[Running] = [] if state.revision is None else await read_running(connection)
+    return MigrationPlan(state, target, steps, running, await _missing_rights(connection) if steps else [])
+
+
+async def _missing_rights(connection: Connection) -> Sequence[str]:
+    """Steps make tables and functions, and alter tables, which Postgres leaves to their owners."""
+    row = await connection.fetchrow(_SCHEMA_RIGHTS)
+    if row is None or row["name"] is None:
+        return ["a schema: none that is in its search_path is there"]
+    missing = [] if row["may_create"] else [f"CREATE in the schema {row['name']}"]
+    names = [*METADATA.tables, "alembic_version"]
+    return [*missing, *(f"ownership of the table {each['relname']}" for each in await connection.fetch(_OTHERS, names))]
+
+
+_SCHEMA_RIGHTS = """SELECT current_schema() AS name, has_schema_privilege(current_schema(), 'CREATE') AS may_create"""
+_OTHERS = """SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND relname = ANY($1) AND relkind IN ('r', 'p')
+    AND NOT pg_has_role(relowner, 'USAGE')
+ORDER BY relname"""
+
+
+def _step(script: Script) -> Step:
+    """Raises BugError for a revision that does not say which programs may go on after it."""
+    version = version_of(script.revision)
+    stated: Any = getattr(script.module, "oldest_program", "0001" if version == 1 else "")
+    oldest = version_of(str(stated))
+    if version is None or oldest is None or not 1 <= oldest <= version:
+        raise BugError(f"revision {script.revision} does not state its oldest_program: {stated!r}")
+    return Step(script.revision, oldest, (script.doc or "").partition(".")[0])
+
+
+def _check_nobody_must_stop(plan: MigrationPlan) -> None:
+    """Raises OldProgramsAtWorkError."""
+    if not plan.must_stop:
+        return
+    named = ", ".join(f"{each.kind} {each.place} (schema {revision_of(each.program)})" for each in plan.must_stop[:5])
+    more = f" and {len(plan.must_stop) - 5} more" if len(plan.must_stop) > 5 else ""
+    raise OldProgramsAtWorkError(
+        f"schema {plan.target} takes programs of schema {revision_of(plan.oldest_program)} and newer, and older ones"
+        f" are at work: {named}{more}; nothing was changed",
+        remedy="upgrade them to a release in between first, or stop them; one that was killed counts for 10 s",
+    )

@@ -1,0 +1,122 @@
+"""Which programs may work with which schema. Decided here; read by `_check_schema` and by `siltstone migrate`.
+
+A program is made for one schema version, N. A database has a version M, and says since when: every migration that was
+applied left a row with the oldest program that may work with its result. So
+
+- M = N: they fit.
+- M < N: the migration comes first. No program works with a schema older than its own.
+- M > N: the program may work if the database says that programs from N on may. Migrations only ever add, so most do.
+  That is what makes a rolling upgrade: migrate, then replace the programs one by one.
+
+Versions are Alembic revisions of four digits. A database without the rows has version 1, whose programs take no other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from metadata.contract.service import SchemaMismatchError
+from metadata.postgres.driver import Connection
+
+_REVISION = re.compile(r"[0-9]{4}")
+_FIRST = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaState:
+    """What a database says of its schema."""
+
+    revision: str | None
+    """As Alembic names it; None when there is no schema."""
+    oldest_program: int | None
+    """The oldest program that may work with it; None when the database does not say, and only its own may."""
+
+    def takes(self, program: str) -> bool:
+        """Whether a program made for the revision `program` may work with it."""
+        if self.revision is None or self.revision == program:
+            return self.revision == program
+        present, wanted = version_of(self.revision), version_of(program)
+        if present is None or wanted is None or self.oldest_program is None:
+            return False
+        return self.oldest_program <= wanted < present
+
+    def is_newer_than(self, program: str) -> bool:
+        """Whether it was migrated by a later release than `program`. What cannot be read counts as later."""
+        if self.revision is None:
+            return False
+        present, wanted = version_of(self.revision), version_of(program)
+        return present is None or wanted is None or present > wanted
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Running:
+    """A live program: what it is, where, and the schema that it was made for."""
+
+    kind: str
+    place: str
+    program: int
+
+
+def version_of(revision: str) -> int | None:
+    """ "0012" -> 12; None for what is no version of ours."""
+    return int(revision) if _REVISION.fullmatch(revision) else None
+
+
+def revision_of(version: int) -> str:
+    return f"{version:04d}"
+
+
+def check_takes(state: SchemaState, program: str) -> None:
+    """Raises SchemaMismatchError, which says which of the two is behind."""
+    if state.takes(program):
+        return
+    if not state.is_newer_than(program):
+        raise SchemaMismatchError(
+            f"the database has schema revision {state.revision or 'none'}, this release needs {program}",
+            remedy="run `siltstone migrate` of this release first",
+        )
+    oldest = state.oldest_program
+    from_on = "" if oldest is None else f", which takes programs of schema {revision_of(oldest)} and newer"
+    raise SchemaMismatchError(
+        f"this program is too old: the database has schema revision {state.revision}{from_on}, this release is for"
+        f" {program}",
+        remedy="start the release that migrated the database, or a newer one",
+    )
+
+
+def too_old(running: Iterable[Running], oldest_program: int) -> Sequence[Running]:
+    """Those that may not go on with a schema that takes programs from `oldest_program` on."""
+    return sorted(each for each in running if each.program < oldest_program)
+
+
+async def read_state(connection: Connection) -> SchemaState:
+    """What the database says; any role of ours may ask. Raises what the driver raises."""
+    if await connection.fetchval("SELECT to_regclass('alembic_version')") is None:
+        return SchemaState(None, None)
+    revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+    if revision is None:
+        return SchemaState(None, None)
+    if await connection.fetchval("SELECT to_regclass('schema_versions')") is None:
+        return SchemaState(revision, None)
+    oldest: int | None = await connection.fetchval(
+        # a later row may not take back what an earlier one asked for
+        """SELECT max(oldest_program) FROM schema_versions
+        WHERE EXISTS (SELECT FROM schema_versions WHERE version = $1)""",
+        version_of(revision) or 0,
+    )
+    return SchemaState(revision, oldest)
+
+
+async def read_running(connection: Connection) -> Sequence[Running]:
+    """Agents and compactors that hold a lease. Raises what the driver raises."""
+    has_versions = await connection.fetchval("SELECT to_regclass('schema_versions')") is not None
+    program = f"coalesce(program_schema, {_FIRST})" if has_versions else str(_FIRST)
+    rows = await connection.fetch(
+        f"""SELECT 'agent' AS kind, host || ':' || port AS place, {program} AS program
+            FROM agents JOIN writers USING (writer_id) WHERE lease_until_ms >= clock_ms()
+        UNION ALL SELECT 'compactor', 'node ' || node_id || ' on ' || host, {program}
+            FROM compactors WHERE lease_until_ms >= clock_ms()"""  # noqa: S608 - our own names and numbers
+    )
+    return sorted(Running(row["kind"], row["place"], row["program"]) for row in rows)

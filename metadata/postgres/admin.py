@@ -1,0 +1,71 @@
+"""Broker configs and sizes in Postgres.
+
+Order of locks in an alteration: the row of `cluster`, which nobody holds while waiting for a topic; the topics' rows,
+by id; the lock of `changes` last. Others take one topic's row at most, and never the row of `cluster` after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.configs.broker import topic_defaults
+from metadata.configs.changes import Changes, ClusterDecision, changed
+from metadata.contract.service import ChangeKind
+from metadata.postgres.connection import Database
+from metadata.postgres.rows import INTS, append_change, statement
+from metadata.postgres.tables import CLUSTER, TOPICS
+
+CONFIGS_IN_FORCE = sa.type_coerce(
+    sa.select(CLUSTER.c.topic_defaults).scalar_subquery().op("||")(TOPICS.c.configs), JSONB
+).label("configs")
+"""Of a row of `topics`: its overrides over the cluster-wide defaults."""
+TOPICS_IN_FORCE = sa.select(
+    TOPICS.c.topic_id, TOPICS.c.name, CONFIGS_IN_FORCE, TOPICS.c.config_version, TOPICS.c.created_ms
+)
+
+_MOVE_VERSIONS = sa.text(
+    """UPDATE topics t SET config_version = t.config_version + 1
+    FROM (SELECT topic_id FROM topics ORDER BY topic_id FOR NO KEY UPDATE) AS locked
+    WHERE t.topic_id = locked.topic_id"""
+)
+_LEVELED_BYTES = statement(
+    """SELECT partition_id, sum(length)::bigint AS bytes FROM extents
+    WHERE partition_id = ANY (:partition_ids) AND state = 'live' GROUP BY partition_id""",
+    partition_ids=INTS,
+)
+
+
+class PostgresAdmin:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def alter_broker_configs(self, changes: Changes | ClusterDecision) -> Mapping[str, str]:
+        async def work(connection: AsyncConnection) -> Mapping[str, str]:
+            present = sa.select(CLUSTER.c.broker_configs).with_for_update(key_share=True)
+            before: Mapping[str, str] = (await connection.execute(present)).scalar_one()
+            decided = changes(before) if callable(changes) else changes
+            if not decided:
+                return before
+            configs = changed(before, decided)
+            defaults = topic_defaults(configs)
+            values = {"broker_configs": configs, "topic_defaults": defaults}
+            await connection.execute(sa.update(CLUSTER).values(values))
+            if defaults != topic_defaults(before):
+                await connection.execute(_MOVE_VERSIONS)
+            await append_change(connection, ChangeKind.BROKER_CONFIGS_CHANGED, None, {"configs": configs})
+            return configs
+
+        return await self._database.write(work)
+
+    async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
+        async def work(connection: AsyncConnection) -> Mapping[int, int]:
+            rows = await connection.execute(_LEVELED_BYTES, {"partition_ids": list(partition_ids)})
+            return {row.partition_id: row.bytes for row in rows}
+
+        return await self._database.read(work)

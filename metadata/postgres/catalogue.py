@@ -1,0 +1,110 @@
+"""Catalogue snapshots out of Postgres. What is in them: `metadata/contract/catalogue.py`; the way back:
+`catalog_restore.py`.
+
+One read-only transaction at REPEATABLE READ, a cursor for each table, `ROWS_AT_A_TIME` in memory. It locks nothing that
+a commit wants, and it is open only while rows are read: the caller writes them to this machine's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql as pg
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.catalogue import (
+    JOB_IDS_IN_FLIGHT,
+    SEQUENCES,
+    TABLES,
+    CatalogInstant,
+    DoneJob,
+    JobCursor,
+    TakeRows,
+)
+from metadata.contract.service import Cursor
+from metadata.postgres.connection import Database
+from metadata.postgres.rows import now_ms
+from metadata.postgres.tables import MERGE_JOBS, WRITERS
+
+ROWS_AT_A_TIME = 2_000
+
+_JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"
+_LAST = ", ".join(
+    f"(SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {name}) AS {name}"  # noqa: S608
+    for name in SEQUENCES
+    if name != "job_ids"
+)
+_INSTANT = sa.text(
+    f"""SELECT {_LAST}, coalesce(pg_sequence_last_value({_JOB_IDS}::regclass), 0) AS job_ids, cluster_id,
+    greatest((SELECT max(change_id) FROM changes), forgotten_change_id) AS change_id FROM cluster"""  # noqa: S608
+)
+_DONE = sa.text(
+    """SELECT j.job_id, j.epoch, j.finished_ms,
+        coalesce((SELECT array_agg(f.key ORDER BY f.file_id) FROM files f WHERE f.file_id = ANY (j.output_file_ids)),
+            '{}') AS keys
+    FROM merge_jobs j WHERE j.state = 'done' AND (j.job_id = ANY (:live) OR j.job_id > :above)
+        AND NOT j.job_id = ANY (:told) ORDER BY j.job_id"""
+).bindparams(
+    sa.bindparam("live", type_=pg.ARRAY(sa.BigInteger)),
+    sa.bindparam("told", type_=pg.ARRAY(sa.BigInteger)),
+    sa.bindparam("above", type_=sa.BigInteger),
+)
+
+
+class PostgresCatalog:
+    """Part of `PostgresMetadata`. Keeps `metadata.contract.catalogue.CatalogMetadata`."""
+
+    _database: Database
+
+    async def catalog_rows(self, take: TakeRows) -> CatalogInstant:
+        taken_ms = await self._database.read(now_ms)  # before the snapshot: what is not in it is later
+
+        async def work(connection: AsyncConnection) -> CatalogInstant:
+            # the first statement makes the snapshot that all others see; sequences are read outside of it, so they may
+            # be ahead, which does no harm
+            writers = (
+                await connection.execute(sa.select(WRITERS.c.writer_id, WRITERS.c.epoch, WRITERS.c.last_seq))
+            ).all()
+            row = (await connection.execute(_INSTANT)).mappings().one()
+            for each in TABLES.values():
+                query = sa.select(*(each.table.c[name] for name in each.columns))
+                if each.condition:
+                    query = query.where(sa.text(each.condition))
+                await take(each, ())
+                found = await connection.stream(query, execution_options={"yield_per": ROWS_AT_A_TIME})
+                async for some in found.partitions():
+                    await take(each, some)
+            return CatalogInstant(
+                taken_ms=taken_ms,
+                cluster_id=row["cluster_id"],
+                cursor=Cursor(
+                    writers={writer.writer_id: (writer.epoch, writer.last_seq) for writer in writers},
+                    change_id=row["change_id"],
+                ),
+                sequences={name: row[name] for name in SEQUENCES},
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+    async def done_jobs(self, cursor: JobCursor | None) -> tuple[Sequence[DoneJob], JobCursor]:
+        async def work(connection: AsyncConnection) -> tuple[Sequence[DoneJob], JobCursor]:
+            job_id, state = MERGE_JOBS.c.job_id, MERGE_JOBS.c.state
+            highest = (await connection.execute(sa.select(sa.func.max(job_id)))).scalar_one() or 0
+            if cursor is not None:
+                highest = max(highest, cursor.highest)
+            live = await connection.execute(sa.select(job_id).where(sa.text("state IN ('ready', 'running')")))
+            recent = sa.select(job_id).where(job_id > highest - JOB_IDS_IN_FLIGHT, state == "done")
+            told = await connection.execute(recent)
+            after = JobCursor(
+                highest=highest, live=frozenset(live.scalars().all()), told=frozenset(told.scalars().all())
+            )
+            if cursor is None:
+                return [], after
+            asked = {
+                "live": sorted(cursor.live), "told": sorted(cursor.told), "above": cursor.highest - JOB_IDS_IN_FLIGHT
+            }  # fmt: skip
+            rows = await connection.execute(_DONE, asked)
+            return [DoneJob(row.job_id, row.epoch, row.finished_ms, tuple(row.keys)) for row in rows], after
+
+        return await self._database.read(work, repeatable=True)

@@ -1,0 +1,172 @@
+"""A catalogue, rolled forward, back into an empty Postgres.
+
+One transaction does everything, on a database that is empty (migrated, and never used). A crash leaves it as empty as
+before, so the same rebuild can be begun again; a second one finds `REBUILT_HOST` among the writers and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DataError, IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from metadata.contract.catalogue import REBUILT_HOST, TABLES, Row
+from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
+from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
+from metadata.postgres.tables import CLUSTER, FILES, TOPICS, WRITERS
+from runtime.errors import BadInputError, BugError
+
+ROWS_AT_A_TIME = 2_000
+_JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"
+
+
+class NotEmptyError(BadInputError):
+    """A rebuild is for an empty database, and this one is not. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """What a database holds before a rebuild."""
+
+    cluster_id: str
+    is_rebuilt: bool
+    """By an earlier run, and not used since."""
+    writer_id: int | None = None
+    """Of what a rebuild appends by itself."""
+    last_seq: int = -1
+
+
+class RebuiltState(StrEnum):
+    NEVER = "never"
+    UNUSED = "unused"
+    """A rebuild may still append to it (`target_state` has `is_rebuilt`)."""
+    USED = "used"
+
+
+async def rebuilt_state(url: str) -> RebuiltState:
+    """Whether a database with a schema came from a rebuild, and was used since. Raises MetadataUnavailableError."""
+    engine = _engine(url)
+    try:
+        async with engine.connect() as connection:
+            ours = sa.exists().where(WRITERS.c.host == REBUILT_HOST)
+            if not (await connection.execute(sa.select(ours))).scalar_one():
+                return RebuiltState.NEVER
+            await _state(connection)
+            return RebuiltState.UNUSED
+    except NotEmptyError:
+        return RebuiltState.USED
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
+
+
+async def target_state(url: str) -> TargetState | None:
+    """None: no schema at all. Raises NotEmptyError, MetadataUnavailableError."""
+    engine = _engine(url)
+    try:
+        async with engine.connect() as connection:
+            if not (await connection.execute(sa.text("SELECT to_regclass('cluster') IS NOT NULL"))).scalar_one():
+                others = sa.text("SELECT count(*) FROM pg_stat_user_tables WHERE schemaname = current_schema()")
+                if (await connection.execute(others)).scalar_one():
+                    raise NotEmptyError("the database holds tables of somebody else", remedy=_EMPTY_REMEDY)
+                await _check_may_create(connection)
+                return None
+            return await _state(connection)
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
+
+
+async def _check_may_create(connection: AsyncConnection) -> None:
+    """Before the long part, and in a dry run too. Raises BadInputError."""
+    asked = "SELECT current_user, current_schema(), has_schema_privilege(current_schema(), 'CREATE')"
+    role, schema, may_create = (await connection.execute(sa.text(asked))).one()
+    if not may_create:
+        raise BadInputError(
+            f"the role {role} may not create tables in schema {schema}",
+            remedy=f"GRANT CREATE ON SCHEMA {schema} TO {role}, or make the database with {role} as its owner",
+        )
+
+
+_EMPTY_REMEDY = "name an empty database: `createdb` makes one; the old one is kept as it is"
+
+
+_USED = sa.text("SELECT EXISTS (SELECT FROM agents) OR EXISTS (SELECT FROM compactors) OR EXISTS (SELECT FROM changes)")
+
+
+async def _state(connection: AsyncConnection) -> TargetState:
+    cluster_id = (await connection.execute(sa.select(CLUSTER.c.cluster_id))).scalar_one_or_none()
+    writers = (await connection.execute(sa.select(WRITERS.c.host, WRITERS.c.writer_id, WRITERS.c.last_seq))).all()
+    ours = next((row for row in writers if row.host == REBUILT_HOST), None)
+    counts = [
+        (await connection.execute(sa.select(sa.func.count()).select_from(table))).scalar_one()
+        for table in (TOPICS, FILES)
+    ]
+    is_used = (await connection.execute(_USED)).scalar_one()
+    if ours is not None:  # restored writers have written nothing yet, and ours was the last number given
+        last_node = (await connection.execute(sa.text("SELECT last_value FROM node_ids"))).scalar_one()
+        is_used |= last_node != ours.writer_id or any(row.last_seq >= 0 for row in writers if row is not ours)
+    if ours is not None and not is_used:
+        return TargetState(
+            cluster_id=cluster_id or "", is_rebuilt=True, writer_id=ours.writer_id, last_seq=ours.last_seq
+        )
+    if any(counts) or writers or is_used:
+        raise NotEmptyError(
+            f"the database is not empty: cluster {cluster_id}, topics {counts[0]}, files {counts[1]}",
+            remedy=_EMPTY_REMEDY,
+        )
+    return TargetState(cluster_id=cluster_id or "", is_rebuilt=False)
+
+
+async def restore_catalog(url: str, tables: Mapping[str, Sequence[Row]], sequences: Mapping[str, int]) -> None:
+    """Write all rows and set all sequences, in one transaction. The database is migrated and empty.
+
+    `tables` may hold no more than `TABLES` does; extents are numbered anew. Raises NotEmptyError,
+    MetadataUnavailableError, BugError for rows that the schema excludes. Nothing was written then.
+    """
+    engine = _engine(url)
+    try:
+        async with engine.begin() as connection:
+            if (await _state(connection)).is_rebuilt:
+                raise NotEmptyError("the database was rebuilt already", remedy=_EMPTY_REMEDY)
+            await connection.execute(sa.delete(CLUSTER))
+            for name, rows in tables.items():
+                table = TABLES[name].table
+                columns = _columns(table, rows)
+                for start in range(0, len(rows), ROWS_AT_A_TIME):
+                    some = [{column: row[column] for column in columns} for row in rows[start : start + ROWS_AT_A_TIME]]
+                    await connection.execute(sa.insert(table), some)
+            for name, last in sequences.items():
+                place = _JOB_IDS if name == "job_ids" else f"'{name}'"
+                await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
+            # where the janitor looks for whose server this is: somebody has to vouch for it first
+            await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
+    except (IntegrityError, DataError) as error:
+        raise BugError(f"the database takes no such rows, nothing was written: {error.orig}") from error
+    except CONNECTION_ERRORS as error:
+        raise unavailable(error) from error
+    finally:
+        await engine.dispose()
+
+
+def _columns(table: sa.Table, rows: Sequence[Row]) -> list[str]:
+    """Those that all rows have and this release knows: one statement inserts the same columns of all."""
+    columns = {column.name for column in table.columns} - {"extent_id"}
+    for row in rows:
+        columns &= row.keys()
+    return sorted(columns)
+
+
+def _engine(url: str) -> AsyncEngine:
+    return create_async_engine(
+        "postgresql+asyncpg://",
+        async_creator=lambda: connect(url, application="siltstone-rebuild", statement_timeout_ms=STATEMENT_TIMEOUT_MS),
+        poolclass=NullPool,
+    )

@@ -1,0 +1,355 @@
+"""Connections to Postgres: how they are set up, what is checked on each, and what their errors mean.
+
+Every connection, of the pool or dedicated, is made by `connect`, and the service's by `Database.connect`, which also
+checks that the server has not gone back: another system identifier, an older timeline or a missing newest file mean a
+restore, or a failover to a standby that lacked what we acknowledged. Then nothing may be written any more. Nor may it
+when a migration has been there that does not take this program.
+
+Timeouts: the server gives up a statement (10 s) before the client does (15 s), so that a lost answer is rare and short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+from urllib.parse import urlsplit
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import QueuePool
+
+from metadata.contract.service import MetadataUnavailableError, RightsMissingError, WentBackError
+from metadata.migrations.schema_versions import check_takes, read_state
+from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
+from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
+from metadata.postgres.tables import SCHEMA_REVISION
+from runtime.clock import Clock
+from runtime.errors import BadInputError, BugError, Outcome
+from runtime.ids import IdSource
+from runtime.metrics import Metrics
+
+CONNECT_TIMEOUT_S = 10.0
+STATEMENT_TIMEOUT_MS = 10_000
+CLIENT_PATIENCE = 1.5
+"""The client waits this much longer than the server's statement timeout."""
+POOL_TIMEOUT_S = 15.0
+IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
+POOL_CONNECTIONS = 4
+POSTGRES_VERSION_MIN = 150_000
+ATTEMPTS = 10
+"""Of a transaction that lost a deadlock or a serialisation conflict."""
+RETRY_BASE_MS = 5.0
+DEFINITE_CLASSES = frozenset({"22", "23", "42"})
+"""Bad data, violated constraints, bad statements: asked again, they are refused again."""
+RETRIABLE_SQLSTATES = frozenset({"40001", "40P01"})
+INSUFFICIENT_PRIVILEGE = "42501"
+PASSING_CLASSES = frozenset({"08", "40", "55", "57", "58", "XX"})
+"""Lines cut, conflicts, locks, time-outs and shutdowns, failures of its own: it answered, but that is no refusal."""
+
+CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, *DRIVER_ERRORS)
+"""What the drivers raise when a statement or a connection fails."""
+
+T = TypeVar("T")
+
+
+class MetadataInDoubtError(MetadataUnavailableError):
+    """The connection was lost while a change other than `commit_l0` was committing: it may have happened."""
+
+    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
+
+
+class UnsafeDatabaseError(BadInputError):
+    """The server is too old, or would acknowledge commits that it can lose."""
+
+
+async def connect(
+    url: str, *, application: str = "siltstone", statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
+) -> Connection:
+    """A raw asyncpg connection with our session settings.
+
+    Raises MetadataUnavailableError; the message names host and database, never the password.
+    """
+    settings = {
+        "application_name": application,
+        "statement_timeout": str(statement_timeout_ms),
+        "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_TIMEOUT_MS),
+        "default_transaction_isolation": "read committed",
+        "jit": "off",
+        "timezone": "UTC",
+    }
+    try:
+        return await open_connection(
+            driver_url(url),
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            command_timeout_s=statement_timeout_ms / 1000 * CLIENT_PATIENCE,
+            settings=settings,
+        )
+    except (*CONNECTION_ERRORS, ValueError) as error:
+        raise MetadataUnavailableError(f"cannot connect to Postgres at {_place(url)}: {_reason(error)}") from error
+
+
+def driver_url(url: str) -> str:
+    """`postgresql://...` as asyncpg takes it; a SQLAlchemy driver suffix is dropped."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme.partition("+")[0] not in {"postgresql", "postgres"}:
+        raise MetadataUnavailableError(f"{scheme!r} is no Postgres URL", remedy="write postgresql://user@host:port/db")
+    return f"postgresql://{rest}"
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """The SQLSTATE of a driver's error; "" when it carries none (connection lost, time-out)."""
+    state = getattr(getattr(error, "orig", error), "sqlstate", None)
+    return state if isinstance(state, str) else ""
+
+
+def unavailable(error: BaseException) -> MetadataUnavailableError:
+    """Of an error that says that nothing happened. The message tells silence from an answer that we do not like."""
+    return MetadataUnavailableError(_answer(error))
+
+
+def _answer(error: BaseException) -> str:
+    state = sqlstate_of(error)
+    if not state:
+        return f"Postgres did not answer: {_reason(error)}"
+    said = str(getattr(error, "orig", error)).strip().partition("\n")[0]
+    return f"Postgres {'gave up' if state[:2] in PASSING_CLASSES else 'refused'}: {said}"
+
+
+class DedicatedConnection:
+    """One connection used by one call at a time, made anew after it was dropped."""
+
+    def __init__(self, database: Database, application: str) -> None:
+        self.lock = asyncio.Lock()
+        self._database = database
+        self._application = application
+        self._connection: Connection | None = None
+
+    async def get(self) -> Connection:
+        """The connection; call with `lock` held. Raises what `Database.connect` does."""
+        if self._connection is None or self._connection.is_closed():
+            self._connection = None
+            self._connection = await self._database.connect(self._application)
+        return self._connection
+
+    def drop(self) -> None:
+        """Forget the connection: what it was doing may or may not happen."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            connection.terminate()
+
+    async def close(self) -> None:
+        async with self.lock:
+            connection, self._connection = self._connection, None
+            if connection is not None and not connection.is_closed():
+                await _close(connection)
+
+
+@dataclass(slots=True)
+class Seen:
+    """How new the database was when we last looked."""
+
+    system_identifier: int = 0
+    timeline: int = 0
+    cluster_id: str = ""
+    file_id: int = 0
+    """The highest id of a committed file that we were told of."""
+
+
+class Database:
+    """The pool for cold queries, and the rules every connection is made by."""
+
+    def __init__(self, url: str, *, clock: Clock, ids: IdSource, metrics: Metrics | None = None) -> None:
+        self.clock = clock
+        self.ids = ids
+        self.seen = Seen()
+        self._url = url
+        self._engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=lambda: self.connect("siltstone-pool"),
+            pool_size=POOL_CONNECTIONS,
+            max_overflow=POOL_CONNECTIONS,
+            pool_timeout=POOL_TIMEOUT_S,
+            pool_pre_ping=True,
+        )
+        self._metrics = metrics
+        pool = self._engine.pool
+        if metrics is not None and isinstance(pool, QueuePool):
+            metrics.postgres_pool_connections.labels(state="in_use").set_function(pool.checkedout)
+            metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
+
+    async def open(self) -> None:
+        """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
+        connection = await connect(self._url, application="siltstone-open")
+        try:
+            await _check_schema(connection)
+        except CONNECTION_ERRORS as error:
+            raise unavailable(error) from error
+        finally:
+            await _close(connection)
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+    async def connect(self, application: str) -> Connection:
+        """A checked raw connection. Raises MetadataUnavailableError, WentBackError, SchemaMismatchError."""
+        connection = await connect(self._url, application=application)
+        try:
+            await _make_durable(connection)
+            await self._check_not_back(connection)
+            check_takes(await read_state(connection), SCHEMA_REVISION)  # a migration may have come since the last one
+        except CONNECTION_ERRORS as error:
+            connection.terminate()
+            raise unavailable(error) from error
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    def saw_file(self, file_id: int) -> None:
+        self.seen.file_id = max(self.seen.file_id, file_id)
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, repeatable: bool = False) -> T:
+        """Run queries; `repeatable` = all at one instant, read-only. Raises MetadataUnavailableError,
+        RightsMissingError."""
+        options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
+        if repeatable:
+            options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        try:
+            async with self._pooled() as connection:
+                return await work(await connection.execution_options(**options))
+        except CONNECTION_ERRORS as error:
+            raise _meaning(error) from error
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run one transaction, again when it lost a deadlock.
+
+        Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError (lost while
+        committing), and what `work` raises of ours (rolled back).
+        """
+        for attempt in range(ATTEMPTS):
+            committing = False
+            try:
+                async with self._pooled() as connection:
+                    await connection.begin()
+                    result = await work(connection)
+                    committing = True
+                    await connection.commit()
+                    return result
+            except CONNECTION_ERRORS as error:
+                if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
+                    await self.back_off(attempt)
+                    continue
+                if committing and not _is_definite(error):
+                    raise MetadataInDoubtError(f"Postgres was lost while committing: {_reason(error)}") from error
+                raise _meaning(error) from error
+        raise MetadataUnavailableError("a transaction lost every deadlock")
+
+    @asynccontextmanager
+    async def _pooled(self) -> AsyncGenerator[AsyncConnection]:
+        """A connection of the pool; how long it was waited for is measured, in vain too."""
+        began_ms = self.clock.monotonic_ms()
+        async with AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._engine.connect())
+            finally:
+                if self._metrics is not None:
+                    self._metrics.postgres_pool_wait_seconds.observe((self.clock.monotonic_ms() - began_ms) / 1000)
+            yield connection
+
+    async def back_off(self, attempt: int) -> None:
+        await self.clock.sleep_ms(RETRY_BASE_MS * 2**attempt * (0.5 + self.ids.jitter()))
+
+    async def _check_not_back(self, connection: Connection) -> None:
+        """Raises WentBackError, MetadataUnavailableError for a standby."""
+        seen_file_id = self.seen.file_id
+        row = await connection.fetchrow(
+            f"""SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline,
+                pg_is_in_recovery() AS standby, (SELECT cluster_id FROM cluster) AS cluster_id,
+                greatest((SELECT max(file_id) FROM files), (SELECT forgotten_file_id FROM cluster)) AS file_id"""  # noqa: S608
+        )
+        if row is None:
+            raise BugError("a SELECT without FROM returned no row")
+        if row["standby"]:
+            raise MetadataUnavailableError("this Postgres is a standby and takes no writes")
+        now = Seen(
+            system_identifier=row["system_identifier"],
+            timeline=int(row["timeline"], 16),
+            cluster_id=row["cluster_id"] or "",
+            file_id=row["file_id"] or 0,
+        )
+        back = went_back(self.seen, now, seen_file_id)
+        if back:
+            raise WentBackError(
+                f"the metadata database went back: {back}",
+                remedy="stop all agents, find out what was restored or failed over, then run `siltstone fsck --adopt`",
+            )
+        now.file_id = max(now.file_id, self.seen.file_id)
+        self.seen = now
+
+
+def _meaning(error: Exception) -> Exception:
+    """Values or statements that Postgres will never take are no outage; nor are rights that a role lacks."""
+    if sqlstate_of(error) == INSUFFICIENT_PRIVILEGE:
+        return RightsMissingError(_answer(error))
+    if _is_definite(error):
+        return BugError(f"Postgres refuses a statement of ours: {_reason(error)}")
+    return unavailable(error)
+
+
+def _is_definite(error: Exception) -> bool:
+    return sqlstate_of(error)[:2] in DEFINITE_CLASSES or is_refused_by_driver(error)
+
+
+def went_back(before: Seen, now: Seen, seen_file_id: int) -> str:
+    """Why `now` cannot be a later state of the database seen `before`; "" when it can. Pure."""
+    if not before.system_identifier:
+        return ""
+    if before.cluster_id != now.cluster_id:
+        return f"cluster id {before.cluster_id!r} became {now.cluster_id!r}"
+    if before.system_identifier != now.system_identifier:
+        return f"system identifier {before.system_identifier} became {now.system_identifier}"
+    if now.timeline < before.timeline:
+        return f"timeline {before.timeline} became {now.timeline}"
+    if now.file_id < seen_file_id:
+        return f"file {seen_file_id} was committed, but the newest is {now.file_id}"
+    return ""
+
+
+async def _make_durable(connection: Connection) -> None:
+    """A commit must be flushed, and on the standby where there is one, before it is acknowledged."""
+    level = await connection.fetchval(
+        """SELECT CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply')
+            THEN current_setting('synchronous_commit') ELSE set_config('synchronous_commit', 'on', false) END"""
+    )
+    if level not in {"on", "remote_apply"}:
+        raise UnsafeDatabaseError(f"synchronous_commit is {level!r} and cannot be turned on")
+
+
+async def _check_schema(connection: Connection) -> None:
+    version = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
+    if version < POSTGRES_VERSION_MIN:
+        raise UnsafeDatabaseError(f"Postgres {version // 10_000} is too old", remedy="use Postgres 15 or newer")
+    check_takes(await read_state(connection), SCHEMA_REVISION)
+
+
+async def _close(connection: Connection) -> None:
+    try:
+        await connection.close(timeout=CONNECT_TIMEOUT_S)
+    except CONNECTION_ERRORS:
+        connection.terminate()
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        return f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+    except ValueError:
+        return "an address that cannot be read"
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]

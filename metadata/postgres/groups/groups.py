@@ -1,0 +1,328 @@
+"""Consumer groups in Postgres. The commit of offsets is in `metadata/postgres/groups/offsets.py`.
+
+The row of a group is its lock. Whoever writes for a group locks the row first and compares the epoch then, so the next
+owner, who changes the epoch in that row, waits for a write in flight and fences every later one. Locks, in this order:
+rows of `groups` by id, then the lock of all offsets, shared (`OFFSETS_LOCK`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.groups import (
+    CommittedOffset,
+    ExpiredGroups,
+    GroupFencedError,
+    GroupLease,
+    GroupRecord,
+    GroupSummary,
+    GroupsView,
+    OffsetCommitBatch,
+    OffsetCommitResult,
+    OffsetPlace,
+    StrayOffset,
+    TakenGroup,
+    check_group_id,
+)
+from metadata.contract.service import WriterFencedError, WriterLease
+from metadata.postgres.connection import Database
+from metadata.postgres.groups.offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
+from metadata.postgres.rows import LONGS, now_ms, statement
+from metadata.postgres.tables import AGENTS, GROUP_OFFSETS, GROUPS, Utf8
+from metadata.rules.group_members import decode_members, encode_members
+
+NOW_MS = sa.text("clock_ms()")
+NEXT_EPOCH = sa.text("nextval('group_epochs')")
+EXPIRED_MAX = 10_000
+"""Offsets, and groups, deleted by one call."""
+STRAY_OFFSETS_MAX = 1_000
+TAKE_LOCK_TIMEOUT_MS = 2_000
+"""How long the take of one group may wait for its row: takes of others wait behind it."""
+_TAKE_LOCK_TIMEOUT = statement(f"SET LOCAL lock_timeout = {TAKE_LOCK_TIMEOUT_MS}")
+
+# Kafka's GroupMetadata.removeExpiredOffsets: an offset goes as soon as it is as old as the retention.
+_IS_EXPIRED = """CASE
+    WHEN g.empty_since_ms IS NULL THEN
+        o.committed_ms <= :before_ms AND g.subscribed_topics IS NOT NULL AND NOT EXISTS (
+            SELECT FROM topics t
+            WHERE t.topic_id = o.topic_id AND convert_to(t.name, 'UTF8') = ANY (g.subscribed_topics))
+    WHEN g.protocol_type <> '' THEN greatest(g.empty_since_ms, o.committed_ms) <= :before_ms
+    ELSE o.committed_ms <= :before_ms END"""
+_IS_NOTHING = """g.empty_since_ms <= :idle_before_ms
+    AND NOT EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id)"""
+_BEFORE = {"before_ms": sa.BigInteger, "idle_before_ms": sa.BigInteger, "limit": sa.BigInteger}
+_LOCK_EXPIRING = statement(
+    f"""SELECT g.group_id FROM groups g
+    WHERE ({_IS_NOTHING})
+        OR EXISTS (SELECT FROM group_offsets o WHERE o.group_id = g.group_id AND {_IS_EXPIRED})
+    ORDER BY g.group_id LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED""",  # noqa: S608 - no input of anybody's
+    **_BEFORE,
+).columns(group_id=Utf8)
+_DELETE_EXPIRED = statement(
+    f"""DELETE FROM group_offsets d USING (
+        SELECT o.group_id, o.topic_id, o.partition
+        FROM group_offsets o JOIN groups g ON g.group_id = o.group_id
+        WHERE g.group_id = ANY (:group_ids) AND {_IS_EXPIRED} LIMIT :limit
+    ) AS x WHERE d.group_id = x.group_id AND d.topic_id = x.topic_id AND d.partition = x.partition""",  # noqa: S608
+    group_ids=sa.ARRAY(Utf8),
+    before_ms=sa.BigInteger,
+    limit=sa.BigInteger,
+)
+_DELETE_NOTHING = statement(
+    f"DELETE FROM groups g WHERE g.group_id = ANY (:group_ids) AND {_IS_NOTHING}",  # noqa: S608
+    group_ids=sa.ARRAY(Utf8),
+    idle_before_ms=sa.BigInteger,
+)
+_FENCED_LEASES = statement(
+    """SELECT h.group_id, h.epoch FROM unnest(:group_ids, :epochs) AS h (group_id, epoch)
+    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = h.group_id AND g.epoch = h.epoch)""",
+    group_ids=sa.ARRAY(Utf8),
+    epochs=LONGS,
+).columns(group_id=Utf8)
+_KNOWN = statement("SELECT group_id FROM groups WHERE group_id = ANY (:group_ids)", group_ids=sa.ARRAY(Utf8)).columns(
+    group_id=Utf8
+)
+_STRAY_OFFSETS = statement(
+    """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
+    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = o.group_id)
+        OR NOT EXISTS (SELECT FROM partitions p WHERE p.topic_id = o.topic_id AND p.partition = o.partition)
+    ORDER BY o.group_id, o.topic_id, o.partition LIMIT :limit""",
+    limit=sa.BigInteger,
+).columns(group_id=Utf8, topic_id=sa.Uuid)
+_OFFSETS_OF_GROUP = (
+    sa.select(sa.func.count())
+    .select_from(GROUP_OFFSETS)
+    .where(GROUP_OFFSETS.c.group_id == GROUPS.c.group_id)
+    .scalar_subquery()
+    .label("offsets")
+)
+_SUMMARY = (
+    GROUPS.c.group_id,
+    GROUPS.c.epoch,
+    GROUPS.c.owner_id,
+    GROUPS.c.protocol_type,
+    GROUPS.c.generation,
+    GROUPS.c.member_count,
+    GROUPS.c.empty_since_ms,
+    _OFFSETS_OF_GROUP,
+)
+_RECORD = (
+    GROUPS.c.protocol_type,
+    GROUPS.c.generation,
+    GROUPS.c.protocol,
+    GROUPS.c.leader,
+    GROUPS.c.members,
+    GROUPS.c.subscribed_topics,
+)
+
+
+class PostgresGroups:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._offset_committer = OffsetCommitter(database)
+
+    async def close(self) -> None:
+        await self._offset_committer.close()
+
+    async def take_group(self, group_id: str, *, owner: WriterLease, create: bool) -> TakenGroup | None:
+        check_group_id(group_id)
+
+        async def work(connection: AsyncConnection) -> TakenGroup | None:
+            await connection.execute(_TAKE_LOCK_TIMEOUT)
+            # Both forms give the epoch to a row that is locked, so that it grows with every owner.
+            mine = {"epoch": NEXT_EPOCH, "owner_id": owner.writer_id}
+            if create:
+                made = insert(GROUPS).values(group_id=group_id, empty_since_ms=NOW_MS, **mine)
+                take = made.on_conflict_do_update(index_elements=["group_id"], set_=mine)
+                taken = await connection.execute(take.returning(GROUPS.c.epoch, *_RECORD))
+            else:
+                change = sa.update(GROUPS).where(GROUPS.c.group_id == group_id).values(mine)
+                taken = await connection.execute(change.returning(GROUPS.c.epoch, *_RECORD))
+            row = taken.one_or_none()
+            await _check_alive(connection, owner)  # after the lock, which may have been waited for
+            if row is None:
+                return None
+            return TakenGroup(lease=GroupLease(group_id=group_id, epoch=row.epoch), record=_record(row))
+
+        return await self._database.write(work)
+
+    async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
+        topics = None if record.subscribed_topics is None else sorted(record.subscribed_topics)
+        empty_since_ms = None if record.members else sa.func.coalesce(GROUPS.c.empty_since_ms, NOW_MS)
+        values = {
+            "protocol_type": record.protocol_type,
+            "generation": record.generation,
+            "protocol": record.protocol,
+            "leader": record.leader,
+            "members": encode_members(record.members),
+            "member_count": len(record.members),
+            "subscribed_topics": topics,
+            "empty_since_ms": empty_since_ms,
+        }
+
+        async def work(connection: AsyncConnection) -> None:
+            saved = await connection.execute(sa.update(GROUPS).where(*_held(lease)).values(values))
+            if saved.rowcount == 0:
+                raise _fenced(lease)
+
+        await self._database.write(work)
+
+    async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
+        return await self._offset_committer.commit(batches)
+
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
+        values = {"group_ids": [each.group_id for each in leases], "epochs": [each.epoch for each in leases]}
+
+        async def work(connection: AsyncConnection) -> Sequence[GroupLease]:
+            rows = await connection.execute(_FENCED_LEASES, values)
+            return [GroupLease(group_id=row.group_id, epoch=row.epoch) for row in rows]
+
+        return await self._database.read(work)
+
+    async def offsets(
+        self, group_id: str, places: Sequence[OffsetPlace] | None = None
+    ) -> Mapping[OffsetPlace, CommittedOffset]:
+        async def work(connection: AsyncConnection) -> Mapping[OffsetPlace, CommittedOffset]:
+            return await read_offsets(connection, group_id, places)
+
+        return await self._database.read(work)
+
+    async def delete_offsets(self, lease: GroupLease, places: Sequence[OffsetPlace]) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await _lock(connection, lease)
+            await begin_writing_offsets(connection)
+            await delete_places(connection, lease.group_id, places)
+
+        await self._database.write(work)
+
+    async def delete_group(self, lease: GroupLease) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await _lock(connection, lease)
+            await begin_writing_offsets(connection)
+            for table in (GROUP_OFFSETS, GROUPS):
+                await connection.execute(sa.delete(table).where(table.c.group_id == lease.group_id))
+
+        await self._database.write(work)
+
+    async def groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
+        query = sa.select(*_SUMMARY).order_by(GROUPS.c.group_id).limit(limit)
+        if after is not None:
+            query = query.where(GROUPS.c.group_id > after)
+
+        async def work(connection: AsyncConnection) -> Sequence[GroupSummary]:
+            return [_summary(row) for row in await connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
+        query = sa.select(GROUPS.c.group_id).where(GROUPS.c.member_count > 0).order_by(GROUPS.c.group_id).limit(limit)
+        if after is not None:
+            query = query.where(GROUPS.c.group_id > after)
+
+        async def work(connection: AsyncConnection) -> Sequence[str]:
+            return (await connection.execute(query)).scalars().all()
+
+        return await self._database.read(work)
+
+    async def group(self, group_id: str) -> GroupRecord | None:
+        async def work(connection: AsyncConnection) -> GroupRecord | None:
+            query = sa.select(*_RECORD).where(GROUPS.c.group_id == group_id)
+            row = (await connection.execute(query)).one_or_none()
+            return None if row is None else _record(row)
+
+        return await self._database.read(work)
+
+    async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
+        async def work(connection: AsyncConnection) -> Collection[str]:
+            return (await connection.execute(_KNOWN, {"group_ids": list(group_ids)})).scalars().all()
+
+        return await self._database.read(work)
+
+    async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
+        async def work(connection: AsyncConnection) -> ExpiredGroups:
+            now = await now_ms(connection)
+            before = {"before_ms": now - offsets_retention_ms, "idle_before_ms": now - idle_group_ms}
+            values: dict[str, Any] = {**before, "limit": EXPIRED_MAX}
+            # Who is being written to is skipped: nobody waits, and there is nothing to deadlock with.
+            locked = (await connection.execute(_LOCK_EXPIRING, values)).scalars().all()
+            if not locked:
+                return ExpiredGroups(offsets=0, groups=0)
+            await begin_writing_offsets(connection)
+            values["group_ids"] = locked
+            # Judged again, by what is there now that they are locked.
+            offsets = await connection.execute(_DELETE_EXPIRED, values)
+            groups = await connection.execute(_DELETE_NOTHING, values)
+            return ExpiredGroups(offsets=offsets.rowcount, groups=groups.rowcount)
+
+        return await self._database.write(work)
+
+    async def groups_view(self) -> GroupsView:
+        async def work(connection: AsyncConnection) -> GroupsView:
+            columns = (*_SUMMARY, GROUPS.c.protocol, GROUPS.c.leader, GROUPS.c.members, GROUPS.c.subscribed_topics)
+            query = sa.select(*columns).order_by(GROUPS.c.group_id)
+            groups = [(_summary(row), _record(row)) for row in await connection.execute(query)]
+            strays = await connection.execute(_STRAY_OFFSETS, {"limit": STRAY_OFFSETS_MAX})
+            # A sequence knows no snapshot: read last, it is at or above all that the groups have.
+            last = await connection.execute(sa.text("SELECT last_value FROM group_epochs"))
+            return GroupsView(
+                groups=groups,
+                last_epoch=last.scalar_one(),
+                stray_offsets=[StrayOffset(row.group_id, OffsetPlace(row.topic_id, row.partition)) for row in strays],
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+
+async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
+    """Raises WriterFencedError unless it is one of `live_agents`."""
+    mine = (AGENTS.c.writer_id == owner.writer_id, AGENTS.c.epoch == owner.epoch)
+    alive = sa.select(AGENTS.c.writer_id).where(*mine, AGENTS.c.lease_until_ms > NOW_MS, sa.not_(AGENTS.c.draining))
+    if (await connection.execute(alive)).first() is None:
+        raise WriterFencedError(f"writer {owner.writer_id} epoch {owner.epoch} has no running lease, or drains")
+
+
+async def _lock(connection: AsyncConnection, lease: GroupLease) -> None:
+    """Raises GroupFencedError."""
+    lock = sa.select(GROUPS.c.group_id).where(*_held(lease)).with_for_update(key_share=True)
+    if (await connection.execute(lock)).first() is None:
+        raise _fenced(lease)
+
+
+def _held(lease: GroupLease) -> tuple[sa.ColumnElement[bool], ...]:
+    """Judged again, by the row as it then is, when the lock had to be waited for."""
+    return GROUPS.c.group_id == lease.group_id, GROUPS.c.epoch == lease.epoch
+
+
+def _fenced(lease: GroupLease) -> GroupFencedError:
+    return GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
+
+
+def _summary(row: Any) -> GroupSummary:
+    return GroupSummary(
+        group_id=row.group_id,
+        epoch=row.epoch,
+        owner_id=row.owner_id,
+        protocol_type=row.protocol_type,
+        generation=row.generation,
+        members=row.member_count,
+        empty_since_ms=row.empty_since_ms,
+        offsets=row.offsets,
+    )
+
+
+def _record(row: Any) -> GroupRecord:
+    return GroupRecord(
+        protocol_type=row.protocol_type,
+        generation=row.generation,
+        protocol=row.protocol,
+        leader=row.leader,
+        members=decode_members(row.members),
+        subscribed_topics=None if row.subscribed_topics is None else frozenset(row.subscribed_topics),
+    )

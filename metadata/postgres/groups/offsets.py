@@ -1,0 +1,226 @@
+"""Offsets of consumer groups in Postgres: committed by one prepared call, read by one statement.
+
+The call may be repeated, but not outrun: an older offset must not be written over a newer one. A call whose answer was
+lost or not waited for may still run, wait for a lock, or even lie in a socket that the network delivers when it has
+healed. So before the next call the server is asked to end the session of the lost one, and nothing is committed until
+it is gone. Another owner needs none of this: its epoch fences the call.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.groups import (
+    CommittedOffset,
+    GroupLease,
+    OffsetCommitBatch,
+    OffsetCommitResult,
+    OffsetPlace,
+    OffsetToCommit,
+)
+from metadata.contract.service import MetadataUnavailableError
+from metadata.postgres.connection import (
+    ATTEMPTS,
+    CONNECTION_ERRORS,
+    DEFINITE_CLASSES,
+    RETRIABLE_SQLSTATES,
+    Database,
+    DedicatedConnection,
+    MetadataInDoubtError,
+    sqlstate_of,
+    unavailable,
+)
+from metadata.postgres.driver import Connection, is_refused_by_driver
+from metadata.postgres.rows import INTS, UUIDS, statement
+from metadata.postgres.tables import GROUP_OFFSETS, Utf8
+from runtime.errors import BugError
+
+OFFSETS_LOCK = 7_310_575_220
+"""Shared by all who write rows of `group_offsets`, after they have locked the group; alone by who deletes a topic."""
+LOCK_TIMEOUT_MS = 1_500
+IDLE_TIMEOUT_MS = 2_000
+"""Of the deletion of a topic, when it has come to that lock."""
+CALL = "SELECT * FROM commit_offsets_v1($1, $2, $3, $4, $5, $6, $7, $8)"
+_END_SESSION = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
+_SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+END_SESSION_PATIENCE_MS = 5_000
+
+_PLACES = statement(
+    """SELECT o.topic_id, o.partition, o.committed_offset, o.leader_epoch, o.metadata, o.committed_ms
+    FROM unnest(:topic_ids, :partitions) AS p (topic_id, partition)
+    JOIN group_offsets o ON o.group_id = :group_id AND o.topic_id = p.topic_id AND o.partition = p.partition""",
+    group_id=Utf8,
+    topic_ids=UUIDS,
+    partitions=INTS,
+).columns(topic_id=sa.Uuid, metadata=Utf8)
+_DELETE_PLACES = statement(
+    """DELETE FROM group_offsets o USING unnest(:topic_ids, :partitions) AS p (topic_id, partition)
+    WHERE o.group_id = :group_id AND o.topic_id = p.topic_id AND o.partition = p.partition""",
+    group_id=Utf8,
+    topic_ids=UUIDS,
+    partitions=INTS,
+)
+
+
+class _Session(NamedTuple):
+    """A server process; its number alone may come again."""
+
+    pid: int
+    started: datetime
+
+
+class OffsetCommitter:
+    """Commits one call at a time; a second waits for the first."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._line = DedicatedConnection(database, "siltstone-offsets")
+        self._connection: Connection | None = None
+        self._session: _Session | None = None
+        """Of `_connection`."""
+        self._lost: list[_Session] = []
+        """Sessions in which a call may still run, or run yet."""
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    async def commit(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
+        """See `GroupMetadata.commit_offsets`. Raises MetadataInDoubtError, MetadataUnavailableError."""
+        if not batches:
+            return []
+        wanted: dict[GroupLease, dict[OffsetPlace, OffsetToCommit]] = {}
+        for batch in batches:
+            wanted.setdefault(batch.lease, {}).update((offset.place, offset) for offset in batch.offsets)
+        places = [place for of_group in wanted.values() for place in of_group]
+        arguments = _arguments(wanted)
+        async with self._line.lock:
+            rows = await self._call(await self._ready(), arguments)
+        if len(rows) != len(wanted):
+            raise BugError(f"{len(wanted)} groups were committed and {len(rows)} answered")
+        fenced = {lease: bool(row["fenced"]) for lease, row in zip(wanted, rows, strict=True)}
+        unknown: set[OffsetPlace] = {places[at - 1] for row in rows for at in row["unknown"]}
+        return [_result(batch, fenced=fenced[batch.lease], unknown=unknown) for batch in batches]
+
+    async def _ready(self) -> Connection:
+        """A connection beside which no lost call is left."""
+        connection = await self._line.get()
+        try:
+            if connection is not self._connection:
+                row = await connection.fetchrow(_SESSION)
+                if row is None:
+                    raise BugError("a session does not see itself")
+                self._connection, self._session = connection, _Session(row["pid"], row["backend_start"])
+            while self._lost:
+                lost = self._lost[-1]
+                if await connection.fetchval(_END_SESSION, *lost, END_SESSION_PATIENCE_MS) is False:
+                    raise MetadataUnavailableError("a commit of offsets that was given up does not end")
+                self._lost.pop()
+        except CONNECTION_ERRORS as error:
+            self._line.drop()
+            raise unavailable(error) from error
+        return connection
+
+    async def _call(self, connection: Connection, arguments: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+        for attempt in range(ATTEMPTS):
+            try:
+                return await connection.fetch(CALL, *arguments)
+            except CONNECTION_ERRORS as error:
+                state = sqlstate_of(error)
+                if state in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
+                    await self._database.back_off(attempt)
+                elif state[:2] in DEFINITE_CLASSES or is_refused_by_driver(error):
+                    raise BugError(f"Postgres refuses a commit of offsets: {state} {error}") from error
+                else:
+                    self._lose()
+                    reason = f"{error or type(error).__name__}"
+                    raise MetadataInDoubtError(f"the answer to a commit of offsets was lost: {reason}") from error
+            except BaseException:
+                self._lose()  # cancelled: the statement may still be running
+                raise
+        raise BugError("unreachable: the last attempt returns or raises")
+
+    def _lose(self) -> None:
+        if self._session is not None:
+            self._lost.append(self._session)
+        self._connection = self._session = None
+        self._line.drop()
+
+
+def _arguments(wanted: Mapping[GroupLease, Mapping[OffsetPlace, OffsetToCommit]]) -> list[Any]:
+    """Arguments of CALL. Columns that say nothing are sent empty."""
+    offsets = [
+        (number, offset) for number, of_group in enumerate(wanted.values(), start=1) for offset in of_group.values()
+    ]
+    leader_epochs = [offset.leader_epoch for _, offset in offsets]
+    texts = [offset.metadata.encode("utf-8", "surrogatepass") for _, offset in offsets]
+    return [
+        [lease.group_id.encode("utf-8", "surrogatepass") for lease in wanted],
+        [lease.epoch for lease in wanted],
+        [number for number, _ in offsets],
+        [offset.place.topic_id for _, offset in offsets],
+        [offset.place.partition for _, offset in offsets],
+        [offset.offset for _, offset in offsets],
+        [] if all(epoch == -1 for epoch in leader_epochs) else leader_epochs,
+        texts if any(texts) else [],
+    ]
+
+
+def _result(batch: OffsetCommitBatch, *, fenced: bool, unknown: set[OffsetPlace]) -> OffsetCommitResult:
+    gone = () if fenced or not unknown else (offset.place for offset in batch.offsets if offset.place in unknown)
+    return OffsetCommitResult(fenced=fenced, unknown=frozenset(gone))
+
+
+# ---- on a connection of the pool
+
+
+async def read_offsets(
+    connection: AsyncConnection, group_id: str, places: Sequence[OffsetPlace] | None
+) -> Mapping[OffsetPlace, CommittedOffset]:
+    if places is None:
+        rows = await connection.execute(sa.select(GROUP_OFFSETS).where(GROUP_OFFSETS.c.group_id == group_id))
+    else:
+        rows = await connection.execute(_PLACES, {"group_id": group_id, **_columns(places)})
+    return {
+        OffsetPlace(row.topic_id, row.partition): CommittedOffset(
+            offset=row.committed_offset,
+            leader_epoch=row.leader_epoch,
+            metadata=row.metadata,
+            committed_ms=row.committed_ms,
+        )
+        for row in rows
+    }
+
+
+async def begin_writing_offsets(connection: AsyncConnection) -> None:
+    """After the rows of the groups are locked, before any row of `group_offsets` is written."""
+    await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock_shared({OFFSETS_LOCK})"))
+
+
+async def delete_places(connection: AsyncConnection, group_id: str, places: Sequence[OffsetPlace]) -> None:
+    await connection.execute(_DELETE_PLACES, {"group_id": group_id, **_columns(places)})
+
+
+async def delete_offsets_of_topic(connection: AsyncConnection, topic_id: uuid.UUID) -> None:
+    """Late in the deletion of the topic: every commit of offsets waits until it has ended, and already while we wait
+    for the lock. So from here on no lock is waited for longer than LOCK_TIMEOUT_MS, and an agent that stands still is
+    not waited for longer than IDLE_TIMEOUT_MS; the deletion then fails, undone.
+
+    Whoever held the lock before us has committed, so all its rows are seen; who gets it after us sees no partition.
+    """
+    await connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+    await connection.execute(sa.text(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TIMEOUT_MS}"))
+    await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock({OFFSETS_LOCK})"))
+    await connection.execute(sa.delete(GROUP_OFFSETS).where(GROUP_OFFSETS.c.topic_id == topic_id))
+
+
+def _columns(places: Sequence[OffsetPlace]) -> dict[str, list[Any]]:
+    return {
+        "topic_ids": [place.topic_id for place in places],
+        "partitions": [place.partition for place in places],
+    }

@@ -1,0 +1,114 @@
+"""Cluster identity, agents' leases and producer ids in Postgres.
+
+A writer's epoch moves under its row lock, so registering waits for a commit of the predecessor that is in flight, and
+fences every later one. The lease is another row, in `agents`: a commit that hangs does not cost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.service import LEASE_MS, AgentAddress, AgentInfo, ClusterIdentity, WriterFencedError, WriterLease
+from metadata.migrations.schema_versions import version_of
+from metadata.postgres.connection import Database
+from metadata.postgres.log.registering import begin_registering
+from metadata.postgres.rows import between_now_and
+from metadata.postgres.tables import AGENTS, CLUSTER, PRODUCER_ID_BLOCKS, SCHEMA_REVISION, WRITERS
+from metadata.rules.jobs import LEASE_SLACK
+
+NOW_MS = sa.text("clock_ms()")
+
+
+class PostgresAgents:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def cluster_identity(self) -> ClusterIdentity:
+        async def work(connection: AsyncConnection) -> ClusterIdentity:
+            row = (await connection.execute(sa.select(CLUSTER.c.cluster_id, CLUSTER.c.store_bound))).one()
+            return ClusterIdentity(cluster_id=row.cluster_id, store_bound=row.store_bound)
+
+        return await self._database.read(work)
+
+    async def bind_store(self) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(sa.update(CLUSTER).values(store_bound=True))
+
+        await self._database.write(work)
+
+    async def register_agent(self, address: AgentAddress) -> WriterLease:
+        async def work(connection: AsyncConnection) -> WriterLease:
+            await begin_registering(connection)
+            here = (WRITERS.c.host == address.host, WRITERS.c.port == address.port)
+            take = sa.update(WRITERS).where(*here).values(epoch=WRITERS.c.epoch + 1, last_seq=-1)
+            taken = await connection.execute(take.returning(WRITERS.c.writer_id, WRITERS.c.epoch))
+            row = taken.one_or_none()
+            if row is None:  # a new address, or one that is being registered this moment
+                made = insert(WRITERS).values(host=address.host, port=address.port)
+                made = made.on_conflict_do_update(
+                    constraint="writers_address", set_={"epoch": WRITERS.c.epoch + 1, "last_seq": -1}
+                )
+                row = (await connection.execute(made.returning(WRITERS.c.writer_id, WRITERS.c.epoch))).one()
+            lease = {"epoch": row.epoch, "zone": address.zone, "lease_until_ms": _lease_end(), "draining": False}
+            lease["program_schema"] = version_of(SCHEMA_REVISION)
+            leased = insert(AGENTS).values(writer_id=row.writer_id, **lease)
+            await connection.execute(leased.on_conflict_do_update(index_elements=["writer_id"], set_=lease))
+            return WriterLease(writer_id=row.writer_id, epoch=row.epoch)
+
+        return await self._database.write(work)
+
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+        async def work(connection: AsyncConnection) -> int:
+            beat = sa.update(AGENTS).where(AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
+            beat = beat.values(lease_until_ms=_lease_end(), draining=draining)
+            done = (await connection.execute(beat.returning(AGENTS.c.lease_until_ms))).scalar_one_or_none()
+            if done is None:
+                raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+            return done - LEASE_MS
+
+        return await self._database.write(work)
+
+    async def unregister_agent(self, lease: WriterLease) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            mine = (AGENTS.c.writer_id == lease.writer_id, AGENTS.c.epoch == lease.epoch)
+            await connection.execute(sa.delete(AGENTS).where(*mine))
+
+        await self._database.write(work)
+
+    async def live_agents(self) -> Sequence[AgentInfo]:
+        async def work(connection: AsyncConnection) -> Sequence[AgentInfo]:
+            leased = between_now_and(AGENTS.c.lease_until_ms, LEASE_SLACK * LEASE_MS)
+            alive = (leased, sa.not_(AGENTS.c.draining))
+            query = sa.select(AGENTS.c.writer_id, AGENTS.c.epoch, AGENTS.c.zone, WRITERS.c.host, WRITERS.c.port)
+            query = query.join(WRITERS, WRITERS.c.writer_id == AGENTS.c.writer_id).where(*alive)
+            rows = (await connection.execute(query.order_by(AGENTS.c.writer_id))).all()
+            return [
+                AgentInfo(
+                    writer_id=row.writer_id,
+                    epoch=row.epoch,
+                    address=AgentAddress(host=row.host, port=row.port, zone=row.zone),
+                )
+                for row in rows
+            ]
+
+        return await self._database.read(work)
+
+    async def allocate_producer_ids(self, count: int) -> range:
+        async def work(connection: AsyncConnection) -> range:
+            move = sa.update(CLUSTER).values(next_producer_id=CLUSTER.c.next_producer_id + count)
+            end = (await connection.execute(move.returning(CLUSTER.c.next_producer_id))).scalar_one()
+            block = sa.insert(PRODUCER_ID_BLOCKS).values(first_id=end - count, count=count, allocated_ms=NOW_MS)
+            await connection.execute(block)
+            return range(end - count, end)
+
+        return await self._database.write(work)
+
+
+def _lease_end() -> sa.ColumnElement[int]:
+    return sa.literal_column(f"clock_ms() + {LEASE_MS}", sa.BigInteger)

@@ -1,0 +1,93 @@
+"""Hints between followers, and between agents, by LISTEN and NOTIFY, from connections of their own.
+
+Inside the commit a NOTIFY would take a lock that serialises every commit's flush; so a hint is sent after it, by one
+task, at most 20 times a second, with nothing flushed for it. A hint may be lost; followers look again by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from metadata.contract.service import MetadataUnavailableError
+from metadata.memory.hints import Hint
+from metadata.postgres.connection import CONNECTION_ERRORS, Database, DedicatedConnection
+from metadata.postgres.driver import Connection
+
+NEWS = "siltstone_news"
+AGENTS = "siltstone_agents"
+INTERVAL_MS = 50.0
+LISTEN_AGAIN_MS = 1000.0
+
+
+class PostgresNews:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._heard = {channel: Hint(database.clock) for channel in (NEWS, AGENTS)}
+        self._to_send: set[str] = set()
+        self._any_to_send = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._line = DedicatedConnection(database, "siltstone-notify")
+        self._listener: Connection | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._send())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._listener is not None and not self._listener.is_closed():
+            self._listener.terminate()
+        await self._line.close()
+
+    async def notify(self) -> None:
+        self._send_soon(NEWS)
+
+    async def wait_for_news(self, timeout_ms: float) -> None:
+        await self._heard[NEWS].wait(timeout_ms)
+
+    async def announce_agents(self) -> None:
+        self._send_soon(AGENTS)
+
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        return await self._heard[AGENTS].wait(timeout_ms)
+
+    def _send_soon(self, channel: str) -> None:
+        self._to_send.add(channel)
+        self._any_to_send.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self._any_to_send.wait()
+            self._any_to_send.clear()
+            hints = "; ".join(f"NOTIFY {channel}" for channel in sorted(self._to_send))
+            self._to_send.clear()
+            try:
+                async with self._line.lock:
+                    connection = await self._line.get()
+                    await connection.execute(f"SET synchronous_commit = off; {hints}")
+            except (*CONNECTION_ERRORS, MetadataUnavailableError):
+                self._line.drop()  # a lost hint costs others one poll interval
+            await asyncio.sleep(INTERVAL_MS / 1000)
+
+    async def _listen(self) -> None:
+        while True:
+            self._ended.clear()
+            with contextlib.suppress(*CONNECTION_ERRORS, MetadataUnavailableError):
+                self._listener = await self._database.connect("siltstone-listen")
+                self._listener.add_termination_listener(self._on_end)
+                for channel in self._heard:
+                    await self._listener.add_listener(channel, self._on_hint)
+                await self._ended.wait()
+            await asyncio.sleep(LISTEN_AGAIN_MS / 1000)
+
+    def _on_hint(self, _connection: object, _pid: object, channel: str, _payload: object) -> None:
+        self._heard[channel].give()
+
+    def _on_end(self, *_: object) -> None:
+        self._ended.set()

@@ -1,0 +1,194 @@
+"""Topics in Postgres: one transaction a change, with a row in `changes` as its last step.
+
+Order of locks: the topic's row, then watermark rows in id order, then the name's row in `deleted_topics`, then what
+`metadata/postgres/rows.py` says, the lock of `changes` last. The commit function takes watermark rows in id order and
+nothing of the rest, so the two cannot deadlock: a deletion waits for commits in flight, and a commit that comes after
+it finds no watermark row and refuses the batches. It waits for merges, too, and kills what they put in.
+
+A deletion is timed after the watermarks are locked: whoever had state on the topic has an older producer id. A topic of
+the same name made meanwhile waits at the name's unique index, so its partitions see the time of that deletion.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.configs.changes import Changes, TopicDecision, changed
+from metadata.contract.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
+from metadata.postgres.connection import Database
+from metadata.postgres.groups.offsets import delete_offsets_of_topic
+from metadata.postgres.rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
+from metadata.postgres.tables import (
+    CLUSTER,
+    DELETED_TOPICS,
+    EXTENTS,
+    LOG_STARTS,
+    PARTITIONS,
+    PRODUCERS,
+    TOPICS,
+    WATERMARKS,
+)
+
+_BROKER_CONFIGS = sa.select(CLUSTER.c.broker_configs)
+_INSERT_PARTITIONS = sa.text(
+    """INSERT INTO partitions (topic_id, partition, created_ms, predecessor_deleted_ms)
+    SELECT t.topic_id, n, clock_ms(), d.deleted_ms
+    FROM topics t LEFT JOIN deleted_topics d ON d.name = t.name, generate_series(:first ::integer, :last ::integer) AS n
+    WHERE t.topic_id = :topic_id ORDER BY n
+    RETURNING partition_id, partition"""
+).bindparams(sa.bindparam("topic_id", type_=sa.Uuid))
+_IDS = sa.bindparam("partition_ids", type_=ARRAY(sa.Integer))
+_INSERT_WATERMARKS = sa.text("INSERT INTO watermarks (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
+_INSERT_LOG_STARTS = sa.text("INSERT INTO log_starts (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
+
+
+class PostgresTopics:
+    """Part of `PostgresMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        topic_id = self._database.ids.uuid4()
+
+        async def work(connection: AsyncConnection) -> Topic:
+            made = sa.insert(TOPICS).values(
+                topic_id=topic_id, name=name, configs=dict(configs), created_ms=sa.text("clock_ms()")
+            )
+            try:
+                created_ms = (await connection.execute(made.returning(TOPICS.c.created_ms))).scalar_one()
+            except IntegrityError as error:
+                raise TopicExistsError(f"topic {name!r} exists already") from error
+            partition_ids = await _add_partitions(connection, topic_id, range(partitions))
+            topic = Topic(
+                topic_id=topic_id,
+                name=name,
+                partition_ids=partition_ids,
+                configs=dict(configs),
+                created_ms=created_ms,
+            )
+            detail = {"partition_ids": list(partition_ids), "configs": dict(configs), "created_ms": created_ms}
+            await _append(connection, ChangeKind.TOPIC_CREATED, topic, detail)
+            return topic
+
+        return await self._database.write(work)
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await begin_killing(connection)
+            topic = await _locked(connection, topic_id)
+            gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
+            rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
+            await connection.execute(rows.order_by(WATERMARKS.c.partition_id).with_for_update(of=WATERMARKS))
+            deleted = insert(DELETED_TOPICS).values(name=topic.name, deleted_ms=sa.text("clock_ms()"))
+            again = {"deleted_ms": deleted.excluded.deleted_ms}
+            await connection.execute(deleted.on_conflict_do_update(index_elements=["name"], set_=again))
+            await lock_partitions(connection, topic.partition_ids)
+            live = sa.select(EXTENTS.c.extent_id).where(EXTENTS.c.partition_id.in_(gone), EXTENTS.c.state == "live")
+            dying = sorted((await connection.execute(live)).scalars())
+            await kill_extents(connection, dying, at_ms=await now_ms(connection))
+            for table in (WATERMARKS, LOG_STARTS, PRODUCERS):
+                await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
+            for table in (PARTITIONS, TOPICS):
+                await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))
+            await delete_offsets_of_topic(connection, topic_id)
+            detail = {"partition_ids": list(topic.partition_ids)}
+            await _append(connection, ChangeKind.TOPIC_DELETED, topic, detail)
+
+        await self._database.write(work)
+
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
+        async def work(connection: AsyncConnection) -> Topic:
+            topic = await _locked(connection, topic_id)
+            decided = changes
+            if callable(decided):  # the row of `cluster` is read, not locked: its lock comes before those of topics
+                of_cluster: Mapping[str, str] = (await connection.execute(_BROKER_CONFIGS)).scalar_one()
+                decided = decided(topic.configs, of_cluster)
+            if not decided:
+                return topic
+            configs = changed(topic.configs, decided)
+            values = {"configs": configs, "config_version": TOPICS.c.config_version + 1}
+            await connection.execute(sa.update(TOPICS).where(TOPICS.c.topic_id == topic_id).values(values))
+            await _append(connection, ChangeKind.CONFIGS_CHANGED, topic, {"configs": configs})
+            return _topic(topic, configs=configs)
+
+        return await self._database.write(work)
+
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+        async def work(connection: AsyncConnection) -> Topic:
+            topic = await _locked(connection, topic_id)
+            present = len(topic.partition_ids)
+            if count <= present:
+                raise InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+            added = await _add_partitions(connection, topic_id, range(present, count))
+            partition_ids = topic.partition_ids + added
+            detail = {"partition_ids": list(partition_ids)}
+            await _append(connection, ChangeKind.PARTITIONS_ADDED, topic, detail)
+            return _topic(topic, partition_ids=partition_ids)
+
+        return await self._database.write(work)
+
+    async def topics(self) -> Sequence[Topic]:
+        return await self._database.read(read_topics)
+
+
+async def read_topics(connection: AsyncConnection, topic_id: uuid.UUID | None = None) -> Sequence[Topic]:
+    """All topics by name, or the one with `topic_id`, in one statement."""
+    in_order = aggregate_order_by(PARTITIONS.c.partition_id, PARTITIONS.c.partition)
+    query = sa.select(TOPICS, sa.func.array_agg(in_order).label("partition_ids"))
+    query = query.join(PARTITIONS, PARTITIONS.c.topic_id == TOPICS.c.topic_id).group_by(TOPICS.c.topic_id)
+    if topic_id is not None:
+        query = query.where(TOPICS.c.topic_id == topic_id)
+    rows = (await connection.execute(query.order_by(TOPICS.c.name))).all()
+    return [
+        Topic(
+            topic_id=row.topic_id,
+            name=row.name,
+            partition_ids=tuple(row.partition_ids),
+            configs=row.configs,
+            created_ms=row.created_ms,
+        )
+        for row in rows
+    ]
+
+
+async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
+    """The topic with its row locked. Raises UnknownTopicError."""
+    lock = sa.select(TOPICS.c.topic_id).where(TOPICS.c.topic_id == topic_id).with_for_update()
+    await connection.execute(lock)
+    found = await read_topics(connection, topic_id)  # a later statement: it sees what the lock waited for
+    if not found:
+        raise UnknownTopicError(f"there is no topic with id {topic_id}")
+    return found[0]
+
+
+async def _add_partitions(connection: AsyncConnection, topic_id: uuid.UUID, numbers: range) -> tuple[int, ...]:
+    span = {"topic_id": topic_id, "first": numbers.start, "last": numbers.stop - 1}
+    made = (await connection.execute(_INSERT_PARTITIONS, span)).all()
+    partition_ids = tuple(row.partition_id for row in sorted(made, key=lambda row: row.partition))
+    for statement in (_INSERT_WATERMARKS, _INSERT_LOG_STARTS):
+        await connection.execute(statement, {"partition_ids": list(partition_ids)})
+    return partition_ids
+
+
+async def _append(connection: AsyncConnection, kind: ChangeKind, topic: Topic, detail: Mapping[str, Any]) -> None:
+    await append_change(connection, kind, topic.topic_id, {"name": topic.name, **detail})
+
+
+def _topic(
+    topic: Topic, *, configs: Mapping[str, str] | None = None, partition_ids: tuple[int, ...] | None = None
+) -> Topic:
+    return Topic(
+        topic_id=topic.topic_id,
+        name=topic.name,
+        partition_ids=topic.partition_ids if partition_ids is None else partition_ids,
+        configs=topic.configs if configs is None else configs,
+        created_ms=topic.created_ms,
+    )

@@ -1,0 +1,1 @@
+"""What compactors ask for: views, durable jobs, commits of merges, retention."""

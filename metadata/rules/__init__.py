@@ -1,0 +1,1 @@
+"""What both stores decide alike: judges of batches, merges and retention, invariants, codecs. Pure."""

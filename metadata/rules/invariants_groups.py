@@ -1,0 +1,77 @@
+"""The invariants of consumer groups as the metadata store holds them. Predicates, as in `metadata/rules/invariants.py`.
+
+- GRP-1  a commit of an older owner or generation is refused: every epoch was given by the sequence, and to one group;
+- GRP-2  a committed offset belongs to a group and a partition that exist;
+- GRP-3  a group is empty since some time if and only if it has no members; member ids and instance ids are its own, the
+         leader is a member, and the protocol is one that every member knows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from metadata.contract.groups import GroupRecord, GroupSummary, GroupsView
+from metadata.rules.invariants import Violation
+
+
+def check_grp_1(view: GroupsView) -> list[Violation]:
+    """Epochs are distinct, and none is above the last that was given."""
+    violations: list[Violation] = []
+    epochs = Counter(summary.epoch for summary, _ in view.groups)
+    for summary, _ in view.groups:
+        if not 0 < summary.epoch <= view.last_epoch:
+            message = f"epoch {summary.epoch} was never given, the last is {view.last_epoch}"
+            violations.append(_violation("GRP-1", summary.group_id, message))
+        if epochs[summary.epoch] > 1:
+            violations.append(_violation("GRP-1", summary.group_id, f"another group has epoch {summary.epoch} too"))
+    return violations
+
+
+def check_grp_2(view: GroupsView) -> list[Violation]:
+    """No offset is left of a group, a topic or a partition that is gone."""
+    known = {summary.group_id for summary, _ in view.groups}
+    return [
+        _violation(
+            "GRP-2",
+            stray.group_id,
+            f"an offset of partition {stray.place.partition} of topic {stray.place.topic_id}, but there is no such"
+            f" {'partition' if stray.group_id in known else 'group'}",
+        )
+        for stray in view.stray_offsets
+    ]
+
+
+def check_grp_3(view: GroupsView) -> list[Violation]:
+    return [
+        _violation("GRP-3", summary.group_id, message)
+        for summary, record in view.groups
+        for message in _contradictions(summary, record)
+    ]
+
+
+def _contradictions(summary: GroupSummary, record: GroupRecord) -> Iterator[str]:
+    members = record.members
+    if summary.members != len(members):
+        yield f"counts {summary.members} members and has {len(members)}"
+    if (summary.empty_since_ms is None) != bool(members):
+        yield f"has {len(members)} members and is empty since {summary.empty_since_ms}"
+    for id_ in _repeated(member.member_id for member in members):
+        yield f"two members are called {id_!r}"
+    for id_ in _repeated(member.instance_id for member in members if member.instance_id is not None):
+        yield f"two members have the instance id {id_!r}"
+    if not members:
+        return
+    if record.leader not in {member.member_id for member in members}:
+        yield f"its leader {record.leader!r} is no member"
+    for member in members:
+        if record.protocol not in {name for name, _ in member.protocols}:
+            yield f"member {member.member_id!r} does not know the protocol {record.protocol!r}"
+
+
+def _repeated(ids: Iterable[str]) -> list[str]:
+    return [id_ for id_, count in Counter(ids).items() if count > 1]
+
+
+def _violation(id_: str, group_id: str, message: str) -> Violation:
+    return Violation(id=id_, message=f"group {group_id!r}: {message}")

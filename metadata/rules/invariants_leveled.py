@@ -1,0 +1,215 @@
+"""The invariants of L1 and above, as predicates; `metadata/rules/invariants.py` has the others.
+
+- LOG-2   the batches of a live extent have strictly rising offsets inside its range and sound CRCs, and a producer's
+          sequences are in an extent once (PROD-1);
+- FILE-2  every object is live, in grace, pinned, in flight, or an orphan younger than the sweep;
+- FILE-3  a file of L1 or above counts its live extents right, and dies with the last;
+- MERGE-1 no extent and no L0 file is input of two live jobs.
+
+Bytes are walked as they arrive, chunk by chunk, so that a file of any size takes the memory of one batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from metadata.contract.compaction import SystemView
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.service import NO_PRODUCER, FileInfo, FileState
+from metadata.rules.invariants import Violation
+from wire.batch import BATCH_HEADER_BYTES, BATCH_LENGTH_MIN, MAGIC_V2, CorruptBatchError, crc_matches, read_header
+from wire.crc import crc32c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowances:
+    """How long an object may lie there without a live file, in ms."""
+
+    grace_ms: int = 900_000
+    late_ms: int = 3_600_000
+    """After the grace, until the janitor has come round."""
+    orphan_ms: int = 86_400_000
+    """An object that no row names."""
+
+
+def check_merge_1(view: SystemView) -> list[Violation]:
+    held = Counter[tuple[str, int]]()
+    for _, file_id, extent_id in view.job_inputs:
+        held[("L0 file", file_id) if extent_id is None else ("extent", extent_id)] += 1
+    return [
+        Violation(id="MERGE-1", message=f"{what} {id_} is input of {times} live jobs")
+        for (what, id_), times in held.items()
+        if times > 1
+    ]
+
+
+def check_file_3(view: SystemView) -> list[Violation]:
+    counted = Counter(extent.file_id for extent in view.extents)
+    violations = [
+        Violation(id="FILE-3", message=f"file {file_id} says {said} live extents, there are {counted[file_id]}")
+        for file_id, said in view.live_extents.items()
+        if said != counted[file_id] or said == 0
+    ]
+    return violations + [
+        Violation(id="FILE-3", message=f"{number} live extents lie in file {file_id}, which is not live")
+        for file_id, number in counted.items()
+        if file_id not in view.live_extents
+    ]
+
+
+def check_file_2(
+    objects: Iterable[tuple[str, int]],
+    files: Mapping[str, FileInfo],
+    view: SystemView,
+    *,
+    in_flight: Callable[[str], bool],
+    allowances: Allowances,
+) -> list[Violation]:
+    """`objects`: (key, last modified ms). `in_flight`: the writer of this key is at work.
+
+    List the objects first, then read the rows: an object that was there has its row by then, or is in flight. Each
+    violation names its key, so that a caller can look again, for the janitor may have come between.
+    """
+    violations: list[Violation] = []
+    input_files = {file_id for _, file_id, _ in view.job_inputs}
+    for key, modified_ms in objects:
+        file = files.get(key)
+        why = ""
+        if file is None:
+            if view.now_ms - modified_ms > allowances.orphan_ms and not in_flight(key):
+                why = "no row names it"
+        elif file.state is FileState.DEAD:
+            dead_ms = file.created_ms if file.dead_ms is None else file.dead_ms
+            is_kept = file.file_id in input_files or any(created_ms <= dead_ms for created_ms in view.pins)
+            if view.now_ms - dead_ms > allowances.grace_ms + allowances.late_ms and not is_kept:
+                why = f"its file {file.file_id} is dead since {view.now_ms - dead_ms} ms"
+        elif file.state is FileState.DELETED:
+            why = f"its file {file.file_id} is deleted"
+        elif file.state is FileState.ABORTED and view.now_ms - file.created_ms > allowances.late_ms:
+            why = "its key was aborted"
+        if why:
+            violations.append(Violation(id="FILE-2", message=f"object {key}: {why}", key=key))
+    return violations
+
+
+def check_flagged(extents: Iterable[LeveledExtent]) -> list[Violation]:
+    """LOG-2 of live extents that merges found damaged: they are kept, and readers get an error at the damage."""
+    return [
+        Violation(
+            id="LOG-2",
+            message=f"partition {extent.partition_id}: {extent.key}: offsets {extent.base_offset} to"
+            f" {extent.last_offset} ({extent.length} bytes at {extent.position}) are flagged, {extent.flagged_reason}",
+            key=extent.key,
+        )
+        for extent in extents
+        if extent.flagged_reason is not None
+    ]
+
+
+class ExtentWalk:
+    """Walks the batches of one extent of L1 or above as its bytes arrive. `feed` and `finish` raise
+    CorruptBatchError."""
+
+    def __init__(self, extent: LeveledExtent) -> None:
+        self._extent = extent
+        self._left = b""
+        self._position = 0
+        self._crc = 0
+        self._next_offset = extent.base_offset
+        self._records = 0
+        self._sequences: set[tuple[int, int, int]] = set()
+
+    def feed(self, data: memoryview) -> None:
+        self._crc = crc32c(data, self._crc)
+        if self._extent.flagged_reason is not None:
+            return  # its bytes are known to be no batches
+        held = self._left + data.tobytes() if self._left else data.tobytes()
+        at = 0
+        while len(held) - at >= BATCH_HEADER_BYTES:
+            size = self._size(held, at)
+            if len(held) - at < size:
+                break
+            self._take(held, at)
+            at += size
+        self._left = held[at:]
+        self._position += at
+
+    def finish(self) -> None:
+        extent = self._extent
+        if self._crc != extent.crc32c:
+            raise CorruptBatchError(f"{self._where()}: CRC-32C {self._crc}, not {extent.crc32c}")
+        if extent.flagged_reason is None and (self._left or self._records != extent.record_count):
+            raise CorruptBatchError(
+                f"{self._where()}: {self._records} records and {len(self._left)} bytes left, not {extent.record_count}"
+            )
+
+    def _size(self, held: bytes, at: int) -> int:
+        header = read_header(held, at)
+        if header.magic != MAGIC_V2 or header.batch_length < BATCH_LENGTH_MIN:
+            raise CorruptBatchError(f"{self._where(at)}: magic {header.magic}, length {header.batch_length}")
+        if self._position + at + header.size_bytes > self._extent.length:
+            raise CorruptBatchError(f"{self._where(at)}: a batch of {header.size_bytes} bytes reaches over the end")
+        return header.size_bytes
+
+    def _take(self, held: bytes, at: int) -> None:
+        header = read_header(held, at)
+        if not crc_matches(held, at, header):
+            raise CorruptBatchError(f"{self._where(at)}: the CRC of the batch does not match")
+        is_inside = self._next_offset <= header.base_offset <= header.last_offset <= self._extent.last_offset
+        if not is_inside or header.records_count < 0:
+            raise CorruptBatchError(
+                f"{self._where(at)}: [{header.base_offset}, {header.last_offset}] does not follow {self._next_offset}"
+            )
+        if header.producer_id != NO_PRODUCER and not header.is_control:
+            sequences = (header.producer_id, header.producer_epoch, header.base_sequence)
+            if sequences in self._sequences:
+                raise CorruptBatchError(f"{self._where(at)}: producer, epoch and sequence {sequences} are there twice")
+            self._sequences.add(sequences)
+        self._next_offset = header.next_offset
+        self._records += header.records_count
+
+    def _where(self, at: int = 0) -> str:
+        extent = self._extent
+        return f"[{extent.base_offset}, {extent.last_offset}] at {extent.position + self._position + at}"
+
+
+async def check_leveled_bytes(
+    key: str, extents: Sequence[LeveledExtent], chunks: AsyncIterable[bytes]
+) -> tuple[list[Violation], int, int]:
+    """LOG-2 of the live `extents` of one file. `chunks`: the whole object in order.
+
+    Returns (violations, bytes seen, their CRC-32C) for FILE-1.
+    """
+    violations: list[Violation] = []
+    waiting = sorted(extents, key=lambda extent: (extent.position, extent.length), reverse=True)
+    walking: list[tuple[LeveledExtent, ExtentWalk]] = []
+    seen, crc = 0, 0
+
+    def failed(extent: LeveledExtent, error: CorruptBatchError) -> None:
+        message = f"partition {extent.partition_id}: {key}: {error}"
+        violations.append(Violation(id="LOG-2", message=message, key=key))
+
+    async for chunk in chunks:
+        data, end = memoryview(chunk), seen + len(chunk)
+        while waiting and waiting[-1].position < end:
+            extent = waiting.pop()
+            walking.append((extent, ExtentWalk(extent)))
+        still: list[tuple[LeveledExtent, ExtentWalk]] = []
+        for extent, walk in walking:
+            stop = extent.position + extent.length
+            try:
+                walk.feed(data[max(extent.position - seen, 0) : max(stop - seen, 0)])
+                if stop <= end:
+                    walk.finish()
+                else:
+                    still.append((extent, walk))
+            except CorruptBatchError as error:
+                failed(extent, error)
+        walking = still
+        crc, seen = crc32c(chunk, crc), end
+    for extent in [*(extent for extent, _ in walking), *waiting]:
+        if extent.length:
+            failed(extent, CorruptBatchError(f"[{extent.base_offset}, {extent.last_offset}] ends past the object"))
+    return violations, seen, crc

@@ -1,0 +1,197 @@
+"""What the commit of a merge decides, as pure functions: both metadata stores call them inside their transaction.
+
+Given what the inputs are *now* (read under locks), `decide_commit` refuses what cannot be true of a sound merge, and
+says which outputs are stored dead. The rules, per partition:
+
+- an input that is dead although its last offset is at or above the log start was replaced by another merge: refused;
+- an input that lies below the log start, or whose partition is gone, was deleted: it may be missing from what the merge
+  read, and what the merge made of it is *trimmed* (stored dead);
+- whatever lives among the inputs was read, and whatever was read is an input;
+- the outputs hold exactly the offsets that were read, none of them twice. So an output cannot reach over a gap in its
+  inputs, which would hide what lies there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+from metadata.contract.compaction import CleanedPartition, CommitMerge, MergeRefusedError
+from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
+
+DEDUPED_TOLD_MAX = 1_000
+"""Partitions in one MERGED change."""
+
+Range = tuple[int, int]
+"""(base offset, last offset), both inclusive."""
+
+
+class InputRange(NamedTuple):
+    """Offsets of one partition in one input: a row of an L0 file's index, or an L1+ extent."""
+
+    partition_id: int
+    base_offset: int
+    last_offset: int
+    is_live: bool
+    """The state of its row: of the file for L0, of the extent above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeDecision:
+    """What a commit stores, beyond what was asked."""
+
+    trimmed: Sequence[Sequence[bool]]
+    """Per output file, per extent: it is stored dead."""
+
+    def live_extents(self, output: int) -> int:
+        """Of the output file with this number."""
+        return sum(not is_trimmed for is_trimmed in self.trimmed[output])
+
+    @property
+    def trimmed_extents(self) -> int:
+        return sum(map(sum, self.trimmed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanedState:
+    """What `log_starts` holds of a partition's cleaning."""
+
+    cleaned_through_offset: int = 0
+    last_cleaned_ms: int | None = None
+    passes_needed: int = 1
+    requested_through_offset: int | None = None
+
+
+def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts: Mapping[int, int]) -> MergeDecision:
+    """`inputs`: all of the job, dead ones too; `log_starts`: of the partitions that exist, by id.
+
+    Raises MergeRefusedError.
+    """
+    held: dict[int, list[Range]] = defaultdict(list)
+    alive: dict[int, list[Range]] = defaultdict(list)
+    for partition_id, base_offset, last_offset, is_live in inputs:
+        held[partition_id].append((base_offset, last_offset))
+        if is_deleted(partition_id, last_offset, log_starts):
+            continue
+        if not is_live:
+            raise MergeRefusedError(
+                f"input [{base_offset}, {last_offset}] of partition {partition_id} was replaced by another merge"
+            )
+        alive[partition_id].append((base_offset, last_offset))
+    written: dict[int, list[Range]] = defaultdict(list)
+    for extent in chain.from_iterable(output.extents for output in commit.outputs):
+        if not 0 <= extent.base_offset <= extent.last_offset:
+            raise MergeRefusedError(f"an output covers [{extent.base_offset}, {extent.last_offset}], which is no range")
+        written[extent.partition_id].append((extent.base_offset, extent.last_offset))
+    for partition_id in {*held, *written, *commit.covered}:
+        read = joined(partition_id, commit.covered.get(partition_id, ()))
+        if not _within(joined(partition_id, alive[partition_id]), read):
+            raise MergeRefusedError(f"the merge did not read every live input of partition {partition_id}")
+        if not _within(read, joined(partition_id, held[partition_id])):
+            raise MergeRefusedError(f"the merge read offsets of partition {partition_id} that no input holds")
+        if joined(partition_id, written[partition_id]) != read:
+            raise MergeRefusedError(
+                f"the outputs hold {_shown(joined(partition_id, written[partition_id]))} of partition {partition_id},"
+                f" the inputs {_shown(read)}"
+            )
+    return MergeDecision(
+        trimmed=[
+            [is_deleted(extent.partition_id, extent.last_offset, log_starts) for extent in output.extents]
+            for output in commit.outputs
+        ]
+    )
+
+
+def is_deleted(partition_id: int, last_offset: int, log_starts: Mapping[int, int]) -> bool:
+    """Retention, DeleteRecords or the deletion of the topic took all of an extent that ends at `last_offset`."""
+    return last_offset < log_starts.get(partition_id, last_offset + 1)
+
+
+def joined(partition_id: int, ranges: Iterable[Range]) -> list[Range]:
+    """Ranges that touch become one. Raises MergeRefusedError when two overlap."""
+    whole: list[Range] = []
+    for base_offset, last_offset in sorted(ranges):
+        if whole and base_offset <= whole[-1][1]:
+            raise MergeRefusedError(f"two ranges of partition {partition_id} hold offset {base_offset}")
+        if whole and base_offset == whole[-1][1] + 1:
+            whole[-1] = (whole[-1][0], last_offset)
+        else:
+            whole.append((base_offset, last_offset))
+    return whole
+
+
+def merged_detail(commit: CommitMerge, l0_file_ids: Sequence[int]) -> Mapping[str, Any] | None:
+    """What the MERGED change tells the agents; None when there is nothing they must hear of.
+
+    L0 files they must drop from their index. That a partition was deduped they need not know, because what they looked
+    up before stays readable for the grace; told, they serve the compacted records at once. So many that the change
+    would grow large are left out.
+    """
+    deduped = sorted(each.partition_id for each in commit.cleaned)
+    if len(deduped) > DEDUPED_TOLD_MAX:
+        deduped = []
+    if not l0_file_ids and not deduped:
+        return None
+    return {"job_id": commit.job_id, "l0_files": list(l0_file_ids), "deduped": deduped}
+
+
+def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_key_hour: int) -> None:
+    """Raises MergeRefusedError for a key that was used or aborted before, or is as old as rows that were forgotten."""
+    if len(set(keys)) != len(keys):
+        raise MergeRefusedError("two outputs have the same key")
+    used = sorted(set(keys) & set(known))
+    if used:
+        raise MergeRefusedError(f"key {used[0]!r} was aborted or used before")
+    for key in keys:
+        hour = key_hour(key)
+        if hour is not None and hour <= forgotten_key_hour:
+            raise MergeRefusedError(f"key {key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
+
+
+def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:
+    """After a dedupe pass. Only a pass from the log start moves the mark and counts as a cleaning; never back.
+
+    A partial pass may find that more keys are there than one filling of the buffer holds, never that there are fewer.
+    """
+    if pass_.cleaned_through_offset is None:
+        return CleanedState(
+            cleaned_through_offset=before.cleaned_through_offset,
+            last_cleaned_ms=before.last_cleaned_ms,
+            passes_needed=max(before.passes_needed, pass_.passes_needed),
+            requested_through_offset=before.requested_through_offset,
+        )
+    through = max(before.cleaned_through_offset, pass_.cleaned_through_offset)
+    requested = before.requested_through_offset
+    return CleanedState(
+        cleaned_through_offset=through,
+        last_cleaned_ms=now_ms,
+        passes_needed=pass_.passes_needed,
+        # By this pass: the mark may have been there before, and what was asked for is that a pass reaches it again.
+        requested_through_offset=None if requested is None or requested <= pass_.cleaned_through_offset else requested,
+    )
+
+
+def _within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:
+    """Both joined: every range of `inner` lies in one of `outer`."""
+    outer_left = iter(outer)
+    base_offset, last_offset = 0, -1
+    for wanted_base, wanted_last in inner:
+        while last_offset < wanted_last:
+            found = next(outer_left, None)
+            if found is None:
+                return False
+            base_offset, last_offset = found
+        if wanted_base < base_offset:
+            return False
+    return True
+
+
+def _shown(ranges: Sequence[Range]) -> str:
+    """Short enough for a message."""
+    gaps = [f"({before[1] + 1} to {after[0] - 1} missing)" for before, after in pairwise(ranges)]
+    if not ranges:
+        return "nothing"
+    return " ".join([f"[{ranges[0][0]}, {ranges[-1][1]}]", *gaps[:3]])

@@ -1,0 +1,104 @@
+"""Which extents retention takes, and what a topic's configs mean to the compactor. Pure; both metadata stores use it.
+
+Kafka's rules (`UnifiedLog.deleteOldSegments`) with extents for segments: by time, then by size, whole extents, oldest
+first, stopping at the first that stays. Here they also stop where the unbroken stretch of L1+ extents from the log
+start ends, because there an L0 file begins, whose records are younger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from metadata.configs.topic import as_int, as_list, resolve
+
+TIMESTAMP_MS_MAX = 2**62
+"""Timestamps are whatever producers sent; above this a sum of two would leave 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    compacts: bool
+    deletes: bool
+    retention_ms: int
+    """-1 = no limit. Means nothing unless `deletes`."""
+    retention_bytes: int
+
+    @property
+    def expires_after_ms(self) -> int | None:
+        """By time; None = never."""
+        return self.retention_ms if self.deletes and self.retention_ms >= 0 else None
+
+    @property
+    def is_limited(self) -> bool:
+        return self.deletes and (self.retention_ms >= 0 or self.retention_bytes >= 0)
+
+
+class AgedExtent(NamedTuple):
+    """What retention needs of an extent."""
+
+    extent_id: int
+    base_offset: int
+    last_offset: int
+    length: int
+    max_timestamp_ms: int
+    """Its file's creation where no record has a timestamp."""
+
+
+def retention_policy(configs: Mapping[str, str]) -> RetentionPolicy:
+    """Of a topic's overrides."""
+    resolved = resolve(configs)
+    cleanup = as_list(resolved, "cleanup.policy")
+    return RetentionPolicy(
+        compacts="compact" in cleanup,
+        deletes="delete" in cleanup,
+        retention_ms=as_int(resolved, "retention.ms"),
+        retention_bytes=as_int(resolved, "retention.bytes"),
+    )
+
+
+def expired_extents(
+    extents: Sequence[AgedExtent], policy: RetentionPolicy, *, log_start_offset: int, now_ms: int
+) -> Sequence[AgedExtent]:
+    """The first of `extents` (live, L1+, of one partition, by offset) that retention takes now.
+
+    Time: now - largest timestamp > retention.ms, strictly. Size: while what remains is at least retention.bytes.
+    """
+    if not policy.is_limited:
+        return ()
+    remaining = sum(extent.length for extent in extents)
+    taken = 0
+    end = log_start_offset
+    for extent in extents:
+        is_next = extent.base_offset <= end if taken == 0 else extent.base_offset == end
+        is_old = policy.retention_ms >= 0 and now_ms - extent.max_timestamp_ms > policy.retention_ms
+        remaining -= extent.length
+        is_too_much = policy.retention_bytes >= 0 and remaining >= policy.retention_bytes
+        if not is_next or not (is_old or is_too_much):
+            break
+        taken += 1
+        end = extent.last_offset + 1
+    return extents[:taken]
+
+
+def expiry_ms(extents: Iterable[tuple[int, int | None]]) -> int | None:
+    """When retention by time will have taken all of `extents`, each (largest timestamp, expires after ms or None)."""
+    last: int | None = None
+    for max_timestamp_ms, after_ms in extents:
+        if after_ms is None:
+            return None
+        ends_ms = min(max_timestamp_ms, TIMESTAMP_MS_MAX) + min(after_ms, TIMESTAMP_MS_MAX - 1)
+        last = ends_ms if last is None else max(last, ends_ms)
+    return last
+
+
+def cleanable_through(stretches: Iterable[tuple[int, int]], *, end_offset: int, min_lag_ms: int, now_ms: int) -> int:
+    """The offset below which every record is older than `min.compaction.lag.ms`, at most `end_offset`.
+
+    `stretches`: (base offset, largest timestamp) of live extents of any level, in any order.
+    """
+    if min_lag_ms <= 0:
+        return end_offset
+    young = (base_offset for base_offset, max_timestamp_ms in stretches if max_timestamp_ms > now_ms - min_lag_ms)
+    return min(end_offset, min(young, default=end_offset))

@@ -1,0 +1,53 @@
+"""Which stretches of an L0 file hold accepted batches. Pure; the commit function does the same in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from metadata.contract.service import BatchResult, L0Batch
+from metadata.rules.packed_index import IndexRow
+
+
+def stretches(batches: Sequence[L0Batch], results: Iterable[BatchResult]) -> Iterator[IndexRow]:
+    """One row per run of accepted batches of a partition whose bytes touch and whose offsets follow each other.
+
+    A refused or duplicate batch leaves a hole of bytes, so it ends a stretch. Rows are in arrival order.
+    """
+    row: IndexRow | None = None
+    for batch, result in zip(batches, results, strict=True):
+        if result.error or result.duplicate:
+            continue
+        new = IndexRow(
+            partition_id=batch.partition_id,
+            base_offset=result.base_offset,
+            last_offset=result.base_offset + batch.record_count - 1,
+            position=batch.position,
+            length=batch.length,
+            min_timestamp_ms=batch.min_timestamp_ms,
+            max_timestamp_ms=batch.max_timestamp_ms,
+        )
+        if row is not None and _touches(row, new):
+            row = _joined(row, new)
+        else:
+            if row is not None:
+                yield row
+            row = new
+    if row is not None:
+        yield row
+
+
+def _touches(row: IndexRow, new: IndexRow) -> bool:
+    return (
+        row.partition_id == new.partition_id
+        and row.position + row.length == new.position
+        and row.last_offset + 1 == new.base_offset
+    )
+
+
+def _joined(row: IndexRow, new: IndexRow) -> IndexRow:
+    return row._replace(
+        last_offset=new.last_offset,
+        length=row.length + new.length,
+        min_timestamp_ms=min(row.min_timestamp_ms, new.min_timestamp_ms),
+        max_timestamp_ms=max(row.max_timestamp_ms, new.max_timestamp_ms),
+    )
