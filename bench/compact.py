@@ -38,12 +38,12 @@ from bench.merge_inputs import (
 )
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from compactor.allocator import keep_freed_memory
-from compactor.clean_kernels import Limits, judge
-from compactor.clean_oracle import compact
-from compactor.cleaning import DEDUPE_KEYS_MAX, CleanBounds
-from compactor.dedupe_buffer import DedupeBuffer
-from compactor.execute import MergeEngine
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX, CleanBounds
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
+from compactor.cleaning.kernels import Limits, judge
+from compactor.cleaning.oracle import compact
+from compactor.merging.allocator import keep_freed_memory
+from compactor.merging.execute import MergeEngine
 from metadata.contract.compaction import CommitMerge
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

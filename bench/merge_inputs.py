@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.spec import GIB, MergeKind, MergeSpec, PartitionSpec
+from compactor.planning.spec import GIB, MergeKind, MergeSpec, PartitionSpec
 from metadata.contract.compaction import (
     ClaimedJob,
     CommitMerge,

@@ -34,9 +34,9 @@ from bench.registry import Size
 from bench.s3_server import client_environment, stop
 from bench.stack import Reading, Stack, Store, per_gib, store_note
 from bench.table import Cell, Column, Table
-from compactor.execute import MergeEngine
-from compactor.plan import new_job
-from compactor.spec import GIB, MIB, MergeKind, MergeSpec
+from compactor.merging.execute import MergeEngine
+from compactor.planning.plan import new_job
+from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec
 from metadata.contract.compaction import LeveledExtent, Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock

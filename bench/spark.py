@@ -27,11 +27,11 @@ from bench.merge_inputs import BATCH_RECORDS, LEASE, MergeInputFiles, json_value
 from bench.registry import Size
 from bench.table import Cell, Column, Table
 from bench.usage import children
-from compactor.execute import MergeEngine
 from compactor.heavy.cut import cut
 from compactor.heavy.stored import store_plan
 from compactor.heavy.units import HeavyPlan
-from compactor.spec import MIB, MergeSpec
+from compactor.merging.execute import MergeEngine
+from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import ClaimedJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

@@ -30,17 +30,17 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-from compactor.catalog import catalog_of
-from compactor.execute import MergeEngine
-from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
-from compactor.measures import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
-from compactor.memory_gate import MemoryGate
+from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
+from compactor.deletion.metadata_backup import catalog_of
+from compactor.deletion.retention import Retention
+from compactor.gauges import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
+from compactor.loop import Rounds
+from compactor.merging.execute import MergeEngine
+from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
-from compactor.options import CURSOR_BYTES, plan_options
-from compactor.plan import new_job, plan_merges
-from compactor.retention import Retention
-from compactor.rounds import Rounds
-from compactor.spec import MergeKind, MergeSpec
+from compactor.planning.options import CURSOR_BYTES, plan_options
+from compactor.planning.plan import new_job, plan_merges
+from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterLease

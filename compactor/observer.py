@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compactor.measures import show_series
+from compactor.gauges import show_series
 from metadata.contract.compaction import Metadata
 from metadata.contract.observation import GroupLags, PostgresFigures
 from runtime.clock import Clock

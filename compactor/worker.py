@@ -1,9 +1,9 @@
 """One merge from its claim to its end.
 
 Claim (epoch + 1, the lease and the time limit begin) -> wait for memory -> read, merge and write
-(`compactor/execute.py`) while the event loop beats for the job -> commit, which is the only thing that counts. A crash
-anywhere before the commit leaves objects that no row names and a job whose lease runs out: the next claim begins anew.
-A commit whose answer was lost is asked again, the same call, until it is answered.
+(`compactor/merging/execute.py`) while the event loop beats for the job -> commit, which is the only thing that counts.
+A crash anywhere before the commit leaves objects that no row names and a job whose lease runs out: the next claim
+begins anew. A commit whose answer was lost is asked again, the same call, until it is answered.
 
 How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
 `given_back` (we are told to stop: it is ready for the next; or a store is away: after a rest); `failed` (it cannot be
@@ -18,13 +18,13 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
-from compactor.execute import Progress
-from compactor.kway_merge import InputUnavailableError, MergeInputError
-from compactor.measures import count_merge
-from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
-from compactor.merge_spans import merge_span, note_outputs
-from compactor.options import job_memory_bytes
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.gauges import count_merge
+from compactor.merging.execute import Progress
+from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
+from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
+from compactor.merging.spans import merge_span, note_outputs
+from compactor.planning.options import job_memory_bytes
 from metadata.contract.compaction import (
     JOB_BEAT_MS,
     ClaimedJob,
@@ -53,7 +53,7 @@ ERROR_CHARS_MAX = 2_000
 
 
 class Engine(Protocol):
-    """`compactor.execute.MergeEngine`."""
+    """`compactor.merging.execute.MergeEngine`."""
 
     async def run(
         self, claimed: ClaimedJob, *, progress: Callable[[Progress], None] = ..., keep_going: Callable[[], None] = ...

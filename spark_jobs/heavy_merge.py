@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).resolve().parent):
     del sys.path[0]  # a script's own directory, where modules of ours would stand in for others of the same name
 
-from compactor.allocator import keep_freed_memory
 from compactor.heavy.failures import UnitFailedError
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan
 from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.merging.allocator import keep_freed_memory
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds

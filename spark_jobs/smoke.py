@@ -18,9 +18,9 @@ def in_a_worker(number: int) -> tuple[str, str]:
     """What a task needs: this Python, our packages, and Arrow."""
     import pyarrow  # pyright: ignore[reportMissingTypeStubs] -- it ships none
 
-    import compactor.spec
+    import compactor.planning.spec
 
-    return sys.executable, f"{pyarrow.__name__} {compactor.spec.__name__} {number}"
+    return sys.executable, f"{pyarrow.__name__} {compactor.planning.spec.__name__} {number}"
 
 
 def main(memory: str) -> None:

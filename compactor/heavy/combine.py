@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
 from compactor.heavy.units import HeavyPlan, UnitKind
-from compactor.segments import joined_ranges
-from compactor.unreadable import PARTITIONS_TOLD_MAX
+from compactor.merging.segments import joined_ranges
 from metadata.contract.compaction import CleanedPartition, CommitMerge, OutputFile
 from metadata.rules.jobs import UNREADABLE
 

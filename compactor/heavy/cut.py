@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
-from compactor.kway_merge import class_of, order_inputs
-from compactor.options import CURSOR_BYTES, KEPT_BYTES
-from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
+from compactor.merging.kway_merge import class_of, order_inputs
+from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
+from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
 from metadata.contract.compaction import ClaimedJob, LeveledExtent
 from metadata.contract.service import WriterLease
 

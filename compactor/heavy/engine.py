@@ -23,8 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
-from compactor.execute import Progress
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
 from compactor.heavy.cut import KEYED_UNIT_BYTES, UNIT_BYTES, cut, may_go_on
 from compactor.heavy.failures import failure_of_all, stored_failures, stored_unread, unread_of_all
@@ -32,8 +31,9 @@ from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_re
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
 from compactor.heavy.units import HeavyPlan
-from compactor.options import CURSOR_BYTES, KEPT_BYTES
-from compactor.spec import GIB, MergeKind, MergeSpec
+from compactor.merging.execute import Progress
+from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
+from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.compaction import ClaimedJob, CommitMerge, JobLostError
 from metadata.contract.service import WriterLease

@@ -22,7 +22,7 @@ import zstandard
 
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.units import HeavyPlan, PlanError, decompress, load_json
-from compactor.kway_merge import InputUnavailableError, MergeInputError
+from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from storage.keys import (

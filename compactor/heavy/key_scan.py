@@ -1,8 +1,8 @@
 """A KEYS unit: reads a slice of a deduped partition and gives the hash of every key that a record may be kept for.
 
-The scan is the embedded engine's (`compactor/partition_cleaner.py`): the same records are entered, and the same batches
-are found unreadable. What differs is the table: instead of going into a buffer, 256 bits of hash and the offset go on,
-to be grouped by whoever runs the unit, over all slices of the partition.
+The scan is the embedded engine's (`compactor/cleaning/partition_cleaner.py`): the same records are entered, and the
+same batches are found unreadable. What differs is the table: instead of going into a buffer, 256 bits of hash and the
+offset go on, to be grouped by whoever runs the unit, over all slices of the partition.
 
 Nothing that was given can be taken back, and a record of a flagged extent must not stand for its key: older ones would
 be dropped for a record that cannot be read. So the rows of an extent that passes in several windows are held until its
@@ -27,17 +27,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning import CleanBounds
-from compactor.cursors import WINDOW_BYTES, Cursors
-from compactor.execute import check_formats
+from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
+from compactor.cleaning.unreadable import UnreadableBatches
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult
 from compactor.heavy.slices import KeysFound, cut_reason
 from compactor.heavy.units import HeavyPlan, Unit, UnitKind
-from compactor.kway_merge import InputExtent, MergeInputs, PartitionInputs, order_inputs
-from compactor.partition_cleaner import PartitionCleaner, ScanPass
-from compactor.spec import MIB, PartitionSpec
-from compactor.unreadable import UnreadableBatches
-from compactor.windows import Flags, KernelCaller, LateCorruptionError, Window, windows
+from compactor.merging.cursors import WINDOW_BYTES, Cursors
+from compactor.merging.execute import check_formats
+from compactor.merging.kway_merge import InputExtent, MergeInputs, PartitionInputs, order_inputs
+from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError, Window, windows
+from compactor.planning.spec import MIB, PartitionSpec
 from runtime.errors import BadInputError
 from storage.objects import ObjectStore
 from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
@@ -264,7 +264,7 @@ class KeyScan:
 
 
 def _is_streamed(extent: InputExtent) -> bool:
-    """Passes in several windows (`compactor/windows.py`)."""
+    """Passes in several windows (`compactor/merging/windows.py`)."""
     return extent.length > WINDOW_BYTES and not extent.is_l0
 
 

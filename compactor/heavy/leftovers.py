@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from compactor.deletion.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
 from compactor.heavy.stored import plan_keys, read_plan
 from compactor.heavy.units import PlanError
-from compactor.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
 from metadata.contract.compaction import CompactionMetadata, JobState, MergeJob
 from runtime.logging import get_logger
 from storage.keys import JOBS_PREFIX, BadKeyError, parse_job_key

@@ -14,7 +14,7 @@ from typing import Any, cast
 import zstandard
 
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
-from compactor.segments import joined_ranges
+from compactor.merging.segments import joined_ranges
 from metadata.contract.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
 from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError

@@ -17,19 +17,19 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.clean_kernels import pick_rows
-from compactor.cleaning import CleanBounds, ScanResult
-from compactor.cursors import Cursors
+from compactor.cleaning.cleaning import CleanBounds, ScanResult
+from compactor.cleaning.kernels import pick_rows
+from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.slices import PartitionKeys, SliceFacts, decode_keys, slice_range
 from compactor.heavy.survivors import SurvivorLookup, Survivors
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
-from compactor.kway_merge import MergeInputError, PartitionInputs
-from compactor.outputs import PartitionOutput
-from compactor.partition_cleaner import PartitionCleaner, ScanPass
-from compactor.partition_merge import MergeContext, PartitionDedupe, passes_needed
-from compactor.spec import PartitionSpec
-from compactor.windows import LateCorruptionError
+from compactor.merging.cursors import Cursors
+from compactor.merging.kway_merge import MergeInputError, PartitionInputs
+from compactor.merging.outputs import PartitionOutput
+from compactor.merging.partition_merge import MergeContext, PartitionDedupe, passes_needed
+from compactor.merging.windows import LateCorruptionError
+from compactor.planning.spec import PartitionSpec
 from metadata.contract.compaction import CleanedPartition
 from storage.keys import job_key
 from storage.objects import ObjectNotFoundError, ObjectStore
@@ -116,7 +116,7 @@ class SliceSurvivors:
 
     @property
     def flags(self) -> dict[tuple[int, int], str]:
-        """`compactor.windows.Flags` that the merge begins with."""
+        """`compactor.merging.windows.Flags` that the merge begins with."""
         return {(self.keys.partition_id, base): reason for base, reason in self.facts.found.flagged}
 
 

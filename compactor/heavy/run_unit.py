@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compactor.execute import MergeEngine
 from compactor.heavy.failures import failure_told
 from compactor.heavy.manifest import UnitResult, check_result
 from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
+from compactor.merging.execute import MergeEngine
 from runtime.clock import Clock
 from runtime.ids import IdSource
 from storage.objects import ObjectStore

@@ -20,9 +20,9 @@ from typing import Any, cast
 
 import zstandard
 
+from compactor.cleaning.unreadable import REASON_CHARS_MAX, UnreadableBatches
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
-from compactor.unreadable import REASON_CHARS_MAX, UnreadableBatches
 
 KEYS_VERSION = 1
 KEYS_BYTES_MAX = 1 << 30

@@ -29,9 +29,9 @@ from typing import Any, cast
 
 import zstandard
 
-from compactor.kway_merge import MergeInputs, order_inputs
-from compactor.kway_merge import whole_through as whole_through_inputs
-from compactor.spec import MergeSpec, SpecError
+from compactor.merging.kway_merge import MergeInputs, order_inputs
+from compactor.merging.kway_merge import whole_through as whole_through_inputs
+from compactor.planning.spec import MergeSpec, SpecError
 from metadata.contract.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
 from metadata.contract.service import WriterLease
 from runtime.errors import BadInputError

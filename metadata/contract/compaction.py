@@ -160,7 +160,7 @@ class NewJob:
     kind: str
     """level | merge | daily | forced | purge: what the planner calls it."""
     spec: Mapping[str, Any]
-    """JSON-able; opaque here (`compactor/spec.py`)."""
+    """JSON-able; opaque here (`compactor/planning/spec.py`)."""
     l0_file_ids: Sequence[int] = ()
     file_ids: Sequence[int] = ()
     """L1+ files of which all live extents are inputs."""

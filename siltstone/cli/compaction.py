@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import click
 from rich.console import RenderableType
 
-from compactor.dirtiness import measure
+from compactor.planning.dirtiness import measure
 from metadata.contract.compaction import Metadata, PartitionView
 from runtime.errors import BadInputError
 from siltstone.cli.agents import bootstrap_of, bootstrap_option

@@ -1,6 +1,6 @@
 """`siltstone compactor simulate`: days of compaction in seconds, with the planner that a compactor runs.
 
-Touches nothing: no store, no Postgres. What is modelled is said in `compactor/simulate_world.py`.
+Touches nothing: no store, no Postgres. What is modelled is said in `compactor/planning/simulated_cluster.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from compactor.simulate import Sample, Simulated, Workers, simulate
-from compactor.simulate_world import Load
-from compactor.spec import MIB
+from compactor.planning.simulate import Sample, Simulated, Workers, simulate
+from compactor.planning.simulated_cluster import Load
+from compactor.planning.spec import MIB
 from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
 
 BLOCKS = " ▁▂▃▄▅▆▇█"

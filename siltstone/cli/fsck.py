@@ -13,7 +13,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from compactor.orphans import orphans_allowed
+from compactor.deletion.orphans import orphans_allowed
 from metadata.postgres.catalogue_restore import RebuiltState, rebuilt_state
 from metadata.rules.history import History
 from runtime.settings.table import Settings

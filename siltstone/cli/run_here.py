@@ -25,7 +25,7 @@ from siltstone.processes.spark_note import EngineChoice
 from siltstone.processes.stopping import stop_signals
 
 if TYPE_CHECKING:
-    from compactor.execute import Progress as Step
+    from compactor.merging.execute import Progress as Step
     from compactor.worker import Worker
     from siltstone.ops.compaction.run_job import Parts
 

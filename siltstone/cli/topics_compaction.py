@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import click
 
-from compactor.dirtiness import config_int
-from compactor.options import plan_options
-from compactor.plan import explain_plan
+from compactor.planning.dirtiness import config_int
+from compactor.planning.options import plan_options
+from compactor.planning.plan import explain_plan
 from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compaction import CompactionView, JobState, Metadata, PartitionView
 from metadata.contract.service import L0File, Topic

@@ -14,8 +14,8 @@ import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from compactor.allocator import keep_freed_memory
 from compactor.compactor import Compactor
+from compactor.merging.allocator import keep_freed_memory
 from metadata.contract.compaction import Metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.clean_payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads
-from compactor.clean_rules import AbortedBatches
+from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads
+from compactor.cleaning.rules import AbortedBatches
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.columns import Bytes, Rows, gathered, headers_of, values_of
 from spark_jobs.scan.contract import SCHEMA, Slice, schema_of

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from compactor.cleaning import CleanBounds
-from compactor.execute import MergeEngine
-from compactor.partition_cleaner import PartitionCleaner
+from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.partition_cleaner import PartitionCleaner
+from compactor.merging.execute import MergeEngine
 from metadata.contract.compaction import ClaimedJob, CommitMerge
 from metadata.memory.store import MemoryMetadata
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compactor.spec import MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from compactor.planning.spec import MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, LeveledExtent
 
 LIMIT_MS = 4_000

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from compactor.spec import MergeKind
+from compactor.planning.spec import MergeKind
 from tests.compaction.histories import ACTIONS, NO_HABITS, PARTIAL, Outcome, run_seed
 from tests.compaction.planted import PLANTED
 

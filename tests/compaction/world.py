@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from compactor.execute import MergeEngine
-from compactor.plan import new_job, plan_merges
-from compactor.spec import MergeKind, MergeSpec
+from compactor.merging.execute import MergeEngine
+from compactor.planning.plan import new_job, plan_merges
+from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.compaction import (
     ClaimedJob,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from metadata.postgres.store.merges import retention as postgres_retention
 
-from compactor.retention import Retention
+from compactor.deletion.retention import Retention
 from metadata.contract.compaction import Expired, InvalidOffsetError
 from metadata.contract.service import Change, ChangeKind, Cursor, FileState, UnknownTopicError
 from runtime.metrics import Metrics

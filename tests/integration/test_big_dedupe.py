@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.merge_inputs import BATCH_RECORDS, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
-from compactor.cleaning import DEDUPE_KEYS_MAX
-from compactor.spec import MIB
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.planning.spec import MIB
 from metadata.contract.compaction import CommitMerge
 from metadata.contract.service import AgentAddress, CommitL0, L0Batch, Topic
 from metadata.urls import open_metadata

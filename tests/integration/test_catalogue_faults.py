@@ -8,9 +8,9 @@ import errno
 
 import pytest
 
-from compactor.catalog import Catalog, keys_over
-from compactor.catalog_format import parse_catalog_key
-from compactor.janitor import Janitor
+from compactor.deletion.backup_format import parse_catalog_key
+from compactor.deletion.janitor import Janitor
+from compactor.deletion.metadata_backup import Catalog, keys_over
 from metadata.contract.catalogue import Row
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.catalogue_restore import restore_catalog
@@ -155,7 +155,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
     def full(*_: object, **__: object) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("compactor.catalog.tempfile.mkdtemp", full)
+    monkeypatch.setattr("compactor.deletion.metadata_backup.tempfile.mkdtemp", full)
     with pytest.raises(OSError, match="No space"):
         await catalog.round()
     # then what is new is told, and how old the snapshot is

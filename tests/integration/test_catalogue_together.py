@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compactor.catalog import Catalog
+from compactor.deletion.metadata_backup import Catalog
 from metadata.contract.catalogue import CatalogInstant, CatalogTable, TakeRows
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compactor.spec import MergeKind
+from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
 from metadata.contract.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
 from storage.faulty import Fault, FaultRule

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compactor.spec import MergeKind
+from compactor.planning.spec import MergeKind
 from metadata.contract.service import FileState
 from metadata.postgres.driver import open_connection
 from metadata.rules.packed_index import iter_index

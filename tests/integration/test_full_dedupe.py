@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.merge_inputs import LEASE, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
-from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
 from compactor.heavy.cut import cut
 from compactor.heavy.manifest import ManifestMismatchError
@@ -28,7 +28,7 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import plan_key, read_result, settle, store_plan
 from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
-from compactor.spec import MIB, MergeSpec
+from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import CommitMerge
 from runtime.clock import ManualClock, SystemClock
 from runtime.ids import SystemIds

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from compactor.execute import MergeEngine
 from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.heavy.submitter import Phase, Submission, SubmissionState
-from compactor.plan import new_job
-from compactor.spec import GIB, MergeKind, MergeSpec
+from compactor.merging.execute import MergeEngine
+from compactor.planning.plan import new_job
+from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.compaction import JobState, MergeJob
 from metadata.contract.service import WriterLease

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import compactor.janitor
-from compactor.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
+import compactor.deletion.janitor
+from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
 from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
 from metadata.contract.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
 from metadata.memory.store import MemoryMetadata
@@ -276,7 +276,7 @@ async def test_a_dead_file_goes_after_its_grace_and_its_row_says_so(world: World
 async def test_keys_that_the_store_does_not_delete_stay_dead_and_hold_nobody_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compactor.janitor, "BATCH", 3)
+    monkeypatch.setattr(compactor.deletion.janitor, "BATCH", 3)
     dead = await world.dead(8)
     world.store.kept = set(dead[:4])  # more than a batch of the oldest
     swept = await world.janitor().sweep()

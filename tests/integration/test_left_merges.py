@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import compactor.janitor
-from compactor.execute import MergeEngine
-from compactor.janitor import Janitor, TooManyOrphansError
+import compactor.deletion.janitor
+from compactor.deletion.janitor import Janitor, TooManyOrphansError
+from compactor.merging.execute import MergeEngine
 from compactor.worker import Engine
 from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, NewJob
 from metadata.contract.service import WriterLease
@@ -227,7 +227,7 @@ async def test_of_a_job_that_failed_and_of_one_that_nobody_knows_files_are_count
 
 async def test_what_is_not_counted_does_not_hide_what_is(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     # in one go: in several it stops with the one in which it is sure, which the files' random names decide
-    monkeypatch.setattr(compactor.janitor, "FOOTERS_AT_ONCE", 30)
+    monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_AT_ONCE", 30)
     claimed = await left.job()
     await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=25)
     await left.files(12_345, epoch=1, count=5)
@@ -247,7 +247,7 @@ async def test_no_footer_is_read_where_there_are_too_many_in_any_case_or_few_eno
         read.append(key)
         return await inspect_file(store, key, **options)
 
-    monkeypatch.setattr(compactor.janitor, "inspect_file", counted)
+    monkeypatch.setattr(compactor.deletion.janitor, "inspect_file", counted)
     claimed = await left.job()
     await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=25)
     await left.done(claimed)
@@ -256,8 +256,8 @@ async def test_no_footer_is_read_where_there_are_too_many_in_any_case_or_few_eno
         await left.janitor().sweep_orphans()
     assert read == []
     # nor where so many would have to be read that it is more than may be
-    monkeypatch.setattr(compactor.janitor, "FOOTERS_AT_ONCE", 2)
-    monkeypatch.setattr(compactor.janitor, "FOOTERS_MAX", 10)
+    monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_AT_ONCE", 2)
+    monkeypatch.setattr(compactor.deletion.janitor, "FOOTERS_MAX", 10)
     with pytest.raises(TooManyOrphansError, match="46 of 47 objects"):
         await left.janitor(orphan_refuse_files=35).sweep_orphans()
     assert read == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.spec import MIB, MergeKind
+from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.compaction import CommitMerge, FileClass
 from storage.file_format import EXTENT_MAY_HAVE_TOMBSTONES, read_file
 from storage.file_properties import TopicProperty, decode_properties

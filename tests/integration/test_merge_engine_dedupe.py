@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compactor.execute import MergeEngine
-from compactor.spec import MIB, MergeKind
+from compactor.merging.execute import MergeEngine
+from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from storage.objects import ObjectStore, SupportsOpen

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.execute import MergeInputError, Progress
-from compactor.spec import MIB, MergeKind, SpecError
+from compactor.merging.execute import MergeInputError, Progress
+from compactor.planning.spec import MIB, MergeKind, SpecError
 from metadata.contract.compaction import CommitMerge, JobLostError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds

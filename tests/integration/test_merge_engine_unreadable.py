@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from compactor.spec import MIB, MergeKind
-from compactor.unreadable import FAILED_READS_MAX
+from compactor.cleaning.unreadable import FAILED_READS_MAX
+from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.compaction import CommitMerge
 from metadata.rules import jobs as job_rules
 from tests.fixtures.merge_inputs import MergeWorld, extents_of, ranges_of, records_in, stamped

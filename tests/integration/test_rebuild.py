@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from compactor.catalog import Catalog, keys_over
-from compactor.catalog_format import CatalogRefusedError
+from compactor.deletion.backup_format import CatalogRefusedError
+from compactor.deletion.metadata_backup import Catalog, keys_over
 from metadata.contract.compaction import JobLostError, JobState, Metadata
 from metadata.contract.service import FileState
 from metadata.postgres.catalogue_restore import NotEmptyError, target_state

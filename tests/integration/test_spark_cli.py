@@ -134,14 +134,61 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
     subprocess.run(["tar", "-xzf", archive, "-C", tmp_path], check=True)
     # when its Python compiles the kernels with an environment that names nothing of ours
     code = (
-        "import json, sys, compactor.execute, compactor.heavy, spark_jobs.heavy_merge, spark_jobs.scan.contract\n"
-        "from wire import kernels\nkernels.warm()\n"
-        "files = [getattr(each, '__file__', None) or '' for each in list(sys.modules.values())]\n"
-        "print(json.dumps([sys.prefix, *files]))"
-    )
-    outcome = subprocess.run(
-        [tmp_path / "bin" / "python", "-c", code],
-        env={"PATH": "/usr/bin:/bin"},
+       
+       
+       
+       
+       
+       
+        "import
+       
+       
+       
+       
+       
+       
+        json,
+       
+        sys,
+       
+        compactor.merging.execute,
+       
+        compactor.heavy,
+       
+        spark_jobs.heavy_merge,
+   
+   
+   
+   
+   
+   
+     spark_jobs.scan.contract\n" "from wire import kernels\nkernels.warm()\n" "files = [getattr(each, '__file__', None) or '' for each
+     in
+      
+    
+    
+  
+  
+
+
+
+
+
+ list(sys.modules.values())]\n" "print(json.dumps([sys.prefix,
+       
+       
+       
+       
+       
+       
+       
+       
+       
+        *files]))"
+  
+  
+    ) outcome = subprocess.run(
+    [tmp_path / "bin" / "python", "-c", code], env={"PATH": "/usr/bin:/bin"},
         cwd="/",
         capture_output=True,
         text=True,
@@ -164,7 +211,7 @@ def test_a_cluster_runs_tasks_in_the_archive(archive: Path, spark_cluster: Spark
     program.write_text(
         "from spark_jobs.session import session_for\n"
         "def where(_):\n"
-        "    import sys, compactor.execute, spark_jobs.heavy_merge\n"
+        "    import sys, compactor.merging.execute, spark_jobs.heavy_merge\n"
         "    return sys.prefix, spark_jobs.heavy_merge.__file__\n"
         "spark = session_for('where')\n"
         "print(*sorted(set(spark.sparkContext.parallelize(range(4), 4).map(where).collect())), sep='\\n')\n"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from compactor.execute import MergeEngine
-from compactor.plan import new_job, plan_merges
-from compactor.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.merging.execute import MergeEngine
+from compactor.planning.plan import new_job, plan_merges
+from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.contract.service import WriterLease
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from compactor.execute import MergeEngine
-from compactor.memory_gate import WAITS_FOR_MEMORY, MemoryGate
+from compactor.merging.execute import MergeEngine
+from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, NewJob
 from runtime.clock import SystemClock

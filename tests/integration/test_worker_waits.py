@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import compactor.worker
-from compactor.execute import MergeEngine
-from compactor.memory_gate import MemoryGate
+from compactor.merging.execute import MergeEngine
+from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, MergeJob, NewJob
 from runtime.clock import SystemClock

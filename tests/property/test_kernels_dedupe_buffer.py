@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.dedupe_buffer import HASH_MAX, DedupeBuffer, PythonDedupeBuffer
+from compactor.cleaning.dedupe_buffer import HASH_MAX, DedupeBuffer, PythonDedupeBuffer
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compactor import cursors, windows
-from compactor.spec import GIB, MergeKind
+from compactor.merging import cursors, windows
+from compactor.planning.spec import GIB, MergeKind
 from metadata.contract.compaction import CommitMerge
 from tests.fixtures.merge_inputs import MergeWorld, Sent, extents_of, keyed, records_in
 from tests.fixtures.record_batches import NOW_MS

@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.dirtiness import measure
-from compactor.plan import plan_merges
-from compactor.plan_round import Round
-from compactor.plan_runs import runs, similar
-from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
+from compactor.planning.dirtiness import measure
+from compactor.planning.plan import plan_merges
+from compactor.planning.round import Round
+from compactor.planning.runs import runs, similar
+from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 from tests.fixtures.plan_views import Outcome, a_file, a_partition, an_extent
 

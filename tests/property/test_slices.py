@@ -14,8 +14,9 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor import clean_payloads, cursors, windows
+from compactor.cleaning.cleaning import payloads as clean_payloads
 from compactor.heavy import key_scan
+from compactor.merging import cursors, windows
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.record_batches import with_payload

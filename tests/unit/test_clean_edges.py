@@ -8,11 +8,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from compactor import clean_payloads
-from compactor.clean_oracle import compact
-from compactor.clean_payloads import CodecAtError, CorruptRecordAtError, Payloads
-from compactor.dedupe_buffer import DedupeBuffer
-from compactor.partition_cleaner import PartitionCleaner
+from compactor.cleaning.cleaning import payloads as clean_payloads
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
+from compactor.cleaning.oracle import compact
+from compactor.cleaning.partition_cleaner import PartitionCleaner
+from compactor.cleaning.payloads import CodecAtError, CorruptRecordAtError, Payloads
 from runtime.errors import BadInputError, BugError
 from tests.fixtures.cleaning import CLEANERS, Cleaned, Log, bounds_of, by_kernels, by_oracle, pairs, split
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.clean_oracle import compact
-from compactor.cleaning import CleanBounds
+from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.oracle import compact
 from runtime.errors import BadInputError
 from tests.fixtures.cleaning import CLEANERS, DELETE_RETENTION_MS, Cleaned, Log, by_kernels, stored
 from tests.fixtures.record_batches import NOW_MS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compactor.plan import explain_plan
-from compactor.spec import PlanOptions
+from compactor.planning.plan import explain_plan
+from compactor.planning.spec import PlanOptions
 from metadata.contract.compaction import CompactionView, FileView, JobState, MergeJob, PartitionView
 from metadata.contract.service import L0File
 from metadata.rules.jobs import UNREADABLE

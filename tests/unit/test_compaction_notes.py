@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from compactor.memory_gate import WAITS_FOR_MEMORY
-from compactor.plan import explain_plan
-from compactor.spec import MIB
+from compactor.merging.memory_gate import WAITS_FOR_MEMORY
+from compactor.planning.plan import explain_plan
+from compactor.planning.spec import MIB
 from metadata.contract.compaction import JobState, MergeJob
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain

@@ -10,7 +10,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 
-from compactor.spec import MIB
+from compactor.planning.spec import MIB
 from metadata.contract.compaction import FileClass, PartitionView
 from siltstone.ops.compaction.frame import (
     Boundary,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.spec import MIB, PlanOptions
+from compactor.planning.spec import MIB, PlanOptions
 from metadata.contract.compaction import FileClass, JobState, PartitionView
 from siltstone.ops.compaction.evidence import Evidence, Reason
 from siltstone.ops.compaction.reasons import explain

@@ -7,10 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from compactor.plan_l0 import job_ends
-from compactor.simulate import Simulated, Workers, simulate
-from compactor.simulate_world import Load, Spaced
-from compactor.spec import GIB, MIB, PlanOptions
+from compactor.planning.l0 import job_ends
+from compactor.planning.simulate import Simulated, Workers, simulate
+from compactor.planning.simulated_cluster import Load, Spaced
+from compactor.planning.spec import GIB, MIB, PlanOptions
 from siltstone.cli import output
 from siltstone.cli.compactor_simulate import axis, plot, simulate_command
 

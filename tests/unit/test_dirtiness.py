@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compactor.dirtiness import due, due_reason, measure, stretch_end, unbroken_stretch
-from compactor.spec import MIB, PlanOptions
+from compactor.planning.dirtiness import due, due_reason, measure, stretch_end, unbroken_stretch
+from compactor.planning.spec import MIB, PlanOptions
 from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compaction import PartitionView
 from tests.fixtures.plan_views import a_partition, an_extent

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.cursors import Cursors, plan_reads
-from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, class_of, order_inputs, whole_through
-from compactor.spec import MIB, MergeSpec
-from compactor.windows import KernelCaller
+from compactor.merging.cursors import Cursors, plan_reads
+from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, class_of, order_inputs, whole_through
+from compactor.merging.windows import KernelCaller
+from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import FileClass
 from storage.memory import MemoryStore
 from tests.fixtures.merge_inputs import Counting, MergeWorld, Sent, a_batch
@@ -147,8 +147,8 @@ async def test_every_wanted_byte_is_given_once_and_no_other_is_read(
     lengths: list[list[int]], dead: set[int], budget_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("compactor.cursors.WINDOW_BYTES", 32)
-        patch.setattr("compactor.cursors.WINDOW_BYTES_MIN", 4)
+        patch.setattr("compactor.merging.cursors.WINDOW_BYTES", 32)
+        patch.setattr("compactor.merging.cursors.WINDOW_BYTES_MIN", 4)
         # given files with an extent of each partition, some of them dead
         store = Counting(MemoryStore())
         extents: list[InputExtent] = []

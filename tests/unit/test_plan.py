@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compactor.orphans import HARD_BOUND_MS
-from compactor.plan import explain_plan, new_job, plan_merges
-from compactor.plan_l0 import job_ends
-from compactor.spec import GIB, MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PlanOptions
+from compactor.deletion.orphans import HARD_BOUND_MS
+from compactor.planning.l0 import job_ends
+from compactor.planning.plan import explain_plan, new_job, plan_merges
+from compactor.planning.spec import GIB, MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import FileClass
 from metadata.rules.jobs import REST_MS_MAX
 from metadata.rules.retention import TIMESTAMP_MS_MAX

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compactor.plan import explain_plan
+from compactor.planning.plan import explain_plan
 from tests.fixtures.plan_views import plan_text, view_of
 
 TABLES = sorted((Path(__file__).parents[1] / "golden" / "plan").glob("*.txt"))

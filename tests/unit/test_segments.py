@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compactor.segments import EXTENTS_MAX, ExtentCutter, SegmentRule, ends_file, joined_ranges, segment_rule
-from compactor.spec import GIB
+from compactor.merging.segments import EXTENTS_MAX, ExtentCutter, SegmentRule, ends_file, joined_ranges, segment_rule
+from compactor.planning.spec import GIB
 
 DAY_MS = 86_400_000
 

@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from compactor.options import plan_options
-from compactor.plan import explain_plan, new_job
-from compactor.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.planning.options import plan_options
+from compactor.planning.plan import explain_plan, new_job
+from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
 from metadata.contract.compaction import CompactionView, InputsBusyError, JobState, MergeJob
 from runtime.errors import BadInputError

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.dirtiness import config_int, measure, stretch_end, unbroken_stretch
+from compactor.planning.dirtiness import config_int, measure, stretch_end, unbroken_stretch
 from metadata.contract.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
 from metadata.contract.service import MetadataService, Topic, UnknownTopicError
 from metadata.rules.packed_index import iter_index

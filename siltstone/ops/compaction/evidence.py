@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from compactor.plan import Plan
-from compactor.spec import PlanOptions
+from compactor.planning.plan import Plan
+from compactor.planning.spec import PlanOptions
 from metadata.contract.compaction import CompactionView, MergeJob
 from siltstone.ops.compaction.report import PartitionState
 from siltstone.ops.compaction.trouble import Troubled

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compactor.plan_round import Hold, Note
-from compactor.spec import MergeKind
+from compactor.planning.round import Hold, Note
+from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import JobState, MergeJob
 from siltstone.cli.output import plural, size_text
 from siltstone.ops.compaction.evidence import Case, Reason

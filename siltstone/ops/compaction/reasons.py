@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compactor.memory_gate import WAITS_FOR_MEMORY
+from compactor.merging.memory_gate import WAITS_FOR_MEMORY
 from metadata.configs.topic import as_int, resolve
 from metadata.contract.compaction import JobState, MergeJob, PartitionView
 from metadata.rules.jobs import rests

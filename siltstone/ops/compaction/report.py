@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from compactor.dirtiness import Dirtiness, config_int, due_reason, measure
-from compactor.plan import Plan
-from compactor.plan_round import Hold
-from compactor.spec import PlanOptions
+from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
+from compactor.planning.plan import Plan
+from compactor.planning.round import Hold
+from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError, as_list, resolve
 from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
 from siltstone.cli.output import age_text

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from compactor.execute import Progress
-from compactor.memory_gate import MemoryGate
-from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
+from compactor.merging.execute import Progress
+from compactor.merging.memory_gate import MemoryGate
+from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterFencedError

@@ -18,7 +18,7 @@ from metadata.rules.packed_index import iter_index
 from siltstone.cli.output import age_text
 
 NOT_IN_STORE = "is not in the object store"
-"""How `compactor/cursors.py` says that an object is gone."""
+"""How `compactor/merging/cursors.py` says that an object is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from compactor.dirtiness import Dirtiness
-from compactor.plan_round import Hold
-from compactor.spec import PlanOptions
+from compactor.planning.dirtiness import Dirtiness
+from compactor.planning.round import Hold
+from compactor.planning.spec import PlanOptions
 from metadata.contract.compaction import PartitionView
 from siltstone.cli.output import age_text, plural, size_text
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agents.read.cache import BLOCK_BYTES
-from compactor.cursors import WINDOW_BYTES
-from compactor.options import plan_options
+from compactor.merging.cursors import WINDOW_BYTES
+from compactor.planning.options import plan_options
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from siltstone.cli.output import plural

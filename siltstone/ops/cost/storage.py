@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compactor.options import plan_options
+from compactor.planning.options import plan_options
 from runtime.settings.table import Settings
 from siltstone.ops.cost import formulas
 

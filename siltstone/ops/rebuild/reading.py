@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from compactor.catalog_format import (
+from compactor.deletion.backup_format import (
     INCREMENTS_PREFIX,
     MANIFEST,
     SNAPSHOTS_PREFIX,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from compactor.catalog_format import Increment
+from compactor.deletion.backup_format import Increment
 from metadata.configs.broker import topic_defaults
 from metadata.contract.catalogue import CatalogInstant, Row
 from metadata.contract.service import Change, ChangeKind, Cursor

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from compactor.plan import new_job, plan_merges
-from compactor.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.planning.plan import new_job, plan_merges
+from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import JobState, MergeJob, Metadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock

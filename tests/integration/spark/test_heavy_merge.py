@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from compactor.heavy.stored import load_plan
-from compactor.kway_merge import MergeInputError
+from compactor.merging.kway_merge import MergeInputError
 from metadata.contract.service import Topic
 from runtime.settings.table import Settings
 from spark_jobs import heavy_merge

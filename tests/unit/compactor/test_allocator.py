@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import resource, sys, threading
-from compactor.allocator import keep_freed_memory
+from compactor.merging.allocator import keep_freed_memory
 
 if sys.argv[1] == "kept":
     assert keep_freed_memory()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from compactor.catalog import keys_over
-from compactor.catalog_format import MANIFEST, increment_key, snapshot_id, snapshot_key
+from compactor.deletion.backup_format import MANIFEST, increment_key, snapshot_id, snapshot_key
+from compactor.deletion.metadata_backup import keys_over
 from runtime.ids import SystemIds
 from storage.local import LocalStore
 from wire.crc import crc32c

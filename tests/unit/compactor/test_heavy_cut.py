@@ -17,7 +17,7 @@ from compactor.heavy.combine import combine
 from compactor.heavy.cut import cut, may_go_on
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind, decode_plan
-from compactor.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
+from compactor.planning.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
 from metadata.contract.compaction import (
     ClaimedJob,
     CleanedPartition,

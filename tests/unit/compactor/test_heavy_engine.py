@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from compactor.execute import Progress
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.manifest import ManifestMismatchError, decode_result
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan, store_plan, store_time_ms, stored_plans
 from compactor.heavy.units import HeavyPlan, PlanError, Unit
+from compactor.merging.execute import Progress
 from compactor.worker import StoppedError
 from metadata.contract.compaction import PAST_LIMIT, JobLostError, JobState
 from metadata.contract.service import Topic

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 import zstandard
 
-from compactor.execute import Progress
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.failures import (
     UnitFailedError,
@@ -20,8 +19,9 @@ from compactor.heavy.failures import (
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.stored import stored_plans
 from compactor.heavy.units import HeavyPlan
-from compactor.kway_merge import MergeInputError
-from compactor.memory_gate import MemoryGate
+from compactor.merging.execute import Progress
+from compactor.merging.kway_merge import MergeInputError
+from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.contract.service import Topic

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import zstandard
 
+from compactor.deletion.janitor import TooManyOrphansError
+from compactor.deletion.orphans import is_copy
 from compactor.heavy.engine import UnitsMissingError
 from compactor.heavy.leftovers import plan_makers
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, decode_result
@@ -17,9 +19,7 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import LATE_SLACK_MS, PlanOverError, plan_key, store_plan, stored_plans
 from compactor.heavy.submitter import Phase, SubmissionState
 from compactor.heavy.units import HeavyPlan, PlanError, decode_plan, load_json
-from compactor.janitor import TooManyOrphansError
-from compactor.memory_gate import MemoryGate
-from compactor.orphans import is_copy
+from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobLostError, JobState
 from metadata.contract.service import FileState, Topic, WriterLease

@@ -11,8 +11,8 @@ from compactor.heavy.failures import UnitFailedError, failure_told, stored_failu
 from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import stored_plans
 from compactor.heavy.units import HeavyPlan
-from compactor.kway_merge import InputUnavailableError, MergeInputError
-from compactor.memory_gate import MemoryGate
+from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
+from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from compactor.memory_gate import MemoryGate, TurnGivenUpError
+from compactor.merging.memory_gate import MemoryGate, TurnGivenUpError
 
 
 class Holder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.options import job_memory_bytes, l0_job_bytes_max, merge_memory_bytes, plan_options
-from compactor.spec import GIB, MIB, PlanOptions
+from compactor.planning.options import job_memory_bytes, l0_job_bytes_max, merge_memory_bytes, plan_options
+from compactor.planning.spec import GIB, MIB, PlanOptions
 from runtime.settings.table import Settings
 
 KEYS = Settings().dedupe_keys_max

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compactor.orphans import (
+from compactor.deletion.orphans import (
     ATTEMPT_OUTLIVES_JOB_MS,
     CLOCK_SLACK_MS,
     Candidate,

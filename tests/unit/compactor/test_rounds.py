@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.rounds import Rounds
+from compactor.loop import Rounds
 from metadata.contract.service import MetadataUnavailableError, WentBackError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compactor.cleaning import CleanBounds
+from compactor.cleaning.cleaning import CleanBounds
 from compactor.heavy.key_scan import keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.rewrite_slice import open_slice, survivors_key
@@ -23,7 +23,7 @@ from compactor.heavy.survivors import (
     put_survivors,
 )
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind
-from compactor.kway_merge import MergeInputError
+from compactor.merging.kway_merge import MergeInputError
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
 from tests.fixtures.cleaning import bounds_of

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from compactor.unreadable import STRETCHES_END, UnreadableBatches
+from compactor.cleaning.unreadable import STRETCHES_END, UnreadableBatches
 from runtime.errors import BugError
 
 

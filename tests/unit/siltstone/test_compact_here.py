@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from compactor.heavy.submitter import SubmitError
-from compactor.memory_gate import MemoryGate
-from compactor.spec import SPARK_LIMIT_BASE_MS, MergeKind
+from compactor.merging.memory_gate import MemoryGate
+from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JobState
 from metadata.contract.service import Topic

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from compactor.options import plan_options
-from compactor.simulate import Workers, simulate
-from compactor.simulate_world import Load as SimulatedLoad
+from compactor.planning.options import plan_options
+from compactor.planning.simulate import Workers, simulate
+from compactor.planning.simulated_cluster import Load as SimulatedLoad
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
 from siltstone.cli import main

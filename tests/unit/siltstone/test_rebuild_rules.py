@@ -6,7 +6,7 @@ import random
 import uuid
 from dataclasses import replace
 
-from compactor.catalog_format import Increment
+from compactor.deletion.backup_format import Increment
 from metadata.contract.catalogue import REBUILT_HOST, has_heard
 from metadata.contract.service import Cursor
 from siltstone.ops.rebuild.plan import L0Extent, plan_rebuild

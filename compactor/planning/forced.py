@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compactor.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
-from compactor.plan_round import FileStatus, Hold, Round
-from compactor.spec import GIB, MergeKind
+from compactor.planning.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
+from compactor.planning.round import FileStatus, Hold, Round
+from compactor.planning.spec import GIB, MergeKind
 from metadata.contract.compaction import LeveledExtent, PartitionView
 
 

@@ -1,4 +1,4 @@
-"""The rules of `compactor/clean_oracle.py` compiled: which rows enter the table, and what becomes of every record.
+"""The rules of `compactor/cleaning/oracle.py` compiled: which rows enter the table, and what becomes of every record.
 
 The oracle is to be read; this file must say the same, row by row, over the columns of `wire.kernels.scan`.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.clean_rules import MARKER_KEY_BYTES_MIN
+from compactor.cleaning.rules import MARKER_KEY_BYTES_MIN
 from wire.batch import (
     CODEC_MASK,
     CONTROL_BIT,

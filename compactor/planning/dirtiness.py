@@ -9,8 +9,8 @@ LogCleanerManager):
 *Dirty* are the bytes between cleaned-through and the first uncleanable offset, in L1 and up: what lies in L0 has no
 offsets in it yet and is not counted. An extent that lies across a border counts on both sides by its share of offsets.
 
-The planner (`compactor/plan_forced.py`) and everything that explains compaction to people judge by these functions, so
-that what is shown is what will be done.
+The planner (`compactor/planning/forced.py`) and everything that explains compaction to people judge by these
+functions, so that what is shown is what will be done.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import itemgetter
 
-from compactor.spec import MIB, PlanOptions
+from compactor.planning.spec import MIB, PlanOptions
 from metadata.configs.topic import TOPIC_CONFIGS, as_float, as_int
 from metadata.contract.compaction import LeveledExtent, PartitionView
 

@@ -1,10 +1,10 @@
 """Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. It does not commit.
 
-Order: inputs in merge order (`compactor/kway_merge.py`) -> per partition the windows of its inputs
-(`compactor/windows.py`) -> copied or deduped (`compactor/partition_merge.py`) -> cut into extents and files
-(`compactor/outputs.py`). The result is a `CommitMerge`, which the caller hands to the metadata store. Whatever ends a
-run early, a crash apart, aborts the uploads that are open; files completed by then, and after a crash all of them, are
-orphans that no metadata names. So a run may be ended anywhere and made again.
+Order: inputs in merge order (`compactor/merging/kway_merge.py`) -> per partition the windows of its inputs
+(`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`) -> cut into extents and
+files (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller hands to the metadata store.
+Whatever ends a run early, a crash apart, aborts the uploads that are open; files completed by then, and after a crash
+all of them, are orphans that no metadata names. So a run may be ended anywhere and made again.
 
 Bytes that are found corrupt never end a merge: their extent is copied as it is, flagged, and the rest goes on. Where
 that is found only after parts of the extent were written, the run begins anew with the extent flagged. But bytes of a
@@ -21,23 +21,23 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
-from compactor.cursors import Cursors, check_format, unknown_format
-from compactor.dedupe_buffer import DedupeBuffer
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
-from compactor.kway_merge import MergeInputError as MergeInputError
-from compactor.kway_merge import MergeInputs, PartitionInputs, order_inputs
-from compactor.outputs import ClassFiles, JobFacts, PartitionOutput
-from compactor.partition_merge import (
+from compactor.merging.cursors import Cursors, check_format, unknown_format
+from compactor.merging.kway_merge import MergeInputError as MergeInputError
+from compactor.merging.kway_merge import MergeInputs, PartitionInputs, order_inputs
+from compactor.merging.outputs import ClassFiles, JobFacts, PartitionOutput
+from compactor.merging.partition_merge import (
     KEPT_BYTES_MAX,
     MergeContext,
     MergeTotals,
     PartitionDedupe,
     copy_partition,
 )
-from compactor.segments import joined_ranges
-from compactor.spec import MIB, MergeSpec
-from compactor.windows import Flags, KernelCaller, LateCorruptionError
+from compactor.merging.segments import joined_ranges
+from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
+from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
 from metadata.contract.service import WriterLease
 from metadata.rules.jobs import UNREADABLE

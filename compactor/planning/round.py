@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
-from compactor.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
-from compactor.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from compactor.planning.dirtiness import Dirtiness, config_int, in_offset_order, measure, stretch_end, unbroken_stretch
+from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 from metadata.rules.jobs import rests

@@ -23,8 +23,8 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cursors import WINDOW_BYTES, ByteSource
-from compactor.kway_merge import InputExtent
+from compactor.merging.cursors import WINDOW_BYTES, ByteSource
+from compactor.merging.kway_merge import InputExtent
 from runtime.errors import SiltstoneError
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
 from wire.crc import Body

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
-from compactor.dirtiness import Dirtiness, measure
+from compactor.planning.dirtiness import Dirtiness, measure
 from metadata.configs.topic import InvalidConfigError
 from metadata.contract.compaction import (
     ClaimedJob,

@@ -17,15 +17,14 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
-from compactor.cursors import ByteSource, Cursors, KeptBytes
-from compactor.dedupe_buffer import DedupeBuffer
-from compactor.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
-from compactor.outputs import PartitionOutput
-from compactor.partition_cleaner import CleanedWindow, PartitionCleaner
-from compactor.spec import MIB, PartitionSpec
-from compactor.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
-from compactor.windows import (
+from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
+from compactor.cleaning.partition_cleaner import CleanedWindow, PartitionCleaner
+from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
+from compactor.merging.cursors import ByteSource, Cursors, KeptBytes
+from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
+from compactor.merging.outputs import PartitionOutput
+from compactor.merging.windows import (
     FlaggedBytes,
     Flags,
     KernelCaller,
@@ -35,6 +34,7 @@ from compactor.windows import (
     reason_of,
     windows,
 )
+from compactor.planning.spec import MIB, PartitionSpec
 from metadata.contract.compaction import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from runtime.errors import BugError

@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.plan_forced import plan_forced
-from compactor.plan_l0 import plan_l0
-from compactor.plan_purge import plan_mostly_dead, plan_overdue
-from compactor.plan_round import Note, Round
-from compactor.plan_runs import plan_runs
-from compactor.spec import MergeKind, MergeSpec, PlanOptions
+from compactor.planning.forced import plan_forced
+from compactor.planning.l0 import plan_l0
+from compactor.planning.purge import plan_mostly_dead, plan_overdue
+from compactor.planning.round import Note, Round
+from compactor.planning.runs import plan_runs
+from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, NewJob
 
 

@@ -18,8 +18,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from compactor.kway_merge import InputExtent, InputFile, InputUnavailableError, MergeInputError
-from compactor.spec import MIB
+from compactor.merging.kway_merge import InputExtent, InputFile, InputUnavailableError, MergeInputError
+from compactor.planning.spec import MIB
 from storage.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
 from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from compactor.catalog_format import (
+from compactor.deletion.backup_format import (
     CATALOG_PREFIX,
     INCREMENTS_PREFIX,
     MANIFEST,

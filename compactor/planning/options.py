@@ -8,8 +8,8 @@ leaves beside the other.
 
 from __future__ import annotations
 
-from compactor.cleaning import DEDUPE_ENTRY_BYTES
-from compactor.spec import MIB, MergeKind, PlanOptions
+from compactor.cleaning.cleaning import DEDUPE_ENTRY_BYTES
+from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from compactor.spec import MergeSpec
+from compactor.planning.spec import MergeSpec
 from metadata.configs.topic import as_list, resolve
 from metadata.contract.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
 from metadata.rules.packed_index import PackedIndexError, iter_index

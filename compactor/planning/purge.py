@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from compactor.plan_round import FileStatus, Hold, Round, count_text
-from compactor.spec import MergeKind
+from compactor.planning.round import FileStatus, Hold, Round, count_text
+from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import FileClass, FileView
 
 PURGED_LEVELS = (1, 2)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from runtime.errors import BadInputError, BugError, SiltstoneError
 from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import (

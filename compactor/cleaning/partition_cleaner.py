@@ -1,4 +1,4 @@
-"""One compacted partition in one merge, cleaned over compiled kernels: what `compactor/clean_oracle.py` says, fast.
+"""One compacted partition in one merge, cleaned over compiled kernels: what `compactor/cleaning/oracle.py` says, fast.
 
 Windows of whole batches come in offset order, all of them for each pass. The scan enters keys into the dedupe buffer
 and marks records that were superseded in a bitmap, one bit each; that and the buffer are all that grows with a
@@ -8,8 +8,8 @@ Deep (`passes` above 1): each scan takes one part of the hashes (equal stretches
 A part that overflows all the same is split in two, and each half scanned for itself; marks that the first try has made
 are right and stay. Nothing is ever cleared, so one record per key is left, in bounded memory.
 
-A batch whose records cannot be read, though its CRC-32C is right, is left as it is (`compactor/unreadable.py`); every
-pass goes round it.
+A batch whose records cannot be read, though its CRC-32C is right, is left as it is
+(`compactor/cleaning/unreadable.py`); every pass goes round it.
 
 Nothing is written here: a crash loses the work and nothing else. An error ends the cleaner's use: whoever owns the
 merge copies what was corrupt as it is, in another.
@@ -23,12 +23,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.clean_kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
-from compactor.clean_payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads, corrupt_record
-from compactor.clean_rules import AbortedBatches, OpenTransactions, horizons_end_offset
-from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
-from compactor.dedupe_buffer import DedupeBuffer
-from compactor.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
+from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.dedupe_buffer import DedupeBuffer
+from compactor.cleaning.kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
+from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads, corrupt_record
+from compactor.cleaning.rules import AbortedBatches, OpenTransactions, horizons_end_offset
+from compactor.cleaning.unreadable import FAILED_READS_MAX, RECORDS_MAX, UnreadableBatches
 from runtime.errors import BadInputError, BugError
 from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT
 from wire.crc import Body

@@ -8,7 +8,8 @@ latest. The rewrite drops the dead, the keyless, records of aborted transactions
 Offsets, order, keys, values, headers and timestamps of what stays never change. Records of two batches are never put
 into one: a batch that loses records is built anew at the same offsets, all others are copied.
 
-`compactor/partition_cleaner.py` does the same over compiled kernels: same bytes, whatever the input. Source: Kafka's
+`compactor/cleaning/partition_cleaner.py` does the same over compiled kernels: same bytes, whatever the input. Source:
+Kafka's
 `Cleaner`, `MemoryRecords.filterTo`; docs/decisions/0011-cleaning-rules.md says where and why this differs.
 """
 
@@ -19,7 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from compactor.clean_rules import (
+from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.rules import (
     MARKER_KEY_BYTES_MIN,
     MARKER_TYPES,
     AbortedBatches,
@@ -27,7 +29,6 @@ from compactor.clean_rules import (
     horizons_end_offset,
     stays_when_emptied,
 )
-from compactor.cleaning import CleanBounds, CleanedStats, ScanResult
 from runtime.errors import BadInputError
 from wire.batch import (
     BATCH_HEADER_BYTES,

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from compactor.dirtiness import is_over
-from compactor.plan_round import FileStatus, Hold, Round
-from compactor.spec import MIB, MergeKind, PlanOptions
+from compactor.planning.dirtiness import is_over
+from compactor.planning.round import FileStatus, Hold, Round
+from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from metadata.contract.compaction import FileClass, FileView
 
 

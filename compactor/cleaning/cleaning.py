@@ -1,8 +1,8 @@
 """What may stay and what may go of one compacted partition: the values that the rules are judged by.
 
-The rules are in two places that give the same bytes: `compactor/clean_oracle.py`, pure Python, to be read, and
-`compactor/partition_cleaner.py`, over compiled kernels, to be run. Both take batches of one partition in offset order,
-offsets stamped.
+The rules are in two places that give the same bytes: `compactor/cleaning/oracle.py`, pure Python, to be read, and
+`compactor/cleaning/partition_cleaner.py`, over compiled kernels, to be run. Both take batches of one partition in
+offset order, offsets stamped.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 
-from compactor.spec import MIB
+from compactor.planning.spec import MIB
 
 KEPT_FREE_BYTES = 256 * MIB
 """More than a merge has free at any time but its end: with half of that, whether each pass over 1 KiB values gave its

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from compactor.plan_round import FileStatus, Hold, Round, count_text
-from compactor.spec import MergeKind, PlanOptions
+from compactor.planning.round import FileStatus, Hold, Round, count_text
+from compactor.planning.spec import MergeKind, PlanOptions
 
 
 def job_ends(

@@ -1,4 +1,5 @@
-"""Days of compaction in seconds: the real planner over a modelled cluster (`compactor/simulate_world.py`). Pure.
+"""Days of compaction in seconds: the real planner over a modelled cluster (`compactor/planning/simulated_cluster.py`).
+Pure.
 
 Nothing happens between two events, so nothing is computed there: an L0 job comes due, a job ends, a minute has passed
 (for the rules that wait for time), a sample is taken. The rules for L0 are asked by ages and sizes (`job_ends`), all
@@ -13,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from compactor.plan import plan_merges
-from compactor.plan_l0 import job_ends
-from compactor.simulate_world import Load, World
-from compactor.spec import MIB, MergeKind, MergeSpec, PlanOptions
+from compactor.planning.l0 import job_ends
+from compactor.planning.plan import plan_merges
+from compactor.planning.simulated_cluster import Load, World
+from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import FileClass
 
 TICK_MS = 60_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, exp
 from typing import overload
 
-from compactor.spec import GIB, MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
+from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
 
 LANES_MAX = 8

@@ -1,9 +1,9 @@
 """Where a merge writes: per class one file at a time, per partition one extent at a time.
 
-`ClassFiles` cuts files, `PartitionOutput` cuts extents (`compactor/segments.py` says where) and keeps the rule that an
-extent answers for exactly the offsets of its inputs. A file that is complete lies in the store under a key that no
-metadata names until the merge commits; when it never does, the janitor takes the file for an orphan. `abort` ends the
-upload of a file that is not complete and leaves nothing of it.
+`ClassFiles` cuts files, `PartitionOutput` cuts extents (`compactor/merging/segments.py` says where) and keeps the rule
+that an extent answers for exactly the offsets of its inputs. A file that is complete lies in the store under a key
+that no metadata names until the merge commits; when it never does, the janitor takes the file for an orphan. `abort`
+ends the upload of a file that is not complete and leaves nothing of it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from uuid import UUID
 
 import numpy as np
 
-from compactor.kway_merge import InputExtent, PartitionInputs
-from compactor.segments import ExtentCutter, ends_file, segment_rule
+from compactor.merging.kway_merge import InputExtent, PartitionInputs
+from compactor.merging.segments import ExtentCutter, ends_file, segment_rule
 from metadata.contract.compaction import FileClass, OutputExtent, OutputFile
 from metadata.contract.service import WriterLease
 from runtime.ids import IdSource

@@ -5,8 +5,8 @@ Whenever it is about to delete it asks first whether the metadata live under the
 (`JanitorHaltedError`) until a person adopts them. It asks after reading what it goes by, so that it does not act upon
 the answer of a server that took over in between.
 
-Before a dead file goes, the catalogue in the bucket says that it is dead (`compactor/catalog.py`): whoever rebuilds the
-metadata from it must not look for what is not there.
+Before a dead file goes, the catalogue in the bucket says that it is dead (`compactor/deletion/metadata_backup.py`):
+whoever rebuilds the metadata from it must not look for what is not there.
 
 `sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
 
@@ -20,9 +20,10 @@ metadata from it must not look for what is not there.
 Where 1 fails (the catalogue cannot be written, say) the others are done before that is raised. What waits is measured
 in any case.
 
-`sweep_orphans` lists the store and deletes what `compactor/orphans.py` calls forgotten: the key is aborted first (from
-then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an object, which the
-next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing (`TooManyOrphansError`,
+`sweep_orphans` lists the store and deletes what `compactor/deletion/orphans.py` calls forgotten: the key is aborted
+first (from then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an
+object, which the next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing
+(`TooManyOrphansError`,
 `ClocksApartError`): what looks forgotten is then more likely the fault of a database that was restored or mistaken.
 Where there seem to be too many, the footers of those that merges wrote are read, a few at a time, and those that need
 not be counted are not; that ends as soon as there are too many in any case.
@@ -34,9 +35,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from compactor.catalog import keys_over
-from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
-from compactor.orphans import (
+from compactor.deletion.metadata_backup import keys_over
+from compactor.deletion.orphans import (
     HARD_BOUND_MS,
     Candidate,
     Judged,
@@ -49,6 +49,7 @@ from compactor.orphans import (
     orphans_allowed,
     writers_patience_ms,
 )
+from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
 from metadata.contract.compaction import DeadFile, MergeJob, Metadata
 from metadata.contract.service import FileState
 from metadata.rules.history import ADOPT_REMEDY

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from compactor.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from runtime.errors import SiltstoneError
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from compactor.cleaning import CleanBounds
+from compactor.cleaning.cleaning import CleanBounds
 
 MARKER_TYPES = (0, 1)
 """Keys of control records that end a transaction: ABORT, COMMIT. Others are not ours to judge."""

@@ -1,0 +1,1 @@
+"""`cleanup.policy=compact`: what stays and what goes in one partition, by Kafka's LogCleaner."""
