@@ -13,22 +13,22 @@ import os
 import socket
 from collections.abc import Callable
 
-from agents.arrivals import Arrivals
 from agents.broker import Broker
-from agents.catalog import Catalog
-from agents.follower import Follower
-from agents.fresh import FreshWatermarks
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.events import GroupOptions
 from agents.groups.expiry import OffsetExpiry
 from agents.handlers.config_entries import broker_defaults
-from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath
 from agents.read.sessions import FetchSessions
 from agents.server import Server, bind
-from agents.topic_ids import TopicIds
+from agents.tail.follower import Follower
+from agents.tail.fresh_watermarks import FreshWatermarks
+from agents.tail.log_index import LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
+from agents.topics.topic_ids import TopicIds
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
 from agents.write.stall import StallLimits, WriteStall

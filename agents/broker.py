@@ -6,19 +6,19 @@ import asyncio
 from contextvars import Context
 from dataclasses import dataclass, field
 
-from agents.arrivals import Arrivals
-from agents.catalog import Catalog
-from agents.follower import Follower
-from agents.fresh import FreshWatermarks
 from agents.groups.coordinator import GroupCoordinator
-from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.reader import Reader
 from agents.read.sessions import FetchSessions
 from agents.read.timestamps import TimestampSearch
-from agents.topic_entries import TopicEntries
-from agents.topic_ids import TopicIds
+from agents.tail.follower import Follower
+from agents.tail.fresh_watermarks import FreshWatermarks
+from agents.tail.log_index import LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
+from agents.topics.topic_entries import TopicEntries
+from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
 from metadata.contract.compaction import Metadata

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from agents.catalog import Catalog
-from agents.follower import Follower
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
-from agents.topic_ids import LOOK_MS_MAX
-from agents.turns import in_turns
+from agents.tail.follower import Follower
+from agents.topics.topic_cache import Catalog
+from agents.topics.topic_ids import LOOK_MS_MAX
+from agents.yielding import in_turns
 from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
 from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError

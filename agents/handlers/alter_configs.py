@@ -1,13 +1,13 @@
 """AlterConfigs 0-2: all configs of a resource at once; what is not named goes back to its default
-(`agents/config_changes.py`). IncrementalAlterConfigs has taken its place in clients, for two who alter at once undo
-each other's changes here: the later one's are what is left, and all that is left."""
+(`agents/topics/config_changes.py`). IncrementalAlterConfigs has taken its place in clients, for two who alter at once
+undo each other's changes here: the later one's are what is left, and all that is left."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.config_changes import alter, altered, check_once, no_value
+from agents.topics.config_changes import alter, altered, check_once, no_value
 from metadata.configs.topic import Config
 from wire.api import RequestHeader
 from wire.messages.alter_configs import (

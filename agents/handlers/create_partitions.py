@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from agents.broker import Broker
-from agents.topics import RequestError, check_partitions, code_of
-from agents.turns import Turns
+from agents.topics.rules import RequestError, check_partitions, code_of
+from agents.yielding import Turns
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from wire.api import RequestHeader

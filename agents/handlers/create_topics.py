@@ -7,8 +7,8 @@ from collections import Counter
 
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
-from agents.topics import RequestError, check_configs, check_name, check_partitions, code_of
-from agents.turns import Turns
+from agents.topics.rules import RequestError, check_configs, check_name, check_partitions, code_of
+from agents.yielding import Turns
 from metadata.configs.broker import topic_defaults
 from metadata.contract.service import Topic, TopicExistsError
 from runtime.errors import SiltstoneError

@@ -9,7 +9,7 @@ from __future__ import annotations
 from agents.broker import Broker
 from agents.groups.checks import check_id, unknown_groups
 from agents.groups.held import GroupRefusedError
-from agents.turns import Turns
+from agents.yielding import Turns
 from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agents.broker import Broker
-from agents.topics import RequestError, code_of
-from agents.turns import Turns
+from agents.topics.rules import RequestError, code_of
+from agents.yielding import Turns
 from metadata.configs.topic import as_list
 from metadata.contract.compaction import InvalidOffsetError
 from runtime.errors import SiltstoneError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agents.broker import Broker
-from agents.topics import RequestError, code_of
-from agents.turns import Turns
+from agents.topics.rules import RequestError, code_of
+from agents.yielding import Turns
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

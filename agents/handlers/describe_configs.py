@@ -9,7 +9,7 @@ import asyncio
 
 from agents.broker import Broker
 from agents.handlers.config_entries import DEFAULT, ConfigEntry, broker_entries, cluster_entries, topic_entries
-from agents.topics import RequestError, code_of
+from agents.topics.rules import RequestError, code_of
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -12,7 +12,7 @@ from agents.broker import Broker
 from agents.groups.checks import check_id, unknown_groups
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.turns import Turns
+from agents.yielding import Turns
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_groups import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from agents.broker import Broker
 from agents.placement import leaders
-from agents.topics import code_of
+from agents.topics.rules import code_of
 from metadata.contract.service import Topic
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader

@@ -10,8 +10,8 @@ from collections import defaultdict
 from contextlib import suppress
 
 from agents.broker import Broker
-from agents.topics import code_of
-from agents.turns import Turns, in_turns
+from agents.topics.rules import code_of
+from agents.yielding import Turns, in_turns
 from metadata.contract.service import ProducerState as StoredState
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader

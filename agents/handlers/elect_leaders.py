@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agents.broker import Broker
-from agents.turns import Turns
+from agents.yielding import Turns
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

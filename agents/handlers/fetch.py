@@ -23,7 +23,7 @@ from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
 from agents.request_context import RequestContext, RequestTrace, current_request
-from agents.turns import in_turns
+from agents.yielding import in_turns
 from metadata.contract.service import MetadataUnavailableError, Topic
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

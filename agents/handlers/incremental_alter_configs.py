@@ -1,13 +1,13 @@
 """IncrementalAlterConfigs 0-1 (KIP-339): SET, DELETE, and APPEND, SUBTRACT on lists, of topics and of the whole cluster
-(`agents/config_changes.py`)."""
+(`agents/topics/config_changes.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.config_changes import alter, altered, check_once, no_value
-from agents.topics import RequestError
+from agents.topics.config_changes import alter, altered, check_once, no_value
+from agents.topics.rules import RequestError
 from metadata.configs.topic import Config, ConfigType, as_list
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

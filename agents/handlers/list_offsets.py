@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
-from agents.turns import Turns
+from agents.yielding import Turns
 from metadata.contract.service import MetadataUnavailableError, Watermarks
 from runtime.logging import get_logger
 from wire.api import RequestHeader

@@ -5,8 +5,8 @@ rendezvous hashing; leader epoch 0 always, because there is nothing to diverge. 
 topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. A topic this agent has not
 heard of is looked for in the store once before it is called unknown.
 
-Topics are encoded once and kept (`agents/topic_entries.py`). An answer whose entries are at hand, or few, is given at
-once; otherwise they are made in slices between which the event loop turns, from the topics of one instant.
+Topics are encoded once and kept (`agents/topics/topic_entries.py`). An answer whose entries are at hand, or few, is
+given at once; otherwise they are made in slices between which the event loop turns, from the topics of one instant.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from uuid import UUID
 
 from agents.broker import Broker
 from agents.placement import eligible, zone_of
-from agents.topic_entries import View, encode_error, encode_partitions, encode_topic
-from agents.topics import RequestError, check_name, code_of
+from agents.topics.rules import RequestError, check_name, code_of
+from agents.topics.topic_entries import View, encode_error, encode_partitions, encode_topic
 from metadata.contract.service import AgentInfo, Topic, TopicExistsError
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError

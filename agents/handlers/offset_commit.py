@@ -18,7 +18,7 @@ from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
-from agents.turns import in_turns
+from agents.yielding import in_turns
 from metadata.contract.groups import OffsetPlace, OffsetToCommit
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

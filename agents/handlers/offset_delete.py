@@ -9,7 +9,7 @@ from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.turns import Turns
+from agents.yielding import Turns
 from metadata.contract.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

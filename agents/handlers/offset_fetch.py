@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.held import GroupRefusedError
-from agents.turns import in_turns
+from agents.yielding import in_turns
 from metadata.contract.groups import CommittedOffset, OffsetPlace
 from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader

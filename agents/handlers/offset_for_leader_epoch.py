@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.turns import Turns, in_turns
+from agents.yielding import Turns, in_turns
 from metadata.contract.service import MetadataUnavailableError, Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

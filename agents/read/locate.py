@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from agents.log_index import LogIndex
 from agents.read.leveled import BlockIndexes, LeveledExtents, Window
 from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
+from agents.tail.log_index import LogIndex
 from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import MetadataUnavailableError
 from runtime.logging import get_logger

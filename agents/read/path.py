@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agents.log_index import LogIndex
 from agents.read.ahead import ReadAhead
 from agents.read.blocks import BlockReader
 from agents.read.budget import ByteBudget
@@ -15,6 +14,7 @@ from agents.read.pools import Pools
 from agents.read.reader import Reader
 from agents.read.surveys import Surveys
 from agents.read.timestamps import TimestampSearch
+from agents.tail.log_index import LogIndex
 from runtime.clock import Clock
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
-from agents.log_index import Extent, LogIndex
+from agents.tail.log_index import Extent, LogIndex
 from metadata.contract.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
 from storage.survey import SoundParts, SoundStretch

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from agents.log_index import LogIndex
 from agents.read.blocks import BlockReader
 from agents.read.budget import Source
 from agents.read.plan import ReadRange
+from agents.tail.log_index import LogIndex
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
 from storage.objects import ObjectNotFoundError, ObjectStoreError

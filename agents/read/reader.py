@@ -21,7 +21,6 @@ from typing import TypeAlias
 from agents.read.ahead import AHEAD_BYTES, AHEAD_RANGES_MAX, ReadAhead
 from agents.read.budget import ByteBudget, Release, Source
 from agents.read.locate import Found, Locator
-from agents.read.patience import News, Patience
 from agents.read.plan import (
     READ_BYTES_MIN,
     CutBatch,
@@ -33,6 +32,7 @@ from agents.read.plan import (
     batches_of,
 )
 from agents.read.pools import Pools
+from agents.read.wait_bound import News, Patience
 from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger

@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from uuid import UUID
 
-from agents.log_index import PartitionLog
-from agents.topics import NAME_CHARACTERS_MAX
+from agents.tail.log_index import PartitionLog
+from agents.topics.rules import NAME_CHARACTERS_MAX
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchableTopicResponse, FetchPartition, FetchRequest, FetchResponse, PartitionData
 

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agents.log_index import LogIndex, PartitionLog
 from agents.read.leveled import BlockIndexes, LookUp
 from agents.read.locate import TRIES_MAX, CatchUp
 from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
+from agents.tail.log_index import LogIndex, PartitionLog
 from metadata.contract.compaction import LeveledExtent
 from storage.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.file_format import CorruptFileError

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.write.buffer import SealOptions, SealReason, WriteBuffer
-from agents.write.file_notes import about_file, begin_commit, begin_span, note_sealed, requests_named
+from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
 from metadata.contract.service import (

@@ -5,7 +5,7 @@ Kept by both implementations under one contract suite (`tests/contract/test_admi
 
 Broker configs are stored by Kafka's names, as they were given. What they mean for topics (`broker_configs
 .topic_defaults`) is laid under the overrides of every topic wherever the store hands configs to compactors and
-wherever it applies retention itself; agents follow the change and do the same (`agents/catalog.py`).
+wherever it applies retention itself; agents follow the change and do the same (`agents/topics/topic_cache.py`).
 """
 
 from __future__ import annotations

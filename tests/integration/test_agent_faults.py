@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.log_index import EXTENT_BYTES
+from agents.tail.log_index import EXTENT_BYTES
 from metadata.contract.service import (
     AgentAddress,
     CommitInDoubtError,

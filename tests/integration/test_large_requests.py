@@ -9,7 +9,7 @@ import pytest
 
 from agents.dispatch import HANDLERS
 from agents.handlers import delete_groups
-from agents.turns import PARTS_PER_TURN, Turns, in_turns
+from agents.yielding import PARTS_PER_TURN, Turns, in_turns
 from metadata.contract.service import MetadataUnavailableError
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import fleet

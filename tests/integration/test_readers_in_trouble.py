@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agents import fresh
 from agents.read import pools
+from agents.tail import fresh_watermarks as fresh
 from metadata.contract.service import BEAT_MS, LEASE_MS, Cursor, Tail
 from metadata.memory.store import MemoryMetadata
 from metadata.urls import open_metadata

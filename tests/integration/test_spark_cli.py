@@ -140,7 +140,31 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
        
        
        
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
         "import
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
        
        
        
@@ -162,6 +186,12 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
    
    
    
+   
+   
+   
+   
+   
+   
      spark_jobs.scan.contract\n" "from wire import kernels\nkernels.warm()\n" "files = [getattr(each, '__file__', None) or '' for each
      in
       
@@ -169,6 +199,18 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
     
   
   
+
+
+
+
+
+
+
+
+
+
+
+
 
 
 
@@ -184,12 +226,24 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
        
        
        
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
         *files]))"
   
   
+  
     ) outcome = subprocess.run(
-    [tmp_path / "bin" / "python", "-c", code], env={"PATH": "/usr/bin:/bin"},
-        cwd="/",
+    [tmp_path / "bin" / "python", "-c", code], env={"PATH": "/usr/bin:/bin"}, cwd="/",
         capture_output=True,
         text=True,
     )

@@ -12,16 +12,16 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.arrivals import Arrivals
 from agents.broker import Broker
-from agents.catalog import Catalog
-from agents.follower import Follower
 from agents.handlers import metadata_api
 from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED, SLICE_PARTITIONS, TOPIC_OPERATIONS
-from agents.log_index import LogIndex
 from agents.membership import Membership
 from agents.placement import eligible, leader, zone_of
-from agents.topic_entries import TopicEntries
+from agents.tail.follower import Follower
+from agents.tail.log_index import LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
+from agents.topics.topic_entries import TopicEntries
 from metadata.contract.service import AgentAddress, AgentInfo, Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock

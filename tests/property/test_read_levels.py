@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.arrivals import Arrivals
-from agents.catalog import Catalog
-from agents.follower import Follower
-from agents.log_index import LogIndex
 from agents.read.path import ReadPath
 from agents.read.reader import Taken, Want
+from agents.tail.follower import Follower
+from agents.tail.log_index import LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
 from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
 from metadata.memory.store import MemoryMetadata

@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from agents.agent import Agent
-from agents.follower import Follower
-from agents.log_index import FileRef, LogIndex
+from agents.tail.follower import Follower
+from agents.tail.log_index import FileRef, LogIndex
 from agents.write.path import FileOnItsWay, WritePath
 from metadata.contract import service as s
 from metadata.memory.store import MemoryMetadata

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from agents import log_index
-from agents.arrivals import Arrivals
-from agents.catalog import Catalog
-from agents.follower import Follower
-from agents.log_index import LogIndex
+from agents.tail import log_index
+from agents.tail.follower import Follower
+from agents.tail.log_index import LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
 from metadata.contract.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
 from metadata.contract.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
 from metadata.memory.store import MemoryMetadata

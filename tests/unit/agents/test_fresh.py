@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agents import fresh
-from agents.fresh import FreshWatermarks
+from agents.tail import fresh_watermarks as fresh
+from agents.tail.fresh_watermarks import FreshWatermarks
 from metadata.contract.service import MetadataUnavailableError, Watermarks
 from metadata.memory.store import MemoryMetadata
 

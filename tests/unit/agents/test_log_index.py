@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.log_index import EXTENT_BYTES, FileRef, LogIndex
+from agents.tail.log_index import EXTENT_BYTES, FileRef, LogIndex
 from metadata.rules.packed_index import IndexRow
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID, uuid4
 
-from agents.catalog import Catalog
-from agents.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
+from agents.topics.topic_cache import Catalog
+from agents.topics.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
 from metadata.contract.service import MetadataUnavailableError, Topic
 from wire.schema import ZERO_UUID
 

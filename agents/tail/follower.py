@@ -18,9 +18,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any
 
-from agents.arrivals import Arrivals
-from agents.catalog import Catalog
-from agents.log_index import FileRef, LogIndex
+from agents.tail.log_index import FileRef, LogIndex
+from agents.tail.waiters import Arrivals
+from agents.topics.topic_cache import Catalog
 from metadata.contract.service import (
     Change,
     ChangeKind,

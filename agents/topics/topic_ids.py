@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from uuid import UUID
 
-from agents.catalog import Catalog
+from agents.topics.topic_cache import Catalog
 from runtime.errors import SiltstoneError
 from wire.schema import ZERO_UUID
 

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from agents.broker import Broker
-from agents.topics import RequestError, check_configs, code_of
-from agents.turns import Turns
+from agents.topics.rules import RequestError, check_configs, code_of
+from agents.yielding import Turns
 from metadata.configs.broker import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
 from metadata.configs.changes import Changes, changed
 from metadata.configs.topic import TOPIC_CONFIGS, Config, InvalidConfigError, resolve

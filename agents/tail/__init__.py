@@ -1,0 +1,2 @@
+"""The end of every partition as this agent knows it: the follower, the index of all live files, and who waits for
+records."""
