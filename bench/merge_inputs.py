@@ -27,9 +27,9 @@ from metadata.contract.compaction import (
 )
 from metadata.contract.service import WriterLease
 from runtime.ids import SystemIds
-from storage.file_format import ExtentRow
-from storage.file_properties import FileProperties
-from storage.file_writer import FileWriter
+from storage.format.file_format import ExtentRow
+from storage.format.file_properties import FileProperties
+from storage.format.file_writer import FileWriter
 from storage.keys import file_key
 from storage.objects import ObjectStore
 from wire.batch import BATCH_HEADER_BYTES, BATCH_OVERHEAD_BYTES, CRC_COVERS_FROM, CRC_POSITION

@@ -41,8 +41,8 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
 from storage.objects import ObjectStore
-from storage.retrying import Retrying
 from storage.urls import open_store, split_object_url
+from storage.wrappers.retrying import Retrying
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext

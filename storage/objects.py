@@ -2,11 +2,13 @@
 
 Objects are written once and never changed (`put_if_absent`, S3's `If-None-Match: *`), read whole or by range, listed by
 prefix and deleted in batches. Three stores keep this contract under one suite (`tests/contract/test_object_store.py`):
-`storage/s3.py`, `storage/local.py`, `storage/memory.py`. Behaviour is added by wrapping (`storage/retrying.py`,
-`storage/metered.py`, `storage/faulty.py`). Keys are relative to the store's prefix, use "/" and never start with it.
+`storage/s3/store.py`, `storage/local.py`, `storage/memory.py`. Behaviour is added by wrapping
+(`storage/wrappers/retrying.py`,
+`storage/wrappers/metered.py`, `storage/wrappers/faulty.py`). Keys are relative to the store's prefix, use "/" and
+never start with it.
 
-A PUT whose answer was lost is neither done nor not done: `PutInDoubtError`. `storage/retrying.py` settles it by HEAD,
-which is sound because keys are unique: length and CRC-32C ours = the stored object is ours.
+A PUT whose answer was lost is neither done nor not done: `PutInDoubtError`. `storage/wrappers/retrying.py` settles it
+by HEAD, which is sound because keys are unique: length and CRC-32C ours = the stored object is ours.
 """
 
 from __future__ import annotations

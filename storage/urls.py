@@ -101,7 +101,7 @@ def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> Object
     """
     place = parse_store_url(url) if isinstance(url, str) else url
     if place.scheme == "s3":
-        from storage.s3 import S3Store  # costs 0.3 s of imports, which the other stores need not pay
+        from storage.s3.store import S3Store  # costs 0.3 s of imports, which the other stores need not pay
 
         return S3Store(bucket=place.bucket, prefix=place.prefix, endpoint=place.endpoint, region=place.region)
     if place.scheme == "file":

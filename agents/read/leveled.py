@@ -23,8 +23,8 @@ from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import MetadataUnavailableError
 from runtime.clock import Clock
 from runtime.tracing import SpanKind, child_span
-from storage.block_index import BlockEntry, decode_block_index
-from storage.file_format import CorruptFileError
+from storage.format.block_index import BlockEntry, decode_block_index
+from storage.format.file_format import CorruptFileError
 
 EXTENTS_PER_LOOK_UP = 32
 EXTENTS_MAX = 20_000

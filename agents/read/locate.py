@@ -19,10 +19,10 @@ from agents.tail.log_index import LogIndex
 from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import MetadataUnavailableError
 from runtime.logging import get_logger
-from storage.block_index import BlockEntry
-from storage.file_format import CorruptFileError
+from storage.format.block_index import BlockEntry
+from storage.format.file_format import CorruptFileError
+from storage.format.survey import SoundParts
 from storage.objects import ObjectNotFoundError, ObjectStoreError
-from storage.survey import SoundParts
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)

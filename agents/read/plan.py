@@ -15,7 +15,7 @@ that the block index names, at the head of the next, or in a later extent. So by
 batch at or above the offset must begin, and the plan goes on until it has enough of those.
 
 Of an extent that merges have flagged only the sound batches are planned, as a survey of its bytes found them
-(`storage/survey.py`); their CRC is checked once more when they are taken. At its damage a plan ends.
+(`storage/format/survey.py`); their CRC is checked once more when they are taken. At its damage a plan ends.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from agents.tail.log_index import Extent, LogIndex
 from metadata.contract.compaction import LeveledExtent
-from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
-from storage.survey import SoundParts, SoundStretch
+from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
+from storage.format.survey import SoundParts, SoundStretch
 from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, crc_matches, read_header
 
 RESUME_POINTS_MAX = 10_000

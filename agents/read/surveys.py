@@ -1,9 +1,9 @@
 """Looks flagged extents through, once each, and remembers which of their batches are sound.
 
 The bytes pass in reads of up to 8 MiB through the cold pool, one extent at a time; the walk over them
-(`storage/survey.py`) lets others run in between. Who asks for an extent that is being looked through shares it, and
-nobody waits longer than WAIT_MS_MAX: a long extent is found looked through by a later fetch. Nothing of this is asked
-for while no extent is flagged.
+(`storage/format/survey.py`) lets others run in between. Who asks for an extent that is being looked through shares it,
+and nobody waits longer than WAIT_MS_MAX: a long extent is found looked through by a later fetch. Nothing of this is
+asked for while no extent is flagged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agents.read.cache import BLOCK_BYTES
 from agents.read.pools import STORE_WAIT_MS_MAX
 from metadata.contract.compaction import LeveledExtent
 from runtime.logging import get_logger
+from storage.format.survey import ExtentSurvey, SoundParts
 from storage.objects import ObjectStoreError
-from storage.survey import ExtentSurvey, SoundParts
 
 _log = get_logger(__name__)
 

@@ -22,8 +22,8 @@ from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
 from agents.tail.log_index import LogIndex, PartitionLog
 from metadata.contract.compaction import LeveledExtent
-from storage.block_index import BLOCK_BYTES, BlockEntry, block_end
-from storage.file_format import CorruptFileError
+from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end
+from storage.format.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError
 from wire.batch import NO_TIMESTAMP_MS, BatchHeader, CorruptBatchError, crc_matches, read_header
 from wire.codecs import CodecError

@@ -58,9 +58,9 @@ from runtime.errors import SiltstoneError
 from runtime.ids import IdSource
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
-from storage.file_format import CorruptFileError
-from storage.file_properties import FileProperties
-from storage.inspect import inspect_file
+from storage.format.file_format import CorruptFileError
+from storage.format.file_properties import FileProperties
+from storage.format.inspect import inspect_file
 from storage.keys import LEVEL_PREFIXES, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore, ObjectStoreError
 from wire.crc import crc32c

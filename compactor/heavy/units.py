@@ -35,7 +35,7 @@ from compactor.planning.spec import MergeSpec, SpecError
 from metadata.contract.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
 from metadata.contract.service import WriterLease
 from runtime.errors import BadInputError
-from storage.file_format import FORMAT_VERSION
+from storage.format.file_format import FORMAT_VERSION
 
 PLAN_VERSION = 1
 PLAN_BYTES_MAX = 1 << 30

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 from compactor.merging.kway_merge import InputExtent, InputFile, InputUnavailableError, MergeInputError
 from compactor.planning.spec import MIB
-from storage.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
+from storage.format.file_format import TRAILER_BYTES, CorruptFileError, UnknownFormatError, read_trailer
 from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavailableError
 
 WINDOW_BYTES = 8 * MIB

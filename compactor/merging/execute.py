@@ -45,7 +45,7 @@ from runtime.clock import Clock
 from runtime.errors import BugError
 from runtime.ids import IdSource
 from runtime.logging import get_logger
-from storage.file_format import TRAILER_BYTES, UnknownFormatError
+from storage.format.file_format import TRAILER_BYTES, UnknownFormatError
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)

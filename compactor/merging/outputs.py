@@ -20,9 +20,9 @@ from metadata.contract.compaction import FileClass, OutputExtent, OutputFile
 from metadata.contract.service import WriterLease
 from runtime.ids import IdSource
 from runtime.logging import get_logger
-from storage.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow
-from storage.file_properties import FileProperties, TopicProperty
-from storage.file_writer import FileWriter
+from storage.format.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow
+from storage.format.file_properties import FileProperties, TopicProperty
+from storage.format.file_writer import FileWriter
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError
 from wire.crc import Body

@@ -39,7 +39,7 @@ from metadata.contract.compaction import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from runtime.errors import BugError
 from runtime.logging import get_logger
-from storage.flag_reason import with_written_crc
+from storage.format.flag_reason import with_written_crc
 from storage.objects import ObjectStore
 from wire.batch import CorruptBatchError
 from wire.codecs import CodecError

@@ -103,7 +103,7 @@ async def _store_checks(url: str) -> Sequence[Check]:
         async with opened_store(url) as store:
             checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock())))
         if place.scheme == "s3":
-            from storage.s3_bucket import probe_bucket  # loads the S3 client, which other stores need not
+            from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores need not
 
             checks.append(judge_bucket(await probe_bucket(place)))
     except SiltstoneError as error:

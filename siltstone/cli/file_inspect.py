@@ -11,8 +11,8 @@ import click
 
 from siltstone.cli.output import json_option, print_json, print_pairs, print_table, size_text
 from siltstone.cli.places import Places, opened_store, place_options, resolved_store
-from storage.file_properties import encode_properties
-from storage.inspect import BatchReport, ExtentReport, FileReport, inspect_file
+from storage.format.file_properties import encode_properties
+from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file
 
 INPUTS_SHOWN = 10
 """In the table; `--json` has all."""

@@ -29,8 +29,8 @@ from siltstone.ops.hint_options import NO_WORDS, CommandWords, words_for
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.retrying import Retrying
 
 T = TypeVar("T")
 

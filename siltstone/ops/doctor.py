@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from metadata.postgres.probe import PostgresFacts
 from storage.probe import REMEDY, ProbeResult
-from storage.s3_bucket import BucketFacts
+from storage.s3.bucket import BucketFacts
 
 POSTGRES_VERSION_MIN = 150_000
 PYTHON_VERSION_MIN = (3, 11)

@@ -24,9 +24,9 @@ from siltstone.ops.compaction.compact_now import find_topic
 from siltstone.ops.fsck import all_files
 from siltstone.ops.hint_options import CommandWords
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
-from storage.block_index import decode_block_index
-from storage.file_format import CorruptFileError
-from storage.inspect import inspect_file
+from storage.format.block_index import decode_block_index
+from storage.format.file_format import CorruptFileError
+from storage.format.inspect import inspect_file
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers
 from wire.codecs import CodecError

@@ -17,12 +17,12 @@ from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING, Tracing
 from storage.cluster import check_cluster
-from storage.metered import Metered
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
-from storage.retrying import Retrying
-from storage.traced import Traced
 from storage.urls import open_store
+from storage.wrappers.metered import Metered
+from storage.wrappers.retrying import Retrying
+from storage.wrappers.traced import Traced
 
 _log = get_logger(__name__)
 

@@ -20,8 +20,8 @@ from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectNotFoundError, ObjectStore, SupportsOpen
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.retrying import Retrying
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ across two reads is carried over. A slice that begins or ends inside of a large 
 index names.
 
 What is damaged is judged extent by extent. Flagged extents, and those whose bytes turn out not to be the batches they
-should be, are looked through whole by `storage/survey.py`, which says which of their batches are sound and which
+should be, are looked through whole by `storage/format/survey.py`, which says which of their batches are sound and which
 offsets they have; the rest is lost (`losses.py`). So is what no extent covers, and what lay in an object that is gone.
 """
 
@@ -23,10 +23,10 @@ import numpy as np
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import Piece, Slice
 from spark_jobs.scan.losses import Losses
-from storage.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset, decode_block_index
-from storage.file_format import CorruptFileError
-from storage.flag_reason import with_written_crc
-from storage.survey import ExtentSurvey, SoundStretch
+from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset, decode_block_index
+from storage.format.file_format import CorruptFileError
+from storage.format.flag_reason import with_written_crc
+from storage.format.survey import ExtentSurvey, SoundStretch
 from wire.batch import CorruptBatchError
 from wire.crc import Body
 from wire.kernels.batches import BatchTable, read_batches

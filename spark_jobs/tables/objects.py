@@ -18,8 +18,8 @@ from storage.objects import (
     StoreUnavailableError,
     SupportsOpen,
 )
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.retrying import Retrying
 from wire.crc import crc32c
 
 T = TypeVar("T")

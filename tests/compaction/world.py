@@ -29,11 +29,11 @@ from metadata.rules.packed_index import iter_index
 from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
-from storage.file_format import ExtentSource, build_file
+from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
-from storage.retrying import Retrying
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.retrying import Retrying
 from tests.compaction.log import describe, records_of
 from tests.compaction.model import PartitionModel, Rec, SlowReader, wrongs
 from tests.compaction.poison import opaque_records, poisoned

@@ -1,4 +1,5 @@
-"""`storage.file_writer.FileWriter` over every store: what it writes is read back, and what fails leaves nothing."""
+"""`storage.format.file_writer.FileWriter` over every store: what it writes is read back, and what fails leaves
+nothing."""
 
 from __future__ import annotations
 
@@ -12,11 +13,10 @@ import pytest
 from runtime.clock import ManualClock
 from runtime.errors import BugError
 from runtime.ids import SystemIds
-from storage.block_index import BLOCK_BYTES, decode_block_index
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
-from storage.file_format import EXTENT_FLAGGED, CorruptFileError, ExtentRow, FileIndex, read_file
-from storage.file_properties import FileProperties, decode_properties, encode_properties
-from storage.file_writer import FileWriter, WrittenFile
+from storage.format.block_index import BLOCK_BYTES, decode_block_index
+from storage.format.file_format import EXTENT_FLAGGED, CorruptFileError, ExtentRow, FileIndex, read_file
+from storage.format.file_properties import FileProperties, decode_properties, encode_properties
+from storage.format.file_writer import FileWriter, WrittenFile
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from storage.objects import (
@@ -30,9 +30,10 @@ from storage.objects import (
     StoreUnavailableError,
     SupportsOpen,
 )
-from storage.retrying import Retrying
 from storage.urls import open_store
-from storage.wrapper import WrappedStore
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.retrying import Retrying
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.merge_inputs import a_batch, some_properties, stamped
 from tests.fixtures.record_batches import NOW_MS
 from wire.crc import crc32c

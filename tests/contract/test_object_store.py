@@ -12,9 +12,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
-from storage.faulty import FaultPlan, Faulty
 from storage.keys import BadKeyError
-from storage.metered import Metered
 from storage.objects import (
     ChecksumMismatchError,
     ObjectExistsError,
@@ -23,8 +21,10 @@ from storage.objects import (
     PutInDoubtError,
     SupportsOpen,
 )
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.faulty import FaultPlan, Faulty
+from storage.wrappers.metered import Metered
+from storage.wrappers.retrying import Retrying
 from wire.crc import crc32c
 
 PART = 5 * 2**20

@@ -17,7 +17,7 @@ from metadata.contract.service import AgentAddress, CommitL0, L0Batch, Topic
 from metadata.urls import open_metadata
 from runtime.ids import SystemIds
 from siltstone.kafka.client import connected
-from storage.file_format import ExtentSource, build_file
+from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.local import LocalStore
 from tests.fixtures.compactors import CompactorProcesses

@@ -23,7 +23,7 @@ from siltstone.ops.rebuild.reading import Found, read_bucket
 from storage.cluster import ClusterMismatchError
 from storage.keys import file_key
 from storage.objects import Body, ObjectStore, ObjectStoreError
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from tests.integration.test_rebuild import Lost, lost, store_url  # noqa: F401
 
 IDS = SystemIds()

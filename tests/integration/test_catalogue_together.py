@@ -17,7 +17,7 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from siltstone.kafka.client import KafkaClient
 from storage.objects import Body, ObjectStore, ObjectStoreError
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.compacted_systems import Wrapped
 from tests.fixtures.fleet import until

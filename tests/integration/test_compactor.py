@@ -12,7 +12,7 @@ import pytest
 from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
 from metadata.contract.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
-from storage.faulty import Fault, FaultRule
+from storage.wrappers.faulty import Fault, FaultRule
 from tests.fixtures.agents import read_all
 from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, Wrapped
 from tests.fixtures.compacted_systems import start_beside as start

@@ -11,7 +11,7 @@ import pytest
 from metadata.contract.compaction import JobState, LeveledExtent, MergeJob
 from metadata.contract.service import FileState
 from metadata.rules.packed_index import iter_index
-from storage.file_format import TRAILER_BYTES
+from storage.format.file_format import TRAILER_BYTES
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import RunningCompactor, StartCompactor
 from tests.fixtures.fleet import until

@@ -25,9 +25,9 @@ import pytest
 import agents.server
 from runtime.settings.table import Settings
 from siltstone.kafka.client import KafkaClient, connected
-from storage.faulty import Fault, FaultRule
 from storage.memory import MemoryStore
 from storage.objects import Body
+from storage.wrappers.faulty import Fault, FaultRule
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.faults import AgentProcess
 from tests.fixtures.faulty_proxies import S3Proxy

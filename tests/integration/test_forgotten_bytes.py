@@ -21,8 +21,8 @@ from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from siltstone.kafka.client import KafkaClient, connected
 from storage.objects import ObjectNotFoundError, ObjectStore
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from tests.fixtures.compactors import CompactorProcesses, StartCompactor
 from tests.fixtures.faults import Processes

@@ -24,7 +24,7 @@ from storage.keys import file_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.fleet import until
 from tests.fixtures.postgres import run_sql
 from wire.crc import crc32c

@@ -18,12 +18,12 @@ from metadata.contract.service import WriterLease
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
-from storage.file_properties import FileProperties
-from storage.file_writer import FileWriter
-from storage.inspect import FileReport, inspect_file
+from storage.format.file_properties import FileProperties
+from storage.format.file_writer import FileWriter
+from storage.format.inspect import FileReport, inspect_file
 from storage.keys import PROBE_PREFIX, file_key
 from storage.objects import ObjectStat, ObjectStore
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor

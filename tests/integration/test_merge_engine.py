@@ -6,8 +6,8 @@ import pytest
 
 from compactor.planning.spec import MIB, MergeKind
 from metadata.contract.compaction import CommitMerge, FileClass
-from storage.file_format import EXTENT_MAY_HAVE_TOMBSTONES, read_file
-from storage.file_properties import TopicProperty, decode_properties
+from storage.format.file_format import EXTENT_MAY_HAVE_TOMBSTONES, read_file
+from storage.format.file_properties import TopicProperty, decode_properties
 from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, ranges_of
 from tests.fixtures.record_batches import NOW_MS
 

@@ -14,13 +14,13 @@ from compactor.planning.spec import MIB, MergeKind, SpecError
 from metadata.contract.compaction import CommitMerge, JobLostError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
-from storage.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file
-from storage.file_properties import decode_properties
-from storage.flag_reason import written_crc
+from storage.format.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file
+from storage.format.file_properties import decode_properties
+from storage.format.flag_reason import written_crc
 from storage.memory import MemoryStore
 from storage.objects import PutInDoubtError, StoreFullError, StoreUnavailableError
-from storage.retrying import Retrying
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, keyed, newer_trailer, records_in
 from tests.fixtures.record_batches import NOW_MS
 from wire.crc import crc32c

@@ -8,10 +8,10 @@ from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
-from storage.metered import Metered
 from storage.objects import ObjectStore
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.metered import Metered
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, StartAgent, read_all
 from tests.fixtures.record_batches import some_records
 from wire.codecs import Codec

@@ -18,11 +18,11 @@ from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from siltstone.kafka.client import KafkaClient, KafkaError
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import ObjectStore
-from storage.retrying import Retrying
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.faults import Postgres
 from tests.fixtures.fleet import Counted, code_of, fleet, until

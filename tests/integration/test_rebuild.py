@@ -29,9 +29,9 @@ from siltstone.ops.rebuild.reading import read_bucket
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt, StillAliveError
 from storage.cluster import check_cluster
 from storage.objects import Body, ObjectStore
-from storage.retrying import Retrying
 from storage.urls import open_store
-from storage.wrapper import WrappedStore
+from storage.wrappers.retrying import Retrying
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
 from tests.fixtures.compacted_systems import Wrapped
 from tests.fixtures.compactors import StartCompactor

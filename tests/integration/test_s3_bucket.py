@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from siltstone.cli import main
 from storage.objects import StoreMisconfiguredError
-from storage.s3_bucket import BucketFacts, noncurrent_days, probe_bucket
+from storage.s3.bucket import BucketFacts, noncurrent_days, probe_bucket
 from storage.urls import ObjectStoreUrl, parse_store_url
 from tests.fixtures.s3 import BucketUrl
 

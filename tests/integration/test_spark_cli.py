@@ -152,7 +152,31 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
        
        
        
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
         "import
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
        
        
        
@@ -192,6 +216,12 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
    
    
    
+   
+   
+   
+   
+   
+   
      spark_jobs.scan.contract\n" "from wire import kernels\nkernels.warm()\n" "files = [getattr(each, '__file__', None) or '' for each
      in
       
@@ -199,6 +229,18 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
     
   
   
+
+
+
+
+
+
+
+
+
+
+
+
 
 
 
@@ -238,13 +280,25 @@ def test_the_archive_runs_where_nothing_of_ours_is(archive: Path, tmp_path: Path
        
        
        
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
+       
         *files]))"
   
   
   
-    ) outcome = subprocess.run(
-    [tmp_path / "bin" / "python", "-c", code], env={"PATH": "/usr/bin:/bin"}, cwd="/",
-        capture_output=True,
+  
+    ) outcome = subprocess.run( [tmp_path
+    / "bin" / "python", "-c", code], env={"PATH": "/usr/bin:/bin"}, cwd="/", capture_output=True,
         text=True,
     )
     assert outcome.returncode == 0, outcome.stderr

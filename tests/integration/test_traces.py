@@ -21,7 +21,7 @@ from runtime.tracing_otel import CHILDREN_MAX, OtelTracing
 from siltstone.kafka.client import KafkaClient
 from siltstone.processes.log_and_traces import TracingMissingError, log_and_traces
 from storage.memory import MemoryStore
-from storage.traced import Traced
+from storage.wrappers.traced import Traced
 from tests.fixtures.agents import StartAgent
 from tests.fixtures.collector import Collector, running_collector
 from tests.fixtures.compactors import StartCompactor

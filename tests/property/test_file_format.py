@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.block_index import BlockEntry, decode_block_index
-from storage.file_format import (
+from storage.format.block_index import BlockEntry, decode_block_index
+from storage.format.file_format import (
     EXTENT_FLAGGED,
     EXTENT_MAY_HAVE_TOMBSTONES,
     INDEX_HEADER_BYTES,
@@ -31,8 +31,8 @@ from storage.file_format import (
     read_index,
     read_trailer,
 )
-from storage.file_properties import FileProperties, TopicProperty, decode_properties
-from storage.file_writer import FileWriter
+from storage.format.file_properties import FileProperties, TopicProperty, decode_properties
+from storage.format.file_writer import FileWriter
 from storage.memory import MemoryStore
 from tests.fixtures.merge_inputs import stamped
 from tests.fixtures.record_batches import NOW_MS, one_batch

@@ -25,7 +25,7 @@ OFFSET_FIELDS = [*range(8), *range(12, 16)]
 def small_blocks(read_bytes_min: int) -> Iterator[None]:
     """So that a few records fill several blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.survey.BLOCK_BYTES", 400)
+        patch.setattr("storage.format.survey.BLOCK_BYTES", 400)
         patch.setattr("agents.read.plan.READ_BYTES_MIN", read_bytes_min)
         yield
 

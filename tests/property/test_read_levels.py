@@ -30,7 +30,7 @@ from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from storage.file_format import ExtentSource, build_file
+from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from tests.fixtures.hand_merges import HandMerger, Stretch
@@ -48,7 +48,7 @@ METRICS = Metrics()
 def small_blocks() -> Iterator[None]:
     """So that a few records fill several blocks of a file and of the cache."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("agents.read.plan", "agents.read.timestamps", "storage.file_writer"):
+        for module in ("agents.read.plan", "agents.read.timestamps", "storage.format.file_writer"):
             patch.setattr(f"{module}.BLOCK_BYTES", BLOCK_BYTES)
         for module in ("agents.read.cache", "agents.read.blocks", "agents.read.ahead"):
             patch.setattr(f"{module}.BLOCK_BYTES", BLOCK_BYTES // 2)

@@ -12,7 +12,7 @@ from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from storage.objects import Body, ObjectStoreError
-from storage.retrying import Retrying
+from storage.wrappers.retrying import Retrying
 from tests.simulation.faults import Fault, Faults, Path
 from tests.simulation.loop import Process, SimulationClock
 from tests.simulation.services import SimulatedMetadata, SimulatedStore

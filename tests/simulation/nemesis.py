@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from metadata.contract.service import MetadataUnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectStoreError
-from storage.retrying import Retrying
+from storage.wrappers.retrying import Retrying
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault, Path
 from tests.simulation.loop import SimulationClock

@@ -21,7 +21,7 @@ from metadata.memory.store import MemoryMetadata
 from metadata.memory.store import store as memory
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
-from storage.retrying import Retrying
+from storage.wrappers.retrying import Retrying
 from tests.simulation.nemesis import Janitor
 from tests.simulation.services import SimulatedMetadata
 from wire.error_codes import ErrorCode

@@ -1,9 +1,9 @@
 """The metadata service and the object store as an agent meets them: across a network, with faults.
 
 What a call asks for happens on the far side, in the world's process: it goes on when the caller is killed meanwhile,
-and it may happen after the caller was told that the answer is lost. (`storage/faulty.py` strikes inside the caller and
-cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`; above the store
-lies the real `Retrying`, as in an agent's own stack.
+and it may happen after the caller was told that the answer is lost. (`storage/wrappers/faulty.py` strikes inside the
+caller and cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`;
+above the store lies the real `Retrying`, as in an agent's own stack.
 """
 
 from __future__ import annotations

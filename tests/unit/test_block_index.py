@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.block_index import (
+from storage.format.block_index import (
     BlockEntry,
     block_end,
     block_of_offset,
     decode_block_index,
     encode_block_index,
 )
-from storage.file_format import CorruptFileError
+from storage.format.file_format import CorruptFileError
 from wire.crc import crc32c
 
 ENTRIES = [BlockEntry(100, 50, 0), BlockEntry(140, 90, 1000), BlockEntry(200, -1, 2500)]

@@ -19,7 +19,7 @@ from siltstone.cli.output import plural
 from siltstone.ops.cost import formulas
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import kept_lines
-from storage.file_writer import PART_BYTES
+from storage.format.file_writer import PART_BYTES
 
 MIB = 1 << 20
 DEFAULTS = Settings()

@@ -31,8 +31,8 @@ from siltstone.cli.output import plural
 from siltstone.ops.rebuild.plan import L0Extent, NewStretch
 from siltstone.ops.rebuild.state import Catalogued, linked
 from siltstone.ops.rebuild.tiling import Footer, FooterExtent
-from storage.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
-from storage.inspect import FileReport, inspect_file
+from storage.format.file_format import EXTENT_MAY_HAVE_TOMBSTONES, TRAILER_BYTES, CorruptFileError
+from storage.format.inspect import FileReport, inspect_file
 from storage.keys import LEVEL_PREFIXES, BadKeyError, parse_file_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.batch import BATCH_HEADER_BYTES, BatchHeader, CorruptBatchError, read_header

@@ -31,9 +31,9 @@ from siltstone.ops.rebuild.reading import Found, batches_of, by_partition, objec
 from siltstone.ops.rebuild.state import Place, new_file_row
 from siltstone.ops.rebuild.tiling import FILLED_KIND, FooterExtent
 from storage.cluster import ClusterMismatchError, decode_cluster_file
-from storage.file_properties import FileProperties, TopicProperty
-from storage.file_writer import FileWriter
-from storage.inspect import inspect_file
+from storage.format.file_properties import FileProperties, TopicProperty
+from storage.format.file_writer import FileWriter
+from storage.format.inspect import inspect_file
 from storage.keys import CLUSTER_KEY, file_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.batch import iter_headers

@@ -20,12 +20,12 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.processes.agent import serve_agent
 from storage.cluster import check_cluster
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
-from storage.metered import Metered
 from storage.objects import ObjectStore, PutInDoubtError, StoreMisconfiguredError, SupportsOpen
-from storage.retrying import Retrying
 from storage.urls import open_store
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.metered import Metered
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import RunningAgent, StartAgent
 from tests.fixtures.faults import Postgres, create_topic
 from tests.fixtures.faulty_proxies import S3Proxy

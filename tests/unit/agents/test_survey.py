@@ -14,7 +14,7 @@ from agents.read.cache import BLOCK_BYTES, BlockCache
 from agents.read.surveys import Surveys
 from metadata.contract.compaction import LeveledExtent
 from runtime.metrics import Metrics
-from storage.flag_reason import with_written_crc, written_crc
+from storage.format.flag_reason import with_written_crc, written_crc
 from storage.memory import MemoryStore
 from storage.objects import ObjectStoreError
 from tests.fixtures.flagged_extents import FlaggedExtent, stamped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agents.write.seal import seal
 from bench.file_build import NOW_MS, measure, some_submissions
-from storage.file_format import read_file
+from storage.format.file_format import read_file
 
 
 def test_it_gives_a_row_for_each_shape() -> None:

@@ -18,7 +18,7 @@ from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
 from runtime.metrics import Metrics
 from storage.objects import StoreUnavailableError
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.heavy_merges import HeavySystem
 
 

@@ -18,7 +18,7 @@ from storage.cluster import (
 )
 from storage.memory import MemoryStore
 from storage.objects import ObjectStore
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c
 
 OURS, THEIRS = ClusterFile(cluster_id="ours"), ClusterFile(cluster_id="theirs")

@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 from runtime.ids import SystemIds
-from storage.file_format import CorruptFileError, ExtentSource, build_file
-from storage.inspect import TAIL_BYTES, inspect_file
+from storage.format.file_format import CorruptFileError, ExtentSource, build_file
+from storage.format.inspect import TAIL_BYTES, inspect_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
 from storage.objects import ObjectNotFoundError

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from siltstone.cli import main
-from storage.block_index import BlockEntry
-from storage.inspect import inspect_file
+from storage.format.block_index import BlockEntry
+from storage.format.inspect import inspect_file
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from tests.fixtures.record_batches import NOW_MS

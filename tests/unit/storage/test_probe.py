@@ -9,7 +9,6 @@ import pytest
 
 from runtime.clock import ManualClock, SystemClock
 from runtime.ids import SystemIds
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
 from storage.objects import (
     Body,
@@ -22,7 +21,8 @@ from storage.objects import (
 )
 from storage.probe import ProbeResult, probe_conditional_create
 from storage.urls import open_store
-from storage.wrapper import WrappedStore
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c as compute_crc32c
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
 from storage.objects import (
     Body,
@@ -18,8 +17,9 @@ from storage.objects import (
     StoreMisconfiguredError,
     StoreUnavailableError,
 )
-from storage.retrying import Retrying
-from storage.wrapper import WrappedStore
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.retrying import Retrying
+from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c
 
 BODY = b"the body"

@@ -22,9 +22,9 @@ from storage.objects import (
     StoreMisconfiguredError,
     StoreUnavailableError,
 )
-from storage.retrying import Retrying
-from storage.s3 import S3Store, decode_crc32c, encode_crc32c
+from storage.s3.store import S3Store, decode_crc32c, encode_crc32c
 from storage.urls import parse_store_url
+from storage.wrappers.retrying import Retrying
 from tests.fixtures.s3 import BucketUrl, free_port
 from wire.crc import crc32c
 
@@ -178,7 +178,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_large_body_leaves_a_p
 async def test_a_server_that_never_answers_is_given_up_and_leaves_a_put_in_doubt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("storage.s3.REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("storage.s3.store.REQUEST_TIMEOUT_S", 0.2)
     done = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -9,7 +9,7 @@ from storage.keys import PLAN_NAME, BadKeyError, job_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore
 from storage.objects import StoreMisconfiguredError
-from storage.s3 import S3Store
+from storage.s3.store import S3Store
 from storage.urls import ObjectStoreUrl, object_url, open_store, parse_store_url, split_object_url
 
 

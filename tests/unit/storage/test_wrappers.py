@@ -7,9 +7,7 @@ import pytest
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
-from storage.faulty import Fault, FaultPlan, FaultRule, Faulty
 from storage.memory import MemoryStore
-from storage.metered import Metered
 from storage.objects import (
     ObjectExistsError,
     ObjectNotFoundError,
@@ -19,7 +17,9 @@ from storage.objects import (
     StoreUnavailableError,
     SupportsOpen,
 )
-from storage.retrying import Retrying
+from storage.wrappers.faulty import Fault, FaultPlan, FaultRule, Faulty
+from storage.wrappers.metered import Metered
+from storage.wrappers.retrying import Retrying
 from wire.crc import crc32c
 
 BODY = b"0123456789"

@@ -1,5 +1,5 @@
 """A span for each request to the object store that is part of traced work; in the stack below `Retrying`, so that each
-try has one. Put there only where tracing is on: see `siltstone/processes/opening.py` and `storage/wrapper.py`.
+try has one. Put there only where tracing is on: see `siltstone/processes/opening.py` and `storage/wrappers/wrapper.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from runtime.tracing import AttributeValue, Span, SpanKind, child_span
 from storage.objects import Body, Deleted, MultipartUpload, ObjectStat
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 
 
 class Traced(WrappedStore):

@@ -4,9 +4,9 @@ A merge has found that an extent is not what it should be and copied it as it wa
 rule all but one, and their own CRC-32C says so. It does not say which offsets they have: base offset and length lie
 outside it. A record under a wrong offset is worse than none, so offsets must follow from something else:
 
-1. *From the sum that the extent was written with*, if its reason tells (`storage/flag_reason.py`). Add up the heads of
-   all batches as they are and their bodies as the CRCs in the heads say they were: where that is the sum, all heads are
-   as they were written, bodies alone are damaged, and every offset in a head is true. Then all is served but the
+1. *From the sum that the extent was written with*, if its reason tells (`storage/format/flag_reason.py`). Add up the
+heads of all batches as they are and their bodies as the CRCs in the heads say they were: where that is the sum, all
+heads are as they were written, bodies alone are damaged, and every offset in a head is true. Then all is served but the
    damaged batches, each up to the next one's base offset, for where it ended says its body.
 2. *From the batches before*, where every offset of the extent has a record: then the next batch begins where the one
    before ends. What comes before the first damage is served, and nothing behind it. Copied from L0 batches carry no
@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from storage.block_index import BLOCK_BYTES, BlockEntry
-from storage.flag_reason import written_crc
+from storage.format.block_index import BLOCK_BYTES, BlockEntry
+from storage.format.flag_reason import written_crc
 from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, MAGIC_V2, BatchHeader, read_header
 from wire.crc import crc32c, joined_crc32c
 

@@ -2,7 +2,7 @@
 
 aiohttp sends a request again by itself when a pooled connection breaks before the answer, PUT included. The first one
 may have been acted on; then the second is told 412, and a file that we wrote ourselves looks like somebody else's.
-Whether to try again is decided in `storage/retrying.py` alone, which remembers that a PUT was in doubt.
+Whether to try again is decided in `storage/wrappers/retrying.py` alone, which remembers that a PUT was in doubt.
 """
 
 from __future__ import annotations

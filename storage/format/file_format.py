@@ -42,9 +42,9 @@ INDEX_BYTES_MAX = 256 * 2**20
 SECTION_REQUIRED = 0x0001
 """A section flag: a reader that does not know this kind must refuse the file."""
 SECTION_BLOCK_INDEXES = 1
-"""Section kind: the block indexes of all extents, one after another (`storage/block_index.py`)."""
+"""Section kind: the block indexes of all extents, one after another (`storage/format/block_index.py`)."""
 SECTION_PROPERTIES = 2
-"""Section kind: what a merge was (`storage/file_properties.py`)."""
+"""Section kind: what a merge was (`storage/format/file_properties.py`)."""
 EXTENT_MAY_HAVE_TOMBSTONES = 0x0001
 """A row flag: a record without a value may lie in the extent."""
 EXTENT_FLAGGED = 0x0002

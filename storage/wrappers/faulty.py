@@ -1,5 +1,5 @@
 """Injects faults by a plan, to see that what is above survives them. In the stack: right above the store, below
-`Retrying` (see `storage/wrapper.py`). For tests, the simulation and benchmarks; the product never builds one.
+`Retrying` (see `storage/wrappers/wrapper.py`). For tests, the simulation and benchmarks; the product never builds one.
 
 What happens is decided by the plan alone, from the operation, the key, the number of the call and a random number; the
 store only acts it out. A fault strikes before the operation, or after it was done: the lost answer, after
@@ -27,7 +27,7 @@ from storage.objects import (
     StoreFullError,
     StoreUnavailableError,
 )
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from storage.file_format import CorruptFileError
+from storage.format.file_format import CorruptFileError
 from wire.crc import Body
 
 

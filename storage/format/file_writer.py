@@ -7,7 +7,7 @@ every byte is read for it once at most.
 
 Nothing is visible under the key before `finish` has completed the upload. A crash before leaves parts that
 `abort_multiparts` removes by age, a crash after it a whole object that no metadata names: an orphan for the janitor.
-Whether a completion whose answer was lost happened is settled below (`storage/retrying.py`).
+Whether a completion whose answer was lost happened is settled below (`storage/wrappers/retrying.py`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.errors import BugError
-from storage.block_index import BLOCK_BYTES, BlockEntry, encode_block_index
-from storage.file_format import (
+from storage.format.block_index import BLOCK_BYTES, BlockEntry, encode_block_index
+from storage.format.file_format import (
     SECTION_BLOCK_INDEXES,
     SECTION_PROPERTIES,
     ExtentRow,
     Section,
     encode_footer,
 )
-from storage.file_properties import FileProperties, encode_properties
+from storage.format.file_properties import FileProperties, encode_properties
 from storage.objects import MultipartUpload, ObjectStore
 from wire.batch import DELETE_HORIZON_BIT, LOG_APPEND_TIME_BIT, NO_TIMESTAMP_MS
 from wire.crc import Body, crc32c, joined_crc32c

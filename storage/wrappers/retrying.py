@@ -1,5 +1,5 @@
 """Tries again, and settles PUTs whose answer was lost. In the stack: right below what callers hold, above everything
-that talks to a store once (see `storage/wrapper.py`).
+that talks to a store once (see `storage/wrappers/wrapper.py`).
 
 Between tries it waits a random part of a time that doubles (full jitter), from `base_ms` up to `cap_ms`, until
 `deadline_ms` after the call began. Not tried again: what says it is not retriable, and a full store, which time heals
@@ -31,7 +31,7 @@ from storage.objects import (
     PutInDoubtError,
     StoreFullError,
 )
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 from wire.crc import crc32c as compute_crc32c
 
 _log = get_logger(__name__)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from storage.block_index import BlockEntry, decode_block_index
-from storage.file_format import (
+from storage.format.block_index import BlockEntry, decode_block_index
+from storage.format.file_format import (
     EXTENT_FLAGGED,
     SECTION_PROPERTIES,
     TRAILER_BYTES,
@@ -22,7 +22,7 @@ from storage.file_format import (
     read_index,
     read_trailer,
 )
-from storage.file_properties import FileProperties, decode_properties
+from storage.format.file_properties import FileProperties, decode_properties
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStore
 from wire.batch import CorruptBatchError, crc_matches, iter_headers

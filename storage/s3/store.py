@@ -1,8 +1,8 @@
 """An object store in an S3 bucket, by aioboto3: AWS or any server that honours `If-None-Match: *`.
 
 One client and one connection pool for the process. One method call is one request (listing and deleting: one a page),
-tried once: `storage/retrying.py` decides about again. Every request has a total time limit, because neither the client
-nor the socket limits how long a body may take to leave.
+tried once: `storage/wrappers/retrying.py` decides about again. Every request has a total time limit, because neither
+the client nor the socket limits how long a body may take to leave.
 
 A PUT carries our CRC-32C, which the store checks and keeps; the payload is not signed beside it (SHA-256 of 8 MiB costs
 more than all else together), and `Expect: 100-continue`, a round trip per PUT, is dropped. A crash leaves a whole
@@ -32,8 +32,8 @@ from storage.objects import (
     StoreMisconfiguredError,
     check_range,
 )
-from storage.s3_errors import CLIENT_ERRORS, translate
-from storage.s3_session import OneTrySession
+from storage.s3.errors import CLIENT_ERRORS, translate
+from storage.s3.session import OneTrySession
 from wire.crc import crc32c as compute_crc32c
 
 if TYPE_CHECKING:

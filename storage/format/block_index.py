@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from storage.file_format import CorruptFileError
+from storage.format.file_format import CorruptFileError
 from wire.crc import Body, crc32c
 
 BLOCK_BYTES = 1 << 20

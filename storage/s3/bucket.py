@@ -12,7 +12,7 @@ from typing import Any
 import aioboto3
 from botocore.exceptions import ClientError
 
-from storage.s3_errors import CLIENT_ERRORS, translate
+from storage.s3.errors import CLIENT_ERRORS, translate
 from storage.urls import ObjectStoreUrl
 
 _NOT_ANSWERED = {"AccessDenied", "MethodNotAllowed", "NotImplemented", "403", "405", "501"}

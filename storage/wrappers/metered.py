@@ -1,5 +1,5 @@
 """Counts requests, bytes and seconds, by operation. In the stack: above `Retrying` it shows what callers waited for,
-below it what single requests cost; it changes nothing (see `storage/wrapper.py`).
+below it what single requests cost; it changes nothing (see `storage/wrappers/wrapper.py`).
 
 Outcomes are `ok` or the kind of error. A listing counts once, when it ends or is left, with the seconds it lasted.
 """
@@ -26,7 +26,7 @@ from storage.objects import (
     StoreMisconfiguredError,
     StoreUnavailableError,
 )
-from storage.wrapper import WrappedStore
+from storage.wrappers.wrapper import WrappedStore
 
 _OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
     (ObjectNotFoundError, "not_found"),

@@ -1,0 +1,1 @@
+"""What is inside a file: extents, block index, footer. Pure bytes; docs/file-format.md specifies it."""

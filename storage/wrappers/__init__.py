@@ -1,0 +1,1 @@
+"""Stores around a store: retries, metrics, traces, faults for tests."""
