@@ -1,11 +1,11 @@
 """How Spark finds `spark.read.format("siltstone")`: it looks into every module on the Python path called `pyspark_*`.
 
-All of it is in `spark_jobs/source.py`. Keep this module quick and quiet: Spark imports it to see what sources there
-are, whichever is asked for, and an error here would hide all of them.
+All of it is in `spark_jobs/source/source.py`. Keep this module quick and quiet: Spark imports it to see what sources
+there are, whichever is asked for, and an error here would hide all of them.
 """
 
 from __future__ import annotations
 
-from spark_jobs.source import DefaultSource
+from spark_jobs.source.source import DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -185,7 +185,7 @@ _SETTINGS = (
 
 _IDLE = (
     _idle("background.threads", _INT, 10, _THREADS, least=1),
-    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}: compactor.planning.plan.interval.ms.", least=0),
+    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}: compactor.plan.interval.ms.", least=0),
     _idle("log.cleaner.dedupe.buffer.size", _LONG, 134_217_728, f"{_CLEANER}: dedupe.keys.max.", least=0),
     _idle("log.cleaner.enable", _BOOLEAN, True, f"{_CLEANER}; they always compact.", dynamic=False),
     _idle("log.cleaner.io.buffer.load.factor", _DOUBLE, 0.9, f"{_CLEANER}.", least=0),

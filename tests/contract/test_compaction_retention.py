@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from metadata.postgres.store.merges import retention as postgres_retention
 
 from compactor.deletion.retention import Retention
 from metadata.contract.compaction import Expired, InvalidOffsetError
 from metadata.contract.service import Change, ChangeKind, Cursor, FileState, UnknownTopicError
+from metadata.postgres.merges import retention as postgres_retention
 from runtime.metrics import Metrics
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, output_extent, output_file, spans
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic, sent

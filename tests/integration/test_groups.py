@@ -12,7 +12,7 @@ import pytest
 from agents.groups import expiry
 from metadata.contract.groups import GroupLease, GroupRecord
 from metadata.contract.service import MetadataService, MetadataUnavailableError
-from metadata.memory.store import groups as memory_groups
+from metadata.memory import groups as memory_groups
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from storage.objects import Body

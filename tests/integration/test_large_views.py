@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from metadata.postgres.store.merges import views as postgres_compaction
 
 from metadata.contract.compaction import CompactionView, FileView, PartitionView
 from metadata.memory.store import MemoryMetadata
 from metadata.postgres.driver import open_connection
+from metadata.postgres.merges import views as postgres_compaction
 from metadata.postgres.store import PostgresMetadata
 from storage.memory import MemoryStore
 from tests.contract.merges import merge

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
-from metadata.postgres.store.groups import offsets as postgres_group_offsets
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata import migrations
@@ -22,6 +21,7 @@ from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitB
 from metadata.contract.service import MetadataUnavailableError, UnknownTopicError
 from metadata.postgres.connection import MetadataInDoubtError, connect
 from metadata.postgres.driver import Connection
+from metadata.postgres.groups import offsets as postgres_group_offsets
 from metadata.postgres.groups.groups import TAKE_LOCK_TIMEOUT_MS
 from metadata.postgres.groups.offsets import OFFSETS_LOCK, _Session
 from metadata.postgres.store import PostgresMetadata

@@ -19,9 +19,9 @@ import pytest
 import siltstone
 from metadata.contract.scan import TopicSnapshot
 from metadata.memory.store import MemoryMetadata
+from metadata.postgres import scan as postgres_scan
 from metadata.postgres.connection import connect
 from metadata.postgres.rows import KILLERS_LOCK
-from metadata.postgres.store import scan as postgres_scan
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from spark_jobs.scan.arrow import pa

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_jobs.source_options import STREAM_PIN_TTL_MS
+from spark_jobs.source.options import STREAM_PIN_TTL_MS
 from tests.fixtures.spark_topics import Row, SparkTopics, aside
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from metadata.postgres.scan import PostgresScan
 from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError, UnknownPartitionError
-from spark_jobs.source import TopicReader, TopicStreamReader
+from spark_jobs.source.source import TopicReader, TopicStreamReader
 from storage.cluster import ClusterMismatchError
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
@@ -173,7 +173,7 @@ async def test_files_that_went_after_planning_are_no_loss(
     # then its tasks read the same records from others
     assert await aside(lambda: read_tasks(reader, tasks)) == written
     # and one that cannot ask where they are says what to do
-    monkeypatch.setattr("spark_jobs.source_metadata.RETRY_MS", 0)
+    monkeypatch.setattr("spark_jobs.source.metadata.RETRY_MS", 0)
     lonely = batch_reader({**spark_topics.options("flights"), "metadataUrl": "postgresql://nobody@127.0.0.1:1/none"})
     await refused(lambda: read_tasks(lonely, tasks), PinLostError, "larger pinTtl")
 

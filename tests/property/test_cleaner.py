@@ -11,8 +11,8 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaning.cleaning import partition_cleaner
-from compactor.cleaning.cleaning import payloads as clean_payloads
+from compactor.cleaning import partition_cleaner
+from compactor.cleaning import payloads as clean_payloads
 from compactor.cleaning.rules import AbortedBatches, horizons_end_offset
 from tests.fixtures.cleaning import Cleaned, Stored, by_kernels, by_oracle, stored
 from tests.property.cleaner_partitions import Partition, random_partition

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compactor.cleaning.cleaning import payloads as clean_payloads
+from compactor.cleaning import payloads as clean_payloads
 from compactor.heavy import key_scan
 from compactor.merging import cursors, windows
 from runtime.clock import ManualClock

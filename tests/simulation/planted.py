@@ -17,8 +17,8 @@ from agents.tail.follower import Follower
 from agents.tail.log_index import FileRef, LogIndex
 from agents.write.path import FileOnItsWay, WritePath
 from metadata.contract import service as s
+from metadata.memory import store as memory
 from metadata.memory.store import MemoryMetadata
-from metadata.memory.store import store as memory
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying

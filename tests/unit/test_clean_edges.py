@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from compactor.cleaning.cleaning import payloads as clean_payloads
+from compactor.cleaning import payloads as clean_payloads
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.oracle import compact
 from compactor.cleaning.partition_cleaner import PartitionCleaner

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.source_offsets import CheckpointError, StreamOffset, limited
+from spark_jobs.source.offsets import CheckpointError, StreamOffset, limited
 
 TOPIC_ID = uuid.UUID(int=7)
 PLACES = st.dictionaries(st.integers(0, 8), st.integers(0, 1000), max_size=8)

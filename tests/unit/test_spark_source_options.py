@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import BadInputError
 from spark_jobs.scan.contract import EARLIEST, LATEST, AtTimestamp
-from spark_jobs.source_options import PIN_TTL_MS, SourceOptionError, SourceOptions, parse_options
+from spark_jobs.source.options import PIN_TTL_MS, SourceOptionError, SourceOptions, parse_options
 
 URLS = {"metadataUrl": "postgresql://p@localhost/db", "objectStoreUrl": "file:///data"}
 

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract import compaction as c
 from metadata.contract.service import ChangeKind, UnknownTopicError
+from metadata.postgres import history as postgres_history
 from metadata.postgres.admin import CONFIGS_IN_FORCE
 from metadata.postgres.connection import Database
 from metadata.postgres.rows import (
@@ -29,7 +30,6 @@ from metadata.postgres.rows import (
     now_ms,
     statement,
 )
-from metadata.postgres.store import history as postgres_history
 from metadata.postgres.tables import EXTENTS, FILES, MERGE_JOBS, PARTITIONS, PINS, TOPICS, WATERMARKS
 from metadata.rules.history import History, ServerHistory
 from metadata.rules.retention import AgedExtent, RetentionPolicy, expired_extents, retention_policy

@@ -40,7 +40,7 @@ def test_what_siltstone_rests_on_is_taken_and_what_the_cluster_has_is_not() -> N
 
 def test_every_room_of_ours_is_packed_and_the_module_by_which_spark_finds_the_source() -> None:
     packed = {str(place) for place, _ in _files(required("siltstone", frozenset())[0])}
-    assert {"pyspark_siltstone.py", "spark_jobs/source.py", "siltstone/api.py", "wire/__init__.py"} <= packed
+    assert {"pyspark_siltstone.py", "spark_jobs/source/source.py", "siltstone/api.py", "wire/__init__.py"} <= packed
     assert not [place for place in packed if place.startswith("tests/")]
 
 

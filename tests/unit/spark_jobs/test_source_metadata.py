@@ -9,7 +9,7 @@ import pytest
 from metadata.contract.compaction import Metadata
 from metadata.contract.service import MetadataUnavailableError
 from runtime.clock import ManualClock
-from spark_jobs.source_metadata import FIRST_RETRY_MS, RETRY_MS, RETRY_WAIT_MS, MetadataThread
+from spark_jobs.source.metadata import FIRST_RETRY_MS, RETRY_MS, RETRY_WAIT_MS, MetadataThread
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/silt"
 

@@ -24,10 +24,10 @@ from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, DataLossError, PinLostError, ScanOptions, Slice, schema_of
 from spark_jobs.scan.read import read_slice
-from spark_jobs.source_metadata import MetadataThread
-from spark_jobs.source_options import SourceOptions
-from spark_jobs.source_pins import Renewal, let_go, renew, take_pin, task_renewal
-from spark_jobs.source_scan import ScanPlanner, SliceTask
+from spark_jobs.source.metadata import MetadataThread
+from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.pins import Renewal, let_go, renew, take_pin, task_renewal
+from spark_jobs.source.scan import ScanPlanner, SliceTask
 from storage.objects import ObjectStoreError
 
 _log = get_logger(__name__)

@@ -1,6 +1,6 @@
 """A topic as a stream of micro-batches: where it begins, how far the next batch goes, which slices that is.
 
-Without PySpark: `spark_jobs/source.py` calls it in the process that Spark keeps for as long as the query runs.
+Without PySpark: `spark_jobs/source/source.py` calls it in the process that Spark keeps for as long as the query runs.
 For every batch, in this order: `latest` decides its end from the watermarks, Spark keeps that in its checkpoint, `plan`
 pins what lives and then takes the snapshot it cuts into slices, tasks read, Spark calls `commit`, the pin goes. A crash
 anywhere leaves a pin that runs out; the restart plans the same offsets again, from whatever files hold them by then.
@@ -34,17 +34,17 @@ from spark_jobs.scan.contract import (
     Slice,
     UnknownPartitionError,
 )
-from spark_jobs.source_metadata import MetadataThread
-from spark_jobs.source_offsets import Document, StreamOffset, limited
-from spark_jobs.source_options import SourceOptions
-from spark_jobs.source_pins import Pin, Renewal, let_go, renew, take_pin
+from spark_jobs.source.metadata import MetadataThread
+from spark_jobs.source.offsets import Document, StreamOffset, limited
+from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.pins import Pin, Renewal, let_go, renew, take_pin
 
 _log = get_logger(__name__)
 SKIP = "failOnDataLoss=false goes on with what is there"
 
 
 class Planner(Protocol):
-    """Where the scan room is called (`spark_jobs/source_scan.py`)."""
+    """Where the scan room is called (`spark_jobs/source/scan.py`)."""
 
     def look_up(self, snapshot: TopicSnapshot, scan: ScanOptions) -> ScanOptions:
         """Offsets instead of timestamps."""

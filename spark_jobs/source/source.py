@@ -1,8 +1,8 @@
 """`spark.read.format("siltstone")` and `spark.readStream.format("siltstone")`: a topic, straight from the object store.
 
 Spark finds the source by the module `pyspark_siltstone` on the Python path; nothing is registered. Options are in
-`spark_jobs/source_options.py`, pins in `spark_jobs/source_pins.py`, streams in `spark_jobs/source_stream.py`, what a
-task does in `spark_jobs/source_reading.py`. Here is only what PySpark asks for. It asks in a new Python process each
+`spark_jobs/source/options.py`, pins in `spark_jobs/source/pins.py`, streams in `spark_jobs/source/stream.py`, what a
+task does in `spark_jobs/source/reading.py`. Here is only what PySpark asks for. It asks in a new Python process each
 time (which sources are there, which schema, which tasks, read), so each method imports what it needs, and no more.
 
 `pushFilters` is not overridden on purpose: unless a configuration is set, Spark refuses a source that has it. What is
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from runtime.clock import SystemClock
 from spark_jobs.scan.contract import schema_of
-from spark_jobs.source_api import (
+from spark_jobs.source.api import (
     ADMISSION_CONTROL,
     DataSource,
     DataSourceReader,
@@ -30,12 +30,12 @@ from spark_jobs.source_api import (
     SupportsTriggerAvailableNow,
     from_arrow_schema,
 )
-from spark_jobs.source_options import SourceOptionError, SourceOptions, parse_options
+from spark_jobs.source.options import SourceOptionError, SourceOptions, parse_options
 
 if TYPE_CHECKING:
-    from spark_jobs.source_offsets import Document
-    from spark_jobs.source_scan import SliceTask
-    from spark_jobs.source_stream import TopicStream
+    from spark_jobs.source.offsets import Document
+    from spark_jobs.source.scan import SliceTask
+    from spark_jobs.source.stream import TopicStream
 
 
 class DefaultSource(DataSource):
@@ -70,8 +70,8 @@ class TopicReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        from spark_jobs.source_metadata import MetadataThread
-        from spark_jobs.source_scan import plan_batch
+        from spark_jobs.source.metadata import MetadataThread
+        from spark_jobs.source.scan import plan_batch
 
         clock = SystemClock()
         with MetadataThread(self._options.metadata_url, clock=clock) as metadata:
@@ -91,9 +91,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _stream(self) -> TopicStream:
         if self._opened is None:
-            from spark_jobs.source_metadata import MetadataThread
-            from spark_jobs.source_scan import ScanPlanner
-            from spark_jobs.source_stream import TopicStream
+            from spark_jobs.source.metadata import MetadataThread
+            from spark_jobs.source.scan import ScanPlanner
+            from spark_jobs.source.stream import TopicStream
 
             clock = SystemClock()
             metadata = MetadataThread(self._options.metadata_url, clock=clock)
@@ -120,7 +120,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stream.until_now()
 
     def partitions(self, start: Document, end: Document) -> list[InputPartition]:
-        from spark_jobs.source_scan import SliceTask
+        from spark_jobs.source.scan import SliceTask
 
         topic_id = str(end["topicId"])
         tasks = [SliceTask(slice=each.to_json(), topic_id=topic_id) for each in self._stream.plan(start, end)]
@@ -156,6 +156,6 @@ def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
     task = cast("SliceTask | None", partition.value)
     if task is None:
         return iter(())  # Spark's own, where nothing was planned
-    from spark_jobs.source_reading import read_task
+    from spark_jobs.source.reading import read_task
 
     return read_task(task, options)

@@ -17,7 +17,7 @@ of a query that has ended without asking it, so the last batch's pin runs out to
 
 A pin that ran out all the same (a DataFrame kept for hours before an action, Postgres away for longer than the time to
 live) is no loss by itself: a task that meets it, or a file that is gone, plans its own slice anew
-(`spark_jobs/source_reading.py`).
+(`spark_jobs/source/reading.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from metadata.contract.compaction import Metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
-from spark_jobs.source_metadata import MetadataThread
+from spark_jobs.source.metadata import MetadataThread
 
 _log = get_logger(__name__)
 RENEWALS_PER_TTL = 3

@@ -11,9 +11,9 @@ from runtime.clock import Clock
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice
 from spark_jobs.scan.plan import plan_slices
-from spark_jobs.source_metadata import MetadataThread
-from spark_jobs.source_options import SourceOptions
-from spark_jobs.source_pins import Pin, let_go, renew, take_pin
+from spark_jobs.source.metadata import MetadataThread
+from spark_jobs.source.options import SourceOptions
+from spark_jobs.source.pins import Pin, let_go, renew, take_pin
 from storage.cluster import ClusterMismatchError, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY
 

@@ -1,0 +1,1 @@
+"""Topics as a Spark source, for batch and streaming: `spark.read.format("siltstone")`."""
