@@ -20,7 +20,8 @@ from runtime.ids import SystemIds
 from runtime.logging import configure
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
-from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, size_text
+from runtime.text import plural, size_text
+from siltstone.cli.output import console, json_option, print_json, print_pairs
 from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, opened_parts, shown_steps, stopped_here, worker_here
 from siltstone.cli.topics_compaction import print_states, read_explained

@@ -15,7 +15,8 @@ import click
 from compactor.planning.simulate import Sample, Simulated, Workers, simulate
 from compactor.planning.simulated_cluster import Load
 from compactor.planning.spec import MIB
-from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
+from runtime.text import age_text, plural, size_text
+from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLOT_WIDTH = 72

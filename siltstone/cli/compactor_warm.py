@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from siltstone.cli.output import plural
+from runtime.text import plural
 
 
 @click.command()

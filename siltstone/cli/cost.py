@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from siltstone.cli.output import console, json_option, plural, print_json, print_pairs, print_table
+from runtime.text import plural
+from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
 from siltstone.cli.usage import WrongUsageError
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
 from siltstone.ops.cost.reckon import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with

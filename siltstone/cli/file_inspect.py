@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import click
 
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table, size_text
+from runtime.text import size_text
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, opened_store, place_options, resolved_store
 from storage.format.file_properties import encode_properties
 from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file

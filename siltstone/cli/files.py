@@ -13,7 +13,8 @@ from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import FileInfo, FileState
 from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
-from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
+from runtime.text import age_text, plural, size_text
+from siltstone.cli.output import console, json_option, print_json, print_table
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.usage import WrongUsageError
 from siltstone.ops.fsck import all_files

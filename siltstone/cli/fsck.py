@@ -17,7 +17,8 @@ from compactor.deletion.orphans import orphans_allowed
 from metadata.postgres.catalogue_restore import RebuiltState, rebuilt_state
 from metadata.rules.history import History
 from runtime.settings.table import Settings
-from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_table, size_text
+from runtime.text import age_text, plural, size_text
+from siltstone.cli.output import console, json_option, print_json, print_table
 from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
 from siltstone.ops.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
 from siltstone.ops.fsck import Finding, check_system

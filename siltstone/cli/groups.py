@@ -10,10 +10,11 @@ from dataclasses import asdict
 import click
 
 from runtime.clock import SystemClock
+from runtime.text import plural
 from siltstone.cli.agents import agent_options, given_agents
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
 from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
-from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.kafka.client import KafkaError, connected
 from siltstone.kafka.groups import Group, GroupClient, all_groups
 from siltstone.ops.group_report import (

@@ -10,9 +10,10 @@ import click
 
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
+from runtime.text import plural
 from siltstone.cli.agents import agent_options, given_agents, name_hints
 from siltstone.cli.groups_asked import confirm, group_hints, log_ends, nearest_group, tell
-from siltstone.cli.output import json_option, plural, print_json, print_table
+from siltstone.cli.output import json_option, print_json, print_table
 from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient, KafkaError, connected
 from siltstone.kafka.consuming import partitions_of

@@ -11,7 +11,8 @@ import click
 from metadata.contract.compaction import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE, rests
 from runtime.errors import BadInputError
-from siltstone.cli.output import age_text, console, json_option, plural, print_json, print_pairs, print_table, size_text
+from runtime.text import age_text, plural, size_text
+from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.cli.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.usage import WrongUsageError

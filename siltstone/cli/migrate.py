@@ -10,7 +10,7 @@ import click
 
 from runtime.errors import BadInputError
 from runtime.settings.table import is_memory
-from siltstone.cli.output import plural
+from runtime.text import plural
 from siltstone.cli.places import POSTGRES_NAMES, ways_to_name
 from siltstone.cli.setting_options import read_settings, setting_options
 

@@ -19,8 +19,9 @@ import click
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
+from runtime.text import plural, size_text
 from siltstone.cli.agents import agent_options, given_agents, name_hints
-from siltstone.cli.output import console, json_option, plural, print_json, size_text
+from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes

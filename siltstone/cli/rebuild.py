@@ -15,7 +15,8 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.settings.table import is_memory
-from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
+from runtime.text import plural
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.cli.places import POSTGRES_NAMES, Places, opened_store, url_options, ways_to_name
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 from rich.text import Text
 
-from siltstone.cli.output import console, json_option, plural, print_json, size_text
+from runtime.text import plural, size_text
+from siltstone.cli.output import console, json_option, print_json
 from siltstone.cli.setting_options import read_settings, setting_options
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import click
 
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
+from runtime.text import size_text
 from siltstone.cli.live import quiet_interrupts
-from siltstone.cli.output import json_option, print_json, size_text
+from siltstone.cli.output import json_option, print_json
 from siltstone.cli.places import Places, Urls, place_options, resolved
 from siltstone.cli.tables_shown import Rounds, print_report, report_json, shown_progress
 from siltstone.cli.usage import WrongUsageError, as_usage

@@ -11,7 +11,8 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from runtime.clock import Clock
-from siltstone.cli.output import console, plural, print_json, print_pairs, print_table, size_text
+from runtime.text import plural, size_text
+from siltstone.cli.output import console, print_json, print_pairs, print_table
 
 if TYPE_CHECKING:
     from spark_jobs.tables.export import Report

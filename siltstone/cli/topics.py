@@ -10,8 +10,9 @@ from typing import TypeVar
 import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
+from runtime.text import plural
 from siltstone.cli.agents import acts, agent_options, given_agents, name_hints
-from siltstone.cli.output import json_option, plural, print_json, print_table
+from siltstone.cli.output import json_option, print_json, print_table
 from siltstone.cli.topics_compaction import explain_command
 from siltstone.cli.topics_describe import describe_command
 from siltstone.kafka.client import KafkaClient, connected

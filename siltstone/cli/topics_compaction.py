@@ -17,7 +17,8 @@ from metadata.contract.compaction import CompactionView, JobState, Metadata, Par
 from metadata.contract.service import L0File, Topic
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
-from siltstone.cli.output import age_text, json_option, print_json, print_table, size_text
+from runtime.text import age_text, size_text
+from siltstone.cli.output import json_option, print_json, print_table
 from siltstone.cli.places import Places, opened_metadata, place_options, resolved
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from metadata.configs.topic import resolve
+from runtime.text import plural
 from siltstone.cli.agents import acts, bootstrap_option, name_hints, running_bootstrap
-from siltstone.cli.output import json_option, plural, print_json, print_pairs, print_table
+from siltstone.cli.output import json_option, print_json, print_pairs, print_table
 from siltstone.cli.places import Places, place_options, resolved
 from siltstone.cli.topics_compaction import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected

@@ -19,7 +19,8 @@ from metadata.contract.compaction import CompactionView
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from siltstone.cli.output import print_pairs, size_text
+from runtime.text import size_text
+from siltstone.cli.output import print_pairs
 from siltstone.demo import clients
 from siltstone.demo.flights import Flight
 from siltstone.demo.ledger import Ledger, MismatchError

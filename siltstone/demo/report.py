@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from siltstone.cli.output import size_text
+from runtime.text import size_text
 
 Samples = Mapping[str, float]
 """Metric name with its labels -> value."""

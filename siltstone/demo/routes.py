@@ -24,7 +24,8 @@ from rich.console import Console
 
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from siltstone.cli.output import print_pairs, print_table, size_text
+from runtime.text import size_text
+from siltstone.cli.output import print_pairs, print_table
 from siltstone.demo import clients
 from siltstone.demo.aircraft import LatestComparison, LatestFlights
 from siltstone.demo.flights import Flight, partition_of

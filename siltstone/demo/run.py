@@ -23,8 +23,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
+from runtime.text import size_text
 from siltstone.cli.compact import shown_progress
-from siltstone.cli.output import print_pairs, size_text
+from siltstone.cli.output import print_pairs
 from siltstone.demo import aircraft, clients, report, routes
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger

@@ -15,7 +15,7 @@ from typing import Any
 
 from metadata.contract.compaction import CompactionView, FileClass, FileView
 from metadata.rules.jobs import rests
-from siltstone.cli.output import age_text, plural, size_text
+from runtime.text import age_text, plural, size_text
 
 RUNS_SHOWN = 12
 """Of one level and class in a picture; JSON has all."""

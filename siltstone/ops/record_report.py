@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from siltstone.cli.output import plural
+from runtime.text import plural
 from siltstone.kafka.record_format import OutputRecord, json_record, shown_field, time_text
 
 

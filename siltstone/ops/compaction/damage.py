@@ -14,7 +14,7 @@ from typing import Any, cast
 from metadata.configs.topic import as_list
 from metadata.contract.compaction import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE
-from siltstone.cli.output import age_text, plural
+from runtime.text import age_text, plural
 from siltstone.ops.compaction.evidence import Case, Reason
 from siltstone.ops.compaction.trouble import Troubled, retry_text
 

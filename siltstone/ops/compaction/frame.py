@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from metadata.contract.compaction import LeveledExtent, PartitionView
-from siltstone.cli.output import age_text
+from runtime.text import age_text
 
 TEXT_MAX = 28
 """Characters of a key or a value that are shown."""

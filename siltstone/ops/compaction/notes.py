@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from compactor.planning.round import Hold, Note
 from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import JobState, MergeJob
-from siltstone.cli.output import plural, size_text
+from runtime.text import plural, size_text
 from siltstone.ops.compaction.evidence import Case, Reason
 from siltstone.ops.compaction.waits import numbers_text
 from siltstone.processes.spark_note import HOW_TO_ADD_SPARK

@@ -12,7 +12,7 @@ from compactor.merging.memory_gate import WAITS_FOR_MEMORY
 from metadata.configs.topic import as_int, resolve
 from metadata.contract.compaction import JobState, MergeJob, PartitionView
 from metadata.rules.jobs import rests
-from siltstone.cli.output import age_text, plural, size_text
+from runtime.text import age_text, plural, size_text
 from siltstone.ops.compaction.damage import flagged, in_trouble, uncovered_offsets, unreadable
 from siltstone.ops.compaction.evidence import Case, Evidence, Reason
 from siltstone.ops.compaction.notes import not_planned, pass_note

@@ -18,7 +18,7 @@ from compactor.planning.round import Hold
 from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError, as_list, resolve
 from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
-from siltstone.cli.output import age_text
+from runtime.text import age_text
 from siltstone.ops.compaction.trouble import Troubled, trouble_text
 from siltstone.ops.compaction.waits import HELD, numbers_text, waits_for
 

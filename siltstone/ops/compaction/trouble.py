@@ -15,7 +15,7 @@ from metadata.contract.compaction import CompactionView, FileView, PartitionView
 from metadata.contract.service import L0File
 from metadata.rules.jobs import rests
 from metadata.rules.packed_index import iter_index
-from siltstone.cli.output import age_text
+from runtime.text import age_text
 
 NOT_IN_STORE = "is not in the object store"
 """How `compactor/merging/cursors.py` says that an object is gone."""

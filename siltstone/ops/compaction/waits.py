@@ -13,7 +13,7 @@ from compactor.planning.dirtiness import Dirtiness
 from compactor.planning.round import Hold
 from compactor.planning.spec import PlanOptions
 from metadata.contract.compaction import PartitionView
-from siltstone.cli.output import age_text, plural, size_text
+from runtime.text import age_text, plural, size_text
 
 RANGES_SHOWN_MAX = 12
 """Of partition numbers, in one line."""

@@ -15,7 +15,7 @@ from compactor.merging.cursors import WINDOW_BYTES
 from compactor.planning.options import plan_options
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
-from siltstone.cli.output import plural
+from runtime.text import plural
 from siltstone.ops.cost import formulas
 from siltstone.ops.cost.prices import PRICES
 from siltstone.ops.cost.storage import kept_lines

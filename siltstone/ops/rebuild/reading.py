@@ -27,7 +27,7 @@ from compactor.deletion.backup_format import (
 )
 from metadata.contract.catalogue import Row
 from runtime.errors import BadInputError
-from siltstone.cli.output import plural
+from runtime.text import plural
 from siltstone.ops.rebuild.plan import L0Extent, NewStretch
 from siltstone.ops.rebuild.state import Catalogued, linked
 from siltstone.ops.rebuild.tiling import Footer, FooterExtent

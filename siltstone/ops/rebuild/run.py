@@ -24,7 +24,7 @@ from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import BadInputError, BugError
 from runtime.ids import IdSource
-from siltstone.cli.output import plural
+from runtime.text import plural
 from siltstone.ops.rebuild.plan import NEWER_L0, Hole, Lost, RebuildPlan, extent_row, plan_rebuild
 from siltstone.ops.rebuild.producers import PartitionProducers, producer_batch
 from siltstone.ops.rebuild.reading import Found, batches_of, by_partition, object_crc, read_bucket

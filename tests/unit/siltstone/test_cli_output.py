@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.text import age_text, plural, size_text
 from siltstone.cli import output
-from siltstone.cli.output import age_text, plural, print_pairs, print_table, print_when_taken, size_text
+from siltstone.cli.output import print_pairs, print_table, print_when_taken
 from siltstone.ops.hint_options import CommandWords, option, words_for
 
 
