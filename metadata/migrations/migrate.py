@@ -266,7 +266,7 @@ def new_cluster_id(ids: IdSource) -> str:
 def alembic_config(versions: Path | None = None) -> Config:
     """Alembic pointed at the packaged revisions, and at those in `versions`; needs no file in the working directory."""
     config = Config()
-    folder = Path(__file__).parent / "migrations"
+    folder = Path(__file__).parent
     config.set_main_option("script_location", str(folder))
     config.set_main_option("path_separator", "os")
     if versions is not None:

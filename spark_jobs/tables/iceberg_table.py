@@ -47,7 +47,7 @@ TOPIC = "siltstone.topic"
 FIELD_ID = b"PARQUET:field_id"
 """What pyarrow's Parquet writer calls it."""
 _REPAIR = "_rebuild_snapshot_updates"
-"""pyiceberg has no public name for it; `tests/integration/test_tables.py` sees a stale writer refused."""
+"""pyiceberg has no public name for it; `tests/integration/spark/test_tables.py` sees a stale writer refused."""
 _OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
 """Beginnings of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
 _KNOWN = (

@@ -22,7 +22,7 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.processes.spark_note import spark_note
-from tests.integration.test_compaction_cli import BALANCES, read, write
+from tests.integration.siltstone.test_compaction_cli import BALANCES, read, write
 
 OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--compactors", "0")
 SPARK = ("--set", "spark.submitter=local", "--set", "spark.master=local[1]", "--set", "spark.driver.memory=512m")

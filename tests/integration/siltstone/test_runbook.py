@@ -1,0 +1,94 @@
+"""What the runbook tells a person to run: its SQL runs, its commands are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from metadata.postgres.driver import open_connection
+from siltstone.cli import main
+
+PAGES = sorted((Path(__file__).resolve().parents[3] / "docs" / "operations").glob("*.md"))
+RUNBOOK = next(page for page in PAGES if page.name == "runbook.md")
+MONITORING = next(page for page in PAGES if page.name == "monitoring.md")
+QUERIES = re.findall(r"```sql\n(.*?)```", RUNBOOK.read_text(), re.DOTALL)
+
+
+def commands(page: Path) -> Sequence[Sequence[str]]:
+    """`siltstone ...` between backticks, as words; a line may break within. And what begins a line of a block."""
+    text = page.read_text()
+    told = re.findall(r"(?<!`)`siltstone ([^`]+)`", text)
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    typed = [
+        re.split(r"[|;&>]", line)[0]
+        for block in blocks
+        for line in re.findall(r"^(?:\$ )?siltstone (.+)", block.replace("\\\n", " "), re.MULTILINE)
+    ]
+    return [shlex.split(" ".join(each.split()), comments=True) for each in (*told, *typed)]
+
+
+def unknown(words: Sequence[str]) -> str:
+    """What is wrong with a command's words; "" = nothing."""
+    command: click.Command = main
+    rest = list(words)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        found = command.get_command(click.Context(command), name)
+        if found is None:
+            return f"no command {name!r} in {' '.join(words)!r}"
+        command = found
+    context = click.Context(command)
+    try:
+        given, left, _ = command.make_parser(context).parse_args(list(rest))
+    except click.UsageError as error:
+        return f"{error.message} in {' '.join(words)!r}"
+    if left and not isinstance(command, click.Group):
+        return f"one word too many, {left[0]!r}, in {' '.join(words)!r}"
+    if not rest:  # spoken of by its name
+        return ""
+    # what stands for a value (TOPIC, GROUP) is converted by nobody: it is there, or it is missing
+    missing = [
+        parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
+        for parameter in command.params
+        if parameter.required and not is_text(given.get(str(parameter.name))) and not parameter.envvar
+    ]
+    return f"{missing[0]} is missing in {' '.join(words)!r}" if missing else ""
+
+
+def is_text(given: object) -> bool:
+    """Whether the parser found words for it: click has a value of its own for what is not there."""
+    return isinstance(given, str) or (isinstance(given, list | tuple) and any(isinstance(each, str) for each in given))
+
+
+async def test_every_query_of_the_runbook_runs_and_changes_nothing(postgres_url: str) -> None:
+    assert len(QUERIES) >= 10
+    connection = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
+    try:
+        for query in QUERIES:
+            await connection.execute("BEGIN READ ONLY")
+            await connection.fetch(query)
+            await connection.execute("ROLLBACK")
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_is_one(page: Path) -> None:
+    assert [found for each in commands(page) if (found := unknown(each))] == []
+
+
+def test_a_command_that_is_none_is_noticed() -> None:
+    assert len(commands(RUNBOOK)) > 20
+    assert unknown(["agents", "list"]) == "no command 'agents' in 'agents list'"
+    assert re.match("No such option.*--adopted.* in 'fsck --adopted'", unknown(["fsck", "--adopted"]))
+    assert unknown(["fsck", "--adopt", "now"]) == "one word too many, 'now', in 'fsck --adopt now'"
+    assert unknown(["groups", "delete-offsets", "GROUP"]) == "--topic is missing in 'groups delete-offsets GROUP'"
+    assert unknown(["groups", "delete-offsets", "--topic", "t"]).startswith("GROUP is missing in")
+    assert unknown(["groups", "delete-offsets", "GROUP", "--topic", "TOPIC"]) == ""
+    assert unknown(["jobs", "list", "--state", "failed"]) == ""
+    assert unknown(["jobs", "list", "--state"]).endswith("in 'jobs list --state'")

@@ -1,0 +1,351 @@
+"""Partitions with more keys than a dedupe buffer holds, through a real Spark: one record per key is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench.merge_inputs import LEASE, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
+from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.heavy.combine import combine
+from compactor.heavy.cut import cut
+from compactor.heavy.manifest import ManifestMismatchError
+from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
+from compactor.heavy.run_unit import run_unit
+from compactor.heavy.stored import plan_key, read_result, settle, store_plan
+from compactor.heavy.survivors import SurvivorsError
+from compactor.heavy.units import HeavyPlan, UnitKind
+from compactor.planning.spec import MIB, MergeSpec
+from metadata.contract.compaction import CommitMerge
+from runtime.clock import ManualClock, SystemClock
+from runtime.ids import SystemIds
+from spark_jobs import full_dedupe
+from storage.cluster import ClusterFile, encode_cluster_file
+from storage.keys import CLUSTER_KEY
+from storage.local import LocalStore
+from storage.objects import ObjectStore
+from storage.urls import object_url, parse_store_url
+from tests.fixtures.dedupe_process import peak_bytes
+from tests.fixtures.spark import children, command
+from wire.batch import BATCH_HEADER_BYTES
+from wire.crc import crc32c
+from wire.kernels.batches import read_batches
+from wire.kernels.scan import scan_records
+from wire.records import NewRecord, build_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CLUSTER = "full-dedupe"
+VALUES = np.frombuffer(b"12345678", dtype=np.uint8).reshape(1, 8)
+Offsets = NDArray[np.int64]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    store = LocalStore(tmp_path)
+    await store.open()
+    await put(store, CLUSTER_KEY, encode_cluster_file(ClusterFile(cluster_id=CLUSTER)))
+    yield store
+    await store.close()
+
+
+async def put(store: ObjectStore, key: str, body: bytes) -> None:
+    await store.put_if_absent(key, body, crc32c=crc32c(body))
+
+
+async def planned(
+    inputs: MergeInputFiles[LocalStore], folder: Path, *, slice_bytes: int, keys_max: int
+) -> tuple[HeavyPlan, str]:
+    """A stored plan that slices the partition, and its URL."""
+    claimed = inputs.claim()
+    spec = MergeSpec.from_json(claimed.job.spec)
+    plan = cut(
+        claimed,
+        spec,
+        cluster_id=CLUSTER,
+        lease=LEASE,
+        unit_bytes=slice_bytes,
+        keyed_unit_bytes=slice_bytes,
+        keys_max=keys_max,
+    )
+    plan = replace(
+        plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)
+    )  # drivers heed it
+    assert plan.sliced == [PARTITION_ID]
+    await store_plan(inputs.store, plan)
+    return plan, object_url(parse_store_url(folder.as_uri()), plan_key(plan))
+
+
+async def rewritten(store: ObjectStore, plan: HeavyPlan) -> CommitMerge:
+    for unit in plan.units_of(UnitKind.REWRITE):
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+    return await combined(store, plan)
+
+
+async def combined(store: ObjectStore, plan: HeavyPlan) -> CommitMerge:
+    found = {unit.number: await read_result(store, plan, unit.number) for unit in plan.units}
+    return combine(plan, {number: result for number, result in found.items() if result is not None}, epoch=1)
+
+
+async def offsets_left(commit: CommitMerge, store: ObjectStore) -> AsyncIterator[Offsets]:
+    """Of all records in the outputs, in order, some at a time."""
+    extents = [(extent, output.key) for output in commit.outputs for extent in output.extents]
+    for extent, key in sorted(extents, key=lambda each: each[0].base_offset):
+        if extent.length:
+            data = await store.get_range(key, extent.position, extent.length)
+            table = read_batches(data)
+            starts, ends = table.positions + BATCH_HEADER_BYTES, table.positions + table.sizes
+            columns = scan_records(np.frombuffer(data, dtype=np.uint8), starts, ends, table.record_counts)
+            yield np.repeat(table.base_offsets, table.record_counts) + columns.offset_deltas
+
+
+def last_of_each(keys: Offsets, count: int) -> Offsets:
+    """Rows of the last record of each of `count` keys, in order."""
+    last = np.full(count, -1, dtype=np.int64)
+    last[keys] = np.arange(len(keys))
+    return np.sort(last[last >= 0])
+
+
+# Small
+
+
+async def some_partition(store: LocalStore) -> tuple[MergeInputFiles[LocalStore], Offsets]:
+    """24,000 records in eight extents, and which of them are the last of their keys; the fourth extent is tombstones of
+    keys before and behind it."""
+    inputs = MergeInputFiles(store)
+    chance = np.random.default_rng(5)
+    keys = chance.integers(0, 9_000, 24_000)
+    for number in range(8):
+        mine = keys[number * 3_000 : (number + 1) * 3_000]
+        batches: Iterator[bytes] = stamped_batches(numbered_keys(mine), VALUES, base_offset=inputs.next_offset)
+        if number == 3:
+            batches = tombstones(numbered_keys(mine), inputs.next_offset)
+        await inputs.add_file(batches)
+    return inputs, last_of_each(keys, 9_000)
+
+
+def tombstones(names: NDArray[np.uint8], base_offset: int) -> Iterator[bytes]:
+    for first in range(0, len(names), 100):
+        records = [NewRecord(NOW_MS, names[at].tobytes(), None) for at in range(first, first + 100)]
+        yield build_batch(records, base_offset=base_offset + first)
+
+
+@pytest.mark.timeout(300)
+async def test_one_record_per_key_is_left_though_tasks_die_at_every_step(
+    store: LocalStore, spark: SparkSession, tmp_path: Path
+) -> None:
+    # given a partition with many more keys than its buffer, in slices, and tasks that die: one between its rows, one
+    # behind the survivors it wrote; and one whose rows, and manifest, were all there when Spark lost them
+    inputs, last = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 2, keys_max=500)
+    units = plan.units_of(UnitKind.KEYS)
+    assert len(units) >= 3
+    done = tmp_path / "died"
+    done.mkdir()
+    keys_of_unit, written = full_dedupe.key_batches, full_dedupe.written_batches
+
+    def dies_once(where: str) -> None:
+        try:
+            os.close(os.open(done / where, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        raise RuntimeError(f"died {where}")
+
+    def keys_of_dying(plan_url: str, numbers: Any, batches: Any) -> Any:
+        for batch in batches:
+            if batch.column(0).to_pylist() == [1]:
+                list(keys_of_unit(plan_url, numbers, iter([batch])))  # its rows got lost
+            for rows in keys_of_unit(plan_url, numbers, iter([batch])):
+                yield rows
+                if batch.column(0).to_pylist() == [0]:
+                    dies_once("between rows")
+
+    def written_dying(plan_url: str, batches: Any) -> Any:
+        (told,) = written(plan_url, batches)
+        if told.num_rows:
+            dies_once("behind survivors")
+        yield told
+
+    # when their keys are grouped, and the slices rewritten
+    with (
+        patch.object(full_dedupe, "key_batches", keys_of_dying),
+        patch.object(full_dedupe, "written_batches", written_dying),
+    ):
+        await asyncio.to_thread(full_dedupe.run, spark, plan, url)
+    commit = await rewritten(store, plan)
+    # then they all died, and one record per key is left, the last; of tombstones too
+    assert {each.name for each in done.iterdir()} == {"between rows", "behind survivors"}
+    left = np.concatenate([some async for some in offsets_left(commit, store)])
+    assert np.array_equal(left, last)
+    kept = int(np.sum((last >= 9_000) & (last < 12_000)))
+    assert (commit.summary["tombstones_kept"], commit.summary["tombstones_dropped"]) == (kept, 0)
+    (cleaned,) = commit.cleaned
+    assert (cleaned.cleaned_through_offset, cleaned.passes_needed) == (24_000, -(-len(last) // 500))
+    assert (commit.summary["keys"], commit.summary["records_in"]) == (len(last), 24_000)
+
+    # when another driver runs the same plan, then it finds all of it there and asks Spark for nothing
+    await asyncio.to_thread(full_dedupe.run, None, plan, url)
+
+
+async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_not_fit(
+    store: LocalStore, spark: SparkSession, tmp_path: Path
+) -> None:
+    # given a plan of which all was done but the last step
+    inputs, last = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    await asyncio.to_thread(full_dedupe.run, spark, plan, url)
+    await store.delete_many([partition_keys_key(plan, PARTITION_ID)])
+    # when another driver comes, then the manifests and survivors that are there are what it finds again
+    await asyncio.to_thread(full_dedupe.run, spark, plan, url)
+    # and survivors that are not what it finds are an error
+    unit = plan.units_of(UnitKind.REWRITE)[-1]
+    key = survivors_key(plan, unit)
+    stored = await store.get(key)
+    await store.delete_many([key])
+    await put(store, key, stored[:-40] + bytes(40))
+    with pytest.raises(SurvivorsError, match="CRC-32C"):
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+    # and so is what a REWRITE unit has, and the keys say otherwise
+    await store.delete_many([key])
+    writer = full_dedupe._writer(plan, unit)
+    writer.add(last[-1:], 1)
+    await put(store, key, writer.finish())
+    with pytest.raises(ManifestMismatchError, match="survivors"):
+        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+
+
+async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit_says(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    # given a unit whose keys were read, and bytes of its slice that are not as they were
+    inputs, _ = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    unit = plan.units_of(UnitKind.KEYS)[0]
+    rows = [len(block.offsets) async for _, block in full_dedupe._key_blocks(url, unit.number)]
+    assert sum(rows) > 0
+    extent = plan.extents[unit.first]
+    body = bytearray(await store.get(extent.key))
+    body[extent.position + 100] ^= 1
+    await store.delete_many([extent.key])
+    await put(store, extent.key, bytes(body))
+    # when its keys are read again, then it is not taken for the same slice
+    with pytest.raises(ManifestMismatchError, match="read again and is not as it was"):
+        _ = [block async for block in full_dedupe._key_blocks(url, unit.number)]
+
+
+async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_count(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    # given a try at a unit whose rows were given, and its manifest not written yet
+    inputs, _ = await some_partition(store)
+    plan, url = await planned(inputs, tmp_path, slice_bytes=inputs.bytes // 3, keys_max=500)
+    unit, other = plan.units_of(UnitKind.KEYS)[:2]
+    _ = [block async for block in full_dedupe._key_blocks(url, other.number)]
+    read = await read_result(store, plan, other.number)
+    assert read is not None
+    # when another, at the same time, says first that it found something else there
+    with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* have read other keys"):
+        async for _ in full_dedupe._key_blocks(url, unit.number):
+            found = {**read.details, "rows": read.details["rows"] + 1}
+            await settle(store, plan, replace(read, unit=unit.number, details=found))
+
+
+# Soak
+
+
+class Watched:
+    """A driver in a process of its own: memory of JVM and Python workers at their most, and processor time of all."""
+
+    def __init__(self, url: str, folder: Path, *, memory: str) -> None:
+        arguments = ["-m", "spark_jobs.heavy_merge", "--plan", url, "--master", "local[2,4]", "--memory", memory]
+        environ = os.environ | {"SPARK_LOCAL_DIRS": str(folder / "spark"), "TMPDIR": str(folder)}
+        self.peaks: dict[str, int] = {}
+        self.cpu_s: dict[int, float] = {}
+        self.lines: list[tuple[float, dict[str, Any]]] = []
+        began = time.monotonic()
+        output = folder / "driver.out"
+        with output.open("wb") as stdout:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=environ, stdout=stdout, cwd=Path(__file__).parents[3]
+            )
+        while process.poll() is None:
+            self._look(process.pid)
+            time.sleep(0.25)
+        self.wall_s = time.monotonic() - began
+        self.units = [json.loads(line) for line in output.read_text().splitlines()]
+        assert process.returncode == 0, output.read_text()[-2_000:]
+
+    def _look(self, pid: int) -> None:
+        try:
+            kind = "jvm" if "java" in command(pid).split(" ")[0] else "python"
+            self.peaks[kind] = max(self.peaks.get(kind, 0), peak_bytes(pid))
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            self.cpu_s[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return
+        for child in children(pid):
+            self._look(child)
+
+
+async def dedupe_and_check(store: LocalStore, tmp_path: Path, *, keys: int, overwrites: int, slice_bytes: int) -> None:
+    """All keys once in no order, with some of them again at random; checked against where each was last."""
+    chance = np.random.default_rng(11)
+    numbers = np.concatenate((chance.permutation(keys), chance.integers(0, keys, overwrites)))
+    chance.shuffle(numbers)
+    inputs = MergeInputFiles(store)
+    per_file = 500_000
+    began = time.monotonic()
+    for first in range(0, len(numbers), per_file):
+        names = numbered_keys(numbers[first : first + per_file])
+        await inputs.add_file(stamped_batches(names, VALUES, base_offset=first))
+    made_s = time.monotonic() - began
+    expected = last_of_each(numbers, keys)
+    assert len(expected) == keys
+    plan, url = await planned(inputs, tmp_path, slice_bytes=slice_bytes, keys_max=DEDUPE_KEYS_MAX)
+    watched = await asyncio.to_thread(Watched, url, tmp_path, memory="1g")
+    commit = await combined(store, plan)
+    at = 0
+    async for offsets in offsets_left(commit, store):
+        assert np.array_equal(offsets, expected[at : at + len(offsets)])
+        at += len(offsets)
+    assert at == keys
+    assert (commit.summary["keys"], commit.summary["records_in"]) == (keys, len(numbers))
+    (cleaned,) = commit.cleaned
+    assert cleaned.cleaned_through_offset == len(numbers)
+    survivors = [await store.head(survivors_key(plan, unit)) for unit in plan.units_of(UnitKind.REWRITE)]
+    rewriting_s = sum(each["seconds"] for each in watched.units)
+    print(
+        f"{len(numbers):,} records of {keys:,} keys, {inputs.bytes / MIB:.0f} MiB in {len(survivors)} slices"
+        f" (made in {made_s:.0f} s): {watched.wall_s:.0f} s, of these {rewriting_s:.0f} s of tasks that rewrite;"
+        f" processor {sum(watched.cpu_s.values()):.0f} s, peaks"
+        f" {', '.join(f'{kind} {peak / MIB:.0f} MiB' for kind, peak in sorted(watched.peaks.items()))};"
+        f" survivors {sum(each.size_bytes for each in survivors) / MIB:.1f} MiB"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+async def test_eight_million_keys_leave_one_record_each(store: LocalStore, tmp_path: Path) -> None:
+    await dedupe_and_check(store, tmp_path, keys=8_000_000, overwrites=4_000_000, slice_bytes=64 * MIB)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3_600)
+async def test_a_hundred_million_keys_leave_one_record_each(store: LocalStore, tmp_path: Path) -> None:
+    """`SILTSTONE_SOAK_KEYS` makes it another number; 100 M take 5 GB of disk and more for what Spark spills."""
+    keys = int(os.environ.get("SILTSTONE_SOAK_KEYS", "100000000"))
+    await dedupe_and_check(store, tmp_path, keys=keys, overwrites=keys // 4, slice_bytes=256 * MIB)
