@@ -21,25 +21,28 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     # name: (module:attribute, one line of help)
     "dev": ("siltstone.cli.dev:dev", "Run a whole stack on this machine: Postgres, object store, agents, a compactor."),
     "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
-    "topics": ("siltstone.cli.topics:topics", "Create, list, describe, explain, alter and delete topics."),
+    "topics": ("siltstone.cli.topics.commands:topics", "Create, list, describe, explain, alter and delete topics."),
     "produce": ("siltstone.cli.produce:produce", "Write records to a topic, from stdin or a file."),
     "consume": ("siltstone.cli.consume:consume", "Print records of topics, from any offset or time on."),
-    "groups": ("siltstone.cli.groups:groups", "List consumer groups, show their lag, reset offsets, delete."),
-    "tables": ("siltstone.cli.tables:tables", "Export topics to Parquet files and Iceberg tables."),
+    "groups": ("siltstone.cli.groups.commands:groups", "List consumer groups, show their lag, reset offsets, delete."),
+    "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
     "record": ("siltstone.cli.record:record", "Say where one record lies, or why it is not there."),
-    "compact": ("siltstone.cli.compact:compact", "Compact a topic now, or say what is due."),
-    "compaction": ("siltstone.cli.compaction:compaction", "Watch compaction at work."),
-    "levels": ("siltstone.cli.levels:levels", "Show the levels as a picture: L0, L1, L2, run by run."),
-    "files": ("siltstone.cli.files:files", "Show the files that hold the records."),
-    "file": ("siltstone.cli.file_inspect:file", "Look inside one file."),
+    "compact": ("siltstone.cli.compaction.compact:compact", "Compact a topic now, or say what is due."),
+    "compaction": ("siltstone.cli.compaction.watch:compaction", "Watch compaction at work."),
+    "levels": ("siltstone.cli.compaction.levels:levels", "Show the levels as a picture: L0, L1, L2, run by run."),
+    "files": ("siltstone.cli.files.list_files:files", "Show the files that hold the records."),
+    "file": ("siltstone.cli.files.inspect_file:file", "Look inside one file."),
     "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants on a live system."),
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
     "rebuild": ("siltstone.cli.rebuild:rebuild", "Bring the metadata back from the bucket into an empty Postgres."),
     "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
     "cost": ("siltstone.cli.cost:cost", "Reckon what a load costs a month, and a Kafka for it."),
-    "jobs": ("siltstone.cli.jobs:jobs", "List merges and show one: state, progress, result."),
+    "jobs": ("siltstone.cli.compaction.jobs:jobs", "List merges and show one: state, progress, result."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
-    "compactor": ("siltstone.cli.compactor:compactor", "Run one compactor against a given Postgres and object store."),
+    "compactor": (
+        "siltstone.cli.compactor.command:compactor",
+        "Run one compactor against a given Postgres and object store.",
+    ),
     "spark": ("siltstone.cli.spark:spark", "Prepare Spark for large merges: check it, pack it for a cluster."),
 }
 
@@ -104,7 +107,7 @@ def fail(error: Exception) -> NoReturn:
 
 def fail_usage(error: click.UsageError) -> NoReturn:
     """Print what click says of wrong usage, and a remedy where the option itself tells one; leave with exit code 2."""
-    from siltstone.cli.usage import usage_remedy
+    from siltstone.cli.options.usage import usage_remedy
 
     error.show()
     remedy = usage_remedy(error)

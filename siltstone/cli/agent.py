@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.cli.options.setting_options import read_settings, setting_options
 
 
 @click.command()
@@ -41,8 +41,8 @@ def agent(
       SILTSTONE_METADATA_URL=memory:// SILTSTONE_OBJECT_STORE_URL=memory:// \\
           siltstone agent
     """
-    from siltstone.embedded.running import RunningAgent
     from siltstone.processes.agent import run_agent
+    from siltstone.processes.running import RunningAgent
 
     options = {
         "listen": listen,

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import click
 
 from runtime.clock import Clock, SystemClock
-from siltstone.cli.agents import agent_options, given_agents, name_hints
-from siltstone.cli.groups_asked import partition_counts
-from siltstone.cli.output import print_when_taken
-from siltstone.cli.usage import as_usage
+from siltstone.cli.groups.asking import partition_counts
+from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.usage import as_usage
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, partitions_of, reaches, read
 from siltstone.kafka.consuming_in_group import GroupReader
@@ -26,9 +25,10 @@ from siltstone.kafka.member import GroupMember
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, parse_partitions
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
 from siltstone.kafka.records import TopicPartition
-from siltstone.kafka.retrying import PATIENCE_MS, SteadyClient
+from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
 from siltstone.ops.hint_options import CommandWords
 from siltstone.processes.stopping import stop_signals, unless
+from siltstone.terminal.output import print_when_taken
 
 Written = Callable[[OutputRecord], bytes]
 
@@ -141,7 +141,7 @@ async def _consume(
         return found
 
     clock, stopping = SystemClock(), asyncio.Event()
-    async with SteadyClient(bootstrap, clock, told=_tell) as client:
+    async with RetryingClient(bootstrap, clock, told=_tell) as client:
         with stop_signals(stopping):
             if group is None:
                 batches = _alone(client, await client.run(find), asked, num)
@@ -152,7 +152,7 @@ async def _consume(
 
 
 async def _alone(
-    client: SteadyClient, partitions: Sequence[TopicPartition], asked: _Asked, num: int | None
+    client: RetryingClient, partitions: Sequence[TopicPartition], asked: _Asked, num: int | None
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
     async def find(inner: KafkaClient) -> Mapping[TopicPartition, Reach]:
         return await reaches(inner, partitions, asked.span, to_end=not asked.follow, told=_tell)
@@ -168,7 +168,7 @@ async def _alone(
                     return
 
 
-def _in_group(client: SteadyClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:
+def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, clock: Clock) -> GroupReader:
     async def counts(topics: Collection[str]) -> Mapping[str, int]:
         return await client.run(partial(partition_counts, topics=topics))
 

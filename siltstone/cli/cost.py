@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from runtime.text import plural
-from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
-from siltstone.cli.usage import WrongUsageError
+from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
 from siltstone.ops.cost.reckon import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
 from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
+from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 
 BAR_WIDTH = 24
 

@@ -9,7 +9,7 @@ from types import FrameType
 import click
 
 from runtime.clock import SystemClock
-from siltstone.cli.output import console
+from siltstone.terminal.output import console
 
 
 @click.command()

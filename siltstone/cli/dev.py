@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from siltstone.cli.setting_options import read_settings, setting_options
-from siltstone.embedded.running import RunningAgent, RunningCompactor
+from siltstone.cli.options.setting_options import read_settings, setting_options
+from siltstone.processes.running import RunningAgent, RunningCompactor
 
 DEFAULT_DATA = Path("./siltstone-data")
 

@@ -14,8 +14,15 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
 from siltstone.cli.dev import DEFAULT_DATA
-from siltstone.cli.output import console, json_option, print_json
-from siltstone.cli.places import Places, Urls, opened, opened_store, place_options, resolved, same_cluster
+from siltstone.cli.options.system_options import (
+    SystemOptions,
+    Urls,
+    opened,
+    opened_store,
+    resolved,
+    same_cluster,
+    system_options,
+)
 from siltstone.cli.postgres_remedies import remedy_of
 from siltstone.embedded.run_file import run_file_exists
 from siltstone.ops.doctor import (
@@ -29,6 +36,7 @@ from siltstone.ops.doctor import (
     passed,
     warning,
 )
+from siltstone.terminal.output import console, json_option, print_json
 from storage.cluster import Action
 from storage.probe import probe_conditional_create
 from storage.urls import parse_store_url
@@ -37,9 +45,9 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 
 
 @click.command()
-@place_options
+@system_options
 @json_option
-def doctor(places: Places, as_json: bool) -> None:
+def doctor(given: SystemOptions, as_json: bool) -> None:
     """Check that store, Postgres and clock are fit for use. Exit code 1 when something is not, or nothing is named.
 
     Writes a few small objects below probe/ in the object store and deletes them; changes nothing in Postgres.
@@ -51,16 +59,16 @@ def doctor(places: Places, as_json: bool) -> None:
           --object-store s3://records/prod
       siltstone doctor --config agent.toml --json
     """
-    with resolved(places) as urls:
+    with resolved(given) as urls:
         checks = asyncio.run(_examine(urls))
     if as_json:
         fields = ("name", "verdict", "detail", "remedy")
         print_json([{field: str(getattr(check, field)) for field in fields} for check in checks])
     else:
-        if places.data is None and not (places.metadata_url and places.object_store_url):
-            click.echo(_not_looked_at(places))
+        if given.data is None and not (given.metadata_url and given.object_store_url):
+            click.echo(_not_looked_at(given))
         _print(checks)
-    if not (places.data or places.metadata_url or places.object_store_url):
+    if not (given.data or given.metadata_url or given.object_store_url):
         raise BadInputError(
             "neither Postgres nor an object store was looked at",
             remedy="say where they are; for one alone, --metadata URL or --object-store URL is enough",
@@ -68,8 +76,8 @@ def doctor(places: Places, as_json: bool) -> None:
     sys.exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
 
 
-def _not_looked_at(places: Places) -> str:
-    urls = {"Postgres": places.metadata_url, "an object store": places.object_store_url}
+def _not_looked_at(given: SystemOptions) -> str:
+    urls = {"Postgres": given.metadata_url, "an object store": given.object_store_url}
     missing = " nor at ".join(name for name, url in urls.items() if not url)
     here = f"--data {DEFAULT_DATA}" if run_file_exists(DEFAULT_DATA) else "--data DIR of `siltstone dev`"
     return f"not looked at {missing}: give {here}, or --metadata URL and --object-store URL, or their settings"

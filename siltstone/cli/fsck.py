@@ -18,10 +18,18 @@ from metadata.postgres.catalogue_restore import RebuiltState, rebuilt_state
 from metadata.rules.history import History
 from runtime.settings.table import Settings
 from runtime.text import age_text, plural, size_text
-from siltstone.cli.output import console, json_option, print_json, print_table
-from siltstone.cli.places import Places, System, Urls, opened, place_options, resolved, same_cluster
+from siltstone.cli.options.system_options import (
+    System,
+    SystemOptions,
+    Urls,
+    opened,
+    resolved,
+    same_cluster,
+    system_options,
+)
 from siltstone.ops.adoption import Unknown, adopted_changes, allowances, obstacles, unknown_objects
 from siltstone.ops.fsck import Finding, check_system
+from siltstone.terminal.output import console, json_option, print_json, print_table
 
 VIOLATIONS_SHOWN = 20
 """Of each invariant; --json prints all."""
@@ -57,9 +65,9 @@ class _Report:
 @click.command()
 @click.option("--quick", is_flag=True, help="Read no object, only whether it is there with its length.")
 @click.option("--adopt", is_flag=True, help="After a restore or failover of Postgres: let the janitor delete again.")
-@place_options
+@system_options
 @json_option
-def fsck(quick: bool, adopt: bool, places: Places, as_json: bool) -> None:
+def fsck(quick: bool, adopt: bool, given: SystemOptions, as_json: bool) -> None:
     """Check the invariants on a live system. Exit code 0 when all hold, 1 when one is broken.
 
     After any restore or failover of the metadata Postgres the janitor deletes nothing: metadata that went back makes
@@ -74,8 +82,8 @@ def fsck(quick: bool, adopt: bool, places: Places, as_json: bool) -> None:
           --object-store s3://records/prod
       siltstone fsck --config agent.toml --adopt
     """
-    with resolved(places) as urls:
-        report = asyncio.run(_check(urls, places.settings, quick=quick, adopt=adopt))
+    with resolved(given) as urls:
+        report = asyncio.run(_check(urls, given.settings, quick=quick, adopt=adopt))
     if as_json:
         print_json(_as_json(report))
     else:

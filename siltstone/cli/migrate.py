@@ -11,8 +11,8 @@ import click
 from runtime.errors import BadInputError
 from runtime.settings.table import is_memory
 from runtime.text import plural
-from siltstone.cli.places import POSTGRES_NAMES, ways_to_name
-from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.cli.options.setting_options import read_settings, setting_options
+from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
 
 
 @click.command()

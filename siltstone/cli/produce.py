@@ -20,9 +20,8 @@ from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
 from runtime.text import plural, size_text
-from siltstone.cli.agents import agent_options, given_agents, name_hints
-from siltstone.cli.output import console, json_option, print_json
-from siltstone.cli.usage import WrongUsageError, as_usage
+from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
 from siltstone.kafka.record_format import (
@@ -33,9 +32,10 @@ from siltstone.kafka.record_format import (
     parse_format,
     parse_header,
 )
-from siltstone.kafka.retrying import SteadyClient
+from siltstone.kafka.retrying import RetryingClient
 from siltstone.ops.hint_options import CommandWords
 from siltstone.processes.stopping import stop_signals, unless
+from siltstone.terminal.output import console, json_option, print_json
 from wire.codecs import Codec
 from wire.records import Headers
 
@@ -198,7 +198,7 @@ def produce(
 
 
 @dataclass(frozen=True)
-class Source:
+class RecordInput:
     """Where records come from: `stream` cut up by `reader`, or `given`."""
 
     stream: BinaryIO | None
@@ -207,23 +207,23 @@ class Source:
 
 
 @contextlib.contextmanager
-def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Generator[Source]:
+def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Generator[RecordInput]:
     if not isinstance(what, RecordReader):
-        yield Source(None, None, what)
+        yield RecordInput(None, None, what)
     elif path is None:
-        yield Source(sys.stdin.buffer, what)
+        yield RecordInput(sys.stdin.buffer, what)
     else:
         with path.open("rb") as stream:
-            yield Source(stream, what)
+            yield RecordInput(stream, what)
 
 
 async def _produce(
-    bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: Source, tally: Tally
+    bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
 ) -> bool:
     """True when a signal ended it. What was read until then is written all the same, unless the signal comes again."""
     clock = SystemClock()
     stopping = asyncio.Event()
-    async with SteadyClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
+    async with RetryingClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
 
         async def count(inner: KafkaClient) -> int:
             async with name_hints(inner, topic, words):

@@ -16,9 +16,9 @@ from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.settings.table import is_memory
 from runtime.text import plural
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import POSTGRES_NAMES, Places, opened_store, url_options, ways_to_name
+from siltstone.cli.options.system_options import POSTGRES_NAMES, SystemOptions, opened_store, url_options, ways_to_name
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 WITH_LOSSES = 3
 SHOWN_MAX = 20
@@ -34,7 +34,7 @@ SHOWN_MAX = 20
 )
 @url_options
 @json_option
-def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, as_json: bool) -> None:
+def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, given: SystemOptions, as_json: bool) -> None:
     """Bring the metadata back from the bucket into an empty Postgres.
 
     For when Postgres is lost with its backups. It takes the newest catalogue snapshot that the compactors wrote to the
@@ -50,9 +50,9 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, a
           --metadata postgresql://siltstone@newdb/siltstone
       siltstone rebuild --config agent.toml --json
     """
-    if not places.metadata_url or is_memory(places.metadata_url):
+    if not given.metadata_url or is_memory(given.metadata_url):
         raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES, data=False))
-    rebuilt = asyncio.run(_rebuild(places, dry_run=dry_run, force=force, append_newer_l0=append_newer_l0))
+    rebuilt = asyncio.run(_rebuild(given, dry_run=dry_run, force=force, append_newer_l0=append_newer_l0))
     if as_json:
         print_json(_as_json(rebuilt))
     else:
@@ -60,11 +60,11 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, places: Places, a
     sys.exit(0 if rebuilt.is_complete else WITH_LOSSES)
 
 
-async def _rebuild(places: Places, *, dry_run: bool, force: bool, append_newer_l0: bool) -> Rebuilt:
-    async with opened_store(places.object_store_url) as store:
+async def _rebuild(given: SystemOptions, *, dry_run: bool, force: bool, append_newer_l0: bool) -> Rebuilt:
+    async with opened_store(given.object_store_url) as store:
         return await Rebuild(
             store=store,
-            metadata_url=places.metadata_url,
+            metadata_url=given.metadata_url,
             clock=SystemClock(),
             ids=SystemIds(),
             say=lambda line: click.echo(line, err=True),

@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, Urls, opened, place_options, resolved
+from siltstone.cli.options.system_options import SystemOptions, Urls, opened, resolved, system_options
 from siltstone.ops.record_report import STEP_COLUMNS, Diagnosis, diagnosis_json, pairs_of, step_cells
 from siltstone.ops.record_trace import diagnose
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 
 @click.group()
@@ -27,9 +27,9 @@ def record() -> None:
 @click.argument("topic")
 @click.argument("partition", type=click.IntRange(min=0))
 @click.argument("offset", type=click.IntRange(min=0))
-@place_options
+@system_options
 @json_option
-def diagnose_command(topic: str, partition: int, offset: int, places: Places, as_json: bool) -> None:
+def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptions, as_json: bool) -> None:
     """Look up the record at OFFSET of a PARTITION of TOPIC: its level, file, batch, CRC, and the files it went through.
 
     A record that is not there is explained: not written yet, below the log start, compacted away (and by which newer
@@ -43,8 +43,8 @@ def diagnose_command(topic: str, partition: int, offset: int, places: Places, as
           --metadata postgresql://siltstone@db/siltstone \\
           --object-store 's3://records/prod?region=eu-central-1'
     """
-    with resolved(places) as urls:
-        found = asyncio.run(_read(urls, topic, partition, offset, places))
+    with resolved(given) as urls:
+        found = asyncio.run(_read(urls, topic, partition, offset, given))
     if as_json:
         print_json(diagnosis_json(found))
     else:
@@ -52,9 +52,9 @@ def diagnose_command(topic: str, partition: int, offset: int, places: Places, as
     sys.exit(1 if found.verdict.is_fault else 0)
 
 
-async def _read(urls: Urls, topic: str, partition: int, offset: int, places: Places) -> Diagnosis:
+async def _read(urls: Urls, topic: str, partition: int, offset: int, given: SystemOptions) -> Diagnosis:
     async with opened(urls) as system:
-        return await diagnose(system.metadata, system.store, topic, partition, offset, places.words)
+        return await diagnose(system.metadata, system.store, topic, partition, offset, given.words)
 
 
 def _print(found: Diagnosis) -> None:

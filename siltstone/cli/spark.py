@@ -12,8 +12,8 @@ import click
 from rich.text import Text
 
 from runtime.text import plural, size_text
-from siltstone.cli.output import console, json_option, print_json
-from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.cli.options.setting_options import read_settings, setting_options
+from siltstone.terminal.output import console, json_option, print_json
 
 if TYPE_CHECKING:
     from spark_jobs.doctor import Check

@@ -20,7 +20,6 @@ from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.text import size_text
-from siltstone.cli.output import print_pairs
 from siltstone.demo import clients
 from siltstone.demo.flights import Flight
 from siltstone.demo.ledger import Ledger, MismatchError
@@ -29,6 +28,7 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import connected
 from siltstone.ops.compaction import compact_now
 from siltstone.ops.levels_report import levels_of, picture
+from siltstone.terminal.output import print_pairs
 
 TOPIC = "aircraft"
 COMPACT_TIMEOUT_MS = 300_000

@@ -25,7 +25,6 @@ from rich.console import Console
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.text import size_text
-from siltstone.cli.output import print_pairs, print_table
 from siltstone.demo import clients
 from siltstone.demo.aircraft import LatestComparison, LatestFlights
 from siltstone.demo.flights import Flight, partition_of
@@ -33,6 +32,7 @@ from siltstone.demo.ledger import Ledger, MismatchError
 from siltstone.demo.stack import Stack
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import connected
+from siltstone.terminal.output import print_pairs, print_table
 
 TOPIC = "routes"
 PARTITIONS = 1

@@ -24,13 +24,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.text import size_text
-from siltstone.cli.compact import shown_progress
-from siltstone.cli.output import print_pairs
 from siltstone.demo import aircraft, clients, report, routes
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.client import connected
+from siltstone.terminal.compaction_progress import shown_progress
+from siltstone.terminal.output import print_pairs
 
 TOPIC = "flights"
 PARTITIONS = 6

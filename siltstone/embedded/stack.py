@@ -45,7 +45,7 @@ from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import RunFile, remove_run_file, run_file_exists, started_ticks, write_run_file
-from siltstone.embedded.running import RunningAgent, RunningCompactor
+from siltstone.processes.running import RunningAgent, RunningCompactor
 from siltstone.processes.stopping import stop_signals, unless
 
 _log = get_logger(__name__)

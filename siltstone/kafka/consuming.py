@@ -18,7 +18,7 @@ from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError
 from siltstone.kafka.offset_spec import Anchor, OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.records import FetchedPartition, TopicPartition, batches_of, fetch_partitions, offsets_at
-from siltstone.kafka.retrying import SteadyClient, is_passing
+from siltstone.kafka.retrying import RetryingClient, is_passing
 from wire.error_codes import ErrorCode
 
 MAX_WAIT_MS = 500
@@ -109,7 +109,7 @@ async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> 
 
 
 async def read(
-    client: SteadyClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
+    client: RetryingClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
     """The records of all partitions, some at a time, each partition's in order, until every reach is done; none after
     each round of fetching, so that its caller may look about while nothing comes.
@@ -145,7 +145,7 @@ async def _fetch(positions: Mapping[TopicPartition, int], client: KafkaClient) -
 
 
 async def _move_to_start(
-    client: SteadyClient, fetched: FetchedPartition, reach: Reach, told: Callable[[str], None]
+    client: RetryingClient, fetched: FetchedPartition, reach: Reach, told: Callable[[str], None]
 ) -> None:
     place = fetched.topic, fetched.partition
 

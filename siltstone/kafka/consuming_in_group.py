@@ -21,7 +21,7 @@ from siltstone.kafka.member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
 from siltstone.kafka.records import TopicPartition
-from siltstone.kafka.retrying import SteadyClient
+from siltstone.kafka.retrying import RetryingClient
 
 COMMIT_MS = 1_000
 LOOK_MS = 30_000
@@ -36,7 +36,7 @@ class GroupReader:
 
     def __init__(
         self,
-        client: SteadyClient,
+        client: RetryingClient,
         group: GroupClient,
         member: GroupMember,
         clock: Clock,

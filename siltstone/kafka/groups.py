@@ -74,7 +74,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupDescription:
     group_id: str
     state: str
     """As Kafka names them; "Dead" where there is none."""
@@ -158,8 +158,8 @@ class GroupClient:
         self._known: list[str] = []
         """Coordinators that were found, the latest last."""
 
-    async def describe(self) -> Group:
-        async def work(client: KafkaClient, coordinator: str) -> Group:
+    async def describe(self) -> GroupDescription:
+        async def work(client: KafkaClient, coordinator: str) -> GroupDescription:
             answer = await client.call(
                 describe_groups.DescribeGroupsRequest(groups=[self.group_id]), describe_groups.DescribeGroupsResponse
             )
@@ -289,9 +289,9 @@ class GroupClient:
         raise MalformedMessageError("FindCoordinator was answered with no coordinator")
 
 
-def _group(group: describe_groups.DescribedGroup, coordinator: str) -> Group:
+def _group(group: describe_groups.DescribedGroup, coordinator: str) -> GroupDescription:
     is_consumers = group.protocol_type == PROTOCOL_TYPE
-    return Group(
+    return GroupDescription(
         group_id=group.group_id,
         state="Dead" if group.error_code == _NOT_FOUND else group.group_state,
         protocol_type=group.protocol_type,

@@ -22,7 +22,7 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import InputRecord
 from siltstone.kafka.records import ProduceResult, new_producer, produce_batches
-from siltstone.kafka.retrying import PATIENCE_MS, SteadyClient, is_passing
+from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient, is_passing
 from wire.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX
 from wire.codecs import Codec
 from wire.error_codes import ErrorCode
@@ -109,7 +109,7 @@ class TopicWriter:
 
     def __init__(
         self,
-        client: SteadyClient,
+        client: RetryingClient,
         topic: str,
         partitions: int,
         options: ProduceOptions,

@@ -58,7 +58,7 @@ class RetryNotice:
             self._told(f"{who} answers again")
 
 
-class SteadyClient:
+class RetryingClient:
     """Use as an async context manager."""
 
     def __init__(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import BadInputError
-from siltstone.kafka.groups import Committed, Group, Member
+from siltstone.kafka.groups import Committed, GroupDescription, Member
 from siltstone.kafka.records import TopicPartition
 
 BAR_CELLS = 16
@@ -61,7 +61,7 @@ class PartitionLag:
 
 
 def lags(
-    group: Group,
+    group: GroupDescription,
     committed: Mapping[TopicPartition, Committed],
     logs: Mapping[TopicPartition, LogEnds],
     *,
@@ -88,7 +88,7 @@ def lags(
     ]
 
 
-def assigned(group: Group) -> Mapping[TopicPartition, Member]:
+def assigned(group: GroupDescription) -> Mapping[TopicPartition, Member]:
     return {
         (topic, partition): member
         for member in group.members
@@ -142,7 +142,7 @@ def short_member_id(member_id: str) -> str:
     return member_id
 
 
-def describe_json(group: Group, rows: Sequence[PartitionLag]) -> dict[str, Any]:
+def describe_json(group: GroupDescription, rows: Sequence[PartitionLag]) -> dict[str, Any]:
     return {
         "group": group.group_id,
         "state": group.state,

@@ -22,12 +22,12 @@ from runtime.logging import get_logger
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from runtime.tracing import Tracing
-from siltstone.embedded.running import RunningAgent
 from siltstone.processes.ecs_metadata import settings_on_ecs
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
 from siltstone.processes.opening import lifeline_watched, opened_stores
 from siltstone.processes.process_watch import process_watched
+from siltstone.processes.running import RunningAgent
 from siltstone.processes.stopping import stop_signals, unless
 from storage.objects import ObjectStore
 

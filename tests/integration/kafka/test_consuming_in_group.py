@@ -15,7 +15,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.errors import UnavailableError
-from siltstone.cli.groups_asked import partition_counts
+from siltstone.cli.groups.asking import partition_counts
 from siltstone.kafka import consuming_in_group
 from siltstone.kafka import member as client_member
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError, connected
@@ -24,7 +24,7 @@ from siltstone.kafka.groups import GroupClient
 from siltstone.kafka.member import ForeignAssignmentError, as_text
 from siltstone.kafka.offset_spec import Anchor, Place
 from siltstone.kafka.record_format import OutputRecord
-from siltstone.kafka.retrying import SteadyClient
+from siltstone.kafka.retrying import RetryingClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import Fleet, fleet, until
@@ -83,7 +83,7 @@ class Reading:
         bootstrap = ",".join(each.address for each in agents.agents)
         self.told: list[str] = []
         self.taken: list[Place0] = []
-        self.client = SteadyClient(bootstrap, CLOCK, told=self.told.append)
+        self.client = RetryingClient(bootstrap, CLOCK, told=self.told.append)
         self.group = GroupClient(bootstrap, "g", CLOCK)
         self.member = client_member.GroupMember(self.group, {"t"}, self.counts, CLOCK)
         self.reader = GroupReader(
@@ -339,7 +339,7 @@ async def test_who_slept_through_a_request_has_all_its_patience_left(agents: Fle
             raise ConnectionLostError("lost meanwhile")
         return "answer"
 
-    async with SteadyClient(addresses[0], clock) as client:
+    async with RetryingClient(addresses[0], clock) as client:
         assert await client.run(slept) == "answer"
     times = 0
     assert await GroupClient(addresses[0], "g", clock).run(slept) == "answer"

@@ -22,10 +22,11 @@ from click.testing import CliRunner, Result
 
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
-from siltstone.cli import main, output
-from siltstone.cli.compaction import read_records
+from siltstone.cli import main
+from siltstone.cli.compaction.watch import read_records
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.client import connected
+from siltstone.terminal import output
 from wire.records import NewRecord, build_batch
 
 OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--set", "job.limit.base.ms=6000")

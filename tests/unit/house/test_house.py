@@ -47,6 +47,8 @@ INTRUDERS = {
     "compactor.intruder_sideways": "import agents",
     "metadata.intruder_with_s3": "import boto3",
     "siltstone.intruder_with_a_client": "import confluent_kafka",
+    "siltstone.kafka.intruder_from_below": "import siltstone.cli.consume",
+    "siltstone.demo.intruder_from_below": "import siltstone.cli.cost",
     "siltstone.intruder_with_spark": "import pyspark",
     "agents.intruder_with_traces": "import opentelemetry.trace",
     "storage.intruder_with_benchmarks": "import bench.table",

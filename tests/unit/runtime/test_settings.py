@@ -154,8 +154,12 @@ def test_memory_beside_a_place_that_lasts_is_refused(memory: str) -> None:
 def test_the_example_of_how_to_set_something_is_a_setting_that_acts() -> None:
     acting = {name for name, declared, _ in declarations() if declared.acts}
     intro = render_settings_markdown().partition("## ")[0]
-    examples = set(re.findall(r"--set ([a-z.]+)=", intro + (ROOT / "siltstone/cli/setting_options.py").read_text()))
-    examples |= set(re.findall(r"for example ([a-z.]+)=", (ROOT / "siltstone/cli/setting_options.py").read_text()))
+    examples = set(
+        re.findall(r"--set ([a-z.]+)=", intro + (ROOT / "siltstone/cli/options/setting_options.py").read_text())
+    )
+    examples |= set(
+        re.findall(r"for example ([a-z.]+)=", (ROOT / "siltstone/cli/options/setting_options.py").read_text())
+    )
     assert examples and examples <= acting
 
 

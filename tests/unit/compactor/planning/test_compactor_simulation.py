@@ -11,8 +11,8 @@ from compactor.planning.l0 import job_ends
 from compactor.planning.simulate import Simulated, Workers, simulate
 from compactor.planning.simulated_cluster import Load, Spaced
 from compactor.planning.spec import GIB, MIB, PlanOptions
-from siltstone.cli import output
-from siltstone.cli.compactor_simulate import axis, plot, simulate_command
+from siltstone.cli.compactor.simulate import axis, plot, simulate_command
+from siltstone.terminal import output
 
 MINUTE_MS = 60_000
 OPTIONS = PlanOptions()

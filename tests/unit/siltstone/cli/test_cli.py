@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import BadInputError
 from siltstone import cli
-from siltstone.cli import topics
 from siltstone.cli.postgres_remedies import remedy_of
+from siltstone.cli.topics import commands as topics
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from siltstone.kafka.groups import Committed, Group, Member
+from siltstone.kafka.groups import Committed, GroupDescription, Member
 from siltstone.ops.group_report import (
     LogEnds,
     NothingCommittedError,
@@ -29,7 +29,7 @@ MEMBER = Member(
     host="/127.0.0.1",
     assignment={"orders": (0, 1)},
 )
-GROUP = Group(
+GROUP = GroupDescription(
     group_id="billing",
     state="Stable",
     protocol_type="consumer",

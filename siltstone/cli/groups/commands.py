@@ -11,12 +11,11 @@ import click
 
 from runtime.clock import SystemClock
 from runtime.text import plural
-from siltstone.cli.agents import agent_options, given_agents
-from siltstone.cli.groups_asked import confirm, group_hints, log_ends, partition_counts, tell
-from siltstone.cli.groups_offsets import delete_offsets_command, reset_command
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
+from siltstone.cli.groups.asking import confirm, group_hints, log_ends, partition_counts, tell
+from siltstone.cli.groups.offsets import delete_offsets_command, reset_command
+from siltstone.cli.options.agent_options import agent_options, given_agents
 from siltstone.kafka.client import KafkaError, connected
-from siltstone.kafka.groups import Group, GroupClient, all_groups
+from siltstone.kafka.groups import GroupClient, GroupDescription, all_groups
 from siltstone.ops.group_report import (
     LAG_COLUMNS,
     PartitionLag,
@@ -27,6 +26,7 @@ from siltstone.ops.group_report import (
     total_lag_text,
 )
 from siltstone.ops.hint_options import CommandWords
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead")
 
@@ -104,9 +104,9 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
 
 async def _describe(
     bootstrap: str, names: Sequence[str], words: CommandWords
-) -> Sequence[tuple[Group, Sequence[PartitionLag]]]:
+) -> Sequence[tuple[GroupDescription, Sequence[PartitionLag]]]:
     clock = SystemClock()
-    described: list[tuple[Group, Sequence[PartitionLag]]] = []
+    described: list[tuple[GroupDescription, Sequence[PartitionLag]]] = []
     for name in dict.fromkeys(names):
         client = GroupClient(bootstrap, name, clock, told=tell)
         async with group_hints(bootstrap, name, words):
@@ -122,7 +122,7 @@ async def _describe(
     return described
 
 
-def _print_group(group: Group, rows: Sequence[PartitionLag]) -> None:
+def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
     print_pairs(
         {
             "group": group.group_id,

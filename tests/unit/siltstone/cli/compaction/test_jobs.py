@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from metadata.contract.compaction import JobState, MergeJob
-from siltstone.cli.jobs import described
+from siltstone.cli.compaction.jobs import described
 
 STEP = "emr-serverless: running, 67 of 160 units done; job run 00fabc is RUNNING"
 NOW_MS = 600_000

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.cli.options.setting_options import read_settings, setting_options
 
 SUBCOMMANDS = {
     # name: (module:attribute, one line of help)
-    "simulate": ("siltstone.cli.compactor_simulate:simulate_command", "Plan without a cluster: what merging costs."),
-    "warm": ("siltstone.cli.compactor_warm:warm", "Compile the kernels into their cache and leave."),
+    "simulate": ("siltstone.cli.compactor.simulate:simulate_command", "Plan without a cluster: what merging costs."),
+    "warm": ("siltstone.cli.compactor.warm:warm", "Compile the kernels into their cache and leave."),
 }
 
 
@@ -109,8 +109,8 @@ def compactor(
     }
     settings = read_settings(config, assignments, options)
 
-    from siltstone.embedded.running import RunningCompactor
     from siltstone.processes.compactor import run_compactor
+    from siltstone.processes.running import RunningCompactor
 
     def ready(running: RunningCompactor) -> None:
         click.echo(f"compactor: {running.node_id}")

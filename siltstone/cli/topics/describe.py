@@ -13,14 +13,14 @@ import click
 
 from metadata.configs.topic import resolve
 from runtime.text import plural
-from siltstone.cli.agents import acts, bootstrap_option, name_hints, running_bootstrap
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, place_options, resolved
-from siltstone.cli.topics_compaction import Explained, print_states, read_explained
+from siltstone.cli.options.agent_options import acts, bootstrap_option, name_hints, running_bootstrap
+from siltstone.cli.options.system_options import SystemOptions, resolved, system_options
+from siltstone.cli.topics.explain import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.ops.compaction.compact_now import configs_in_force
 from siltstone.ops.compaction.report import is_compacted, states_json, trouble_lines
 from siltstone.ops.hint_options import CommandWords, option
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 SET_ON_TOPIC = "topic"
 
@@ -49,9 +49,9 @@ class Described:
 @click.argument("name")
 @click.option("--all", "all_configs", is_flag=True, help="Also configs that have no effect and are not set.")
 @bootstrap_option
-@place_options
+@system_options
 @json_option
-def describe_command(name: str, all_configs: bool, bootstrap: str, places: Places, as_json: bool) -> None:
+def describe_command(name: str, all_configs: bool, bootstrap: str, given: SystemOptions, as_json: bool) -> None:
     """Show the partitions, offsets and configs of topic NAME.
 
     Of a compacted topic also how far compaction is, where --data or --metadata says where that is known: dirty ratio,
@@ -62,19 +62,19 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, places: Place
       siltstone topics describe orders
       siltstone topics describe users --data ./siltstone-data
     """
-    address = running_bootstrap(places.data, bootstrap)
+    address = running_bootstrap(given.data, bootstrap)
     explained: Explained | None = None
-    if places.data is not None or places.metadata_url:
-        with resolved(places) as urls:
-            described = None if address is None else asyncio.run(_ask(address, name, places.words))
-            explained = asyncio.run(read_explained(urls.metadata, name, places))
+    if given.data is not None or given.metadata_url:
+        with resolved(given) as urls:
+            described = None if address is None else asyncio.run(_ask(address, name, given.words))
+            explained = asyncio.run(read_explained(urls.metadata, name, given))
     else:
         described = asyncio.run(_ask(bootstrap, name, CommandWords(agents=option("bootstrap", bootstrap))))
     if described is None:
         if explained is None:
             raise TypeError("neither an agent nor the metadata was asked")
         described = _without_agent(explained)
-        click.echo(f"no agent runs on {places.data}: this is what the metadata says", err=True)
+        click.echo(f"no agent runs on {given.data}: this is what the metadata says", err=True)
     if as_json:
         _print_json(name, described, explained)
     else:

@@ -16,7 +16,7 @@ from compactor.planning.simulate import Sample, Simulated, Workers, simulate
 from compactor.planning.simulated_cluster import Load
 from compactor.planning.spec import MIB
 from runtime.text import age_text, plural, size_text
-from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
+from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLOT_WIDTH = 72

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import click
 
 from runtime.text import size_text
-from siltstone.cli.output import json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, opened_store, place_options, resolved_store
+from siltstone.cli.options.system_options import SystemOptions, opened_store, resolved_store, system_options
+from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 from storage.format.file_properties import encode_properties
 from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file
 
@@ -33,9 +33,9 @@ def file() -> None:
 @file.command()
 @click.argument("key")
 @click.option("--batches", is_flag=True, help="List the record batches too.")
-@place_options
+@system_options
 @json_option
-def inspect(key: str, batches: bool, places: Places, as_json: bool) -> None:
+def inspect(key: str, batches: bool, given: SystemOptions, as_json: bool) -> None:
     """Show trailer, index and extents of the object KEY and check its CRCs. Exit code 1 when it is damaged.
 
     `siltstone files list` shows keys. Of an L0 file the metadata, not the file, says what is in the log: batches that
@@ -47,7 +47,7 @@ def inspect(key: str, batches: bool, places: Places, as_json: bool) -> None:
       siltstone file inspect KEY --json \\
           --object-store 's3://records/prod?region=eu-central-1'
     """
-    report = asyncio.run(_read(key, resolved_store(places), batches=batches))
+    report = asyncio.run(_read(key, resolved_store(given), batches=batches))
     if as_json:
         print_json(_as_json(report))
     else:

@@ -11,17 +11,17 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.text import plural
-from siltstone.cli.agents import agent_options, given_agents, name_hints
-from siltstone.cli.groups_asked import confirm, group_hints, log_ends, nearest_group, tell
-from siltstone.cli.output import json_option, print_json, print_table
-from siltstone.cli.usage import WrongUsageError, as_usage
+from siltstone.cli.groups.asking import confirm, group_hints, log_ends, nearest_group, tell
+from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
+from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient, KafkaError, connected
 from siltstone.kafka.consuming import partitions_of
-from siltstone.kafka.groups import Committed, Group, GroupClient, all_groups
+from siltstone.kafka.groups import Committed, GroupClient, GroupDescription, all_groups
 from siltstone.kafka.offset_spec import parse_partitions, parse_time
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
 from siltstone.ops.hint_options import CommandWords
+from siltstone.terminal.output import json_option, print_json, print_table
 
 Chosen = Sequence[tuple[str, Sequence[int] | None]]
 """Topics, and which partitions of each; None for all."""
@@ -148,7 +148,7 @@ async def _reset(
     return rows
 
 
-def _require_no_members(group: Group, words: CommandWords) -> None:
+def _require_no_members(group: GroupDescription, words: CommandWords) -> None:
     if group.members or group.state not in ("Empty", "Dead"):
         raise GroupHasMembersError(
             f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}",

@@ -18,13 +18,13 @@ from metadata.contract.service import L0File, Topic
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
-from siltstone.cli.output import json_option, print_json, print_table
-from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain
 from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines
 from siltstone.ops.compaction.trouble import files_in_trouble, troubled_by_partition
+from siltstone.terminal.output import json_option, print_json, print_table
 
 FAILED_SHOWN_MS = 3_600_000
 """Failed jobs older than this explain nothing any more."""
@@ -40,9 +40,9 @@ class Explained:
 
 @click.command("explain")
 @click.argument("topic")
-@place_options
+@system_options
 @json_option
-def explain_command(topic: str, places: Places, as_json: bool) -> None:
+def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
     """Say why TOPIC is not compacted further, or why an old value still shows, and what to do about it.
 
     What is due is judged by the settings of this command: give it those of the compactors (--config, --set,
@@ -54,8 +54,8 @@ def explain_command(topic: str, places: Places, as_json: bool) -> None:
       siltstone topics explain users --json \\
           --metadata postgresql://siltstone@db/siltstone
     """
-    with resolved(places) as urls:
-        explained = asyncio.run(read_explained(urls.metadata, topic, places))
+    with resolved(given) as urls:
+        explained = asyncio.run(read_explained(urls.metadata, topic, given))
     if as_json:
         print_json({"topic": topic, "reasons": [reason.as_json() for reason in explained.reasons]})
         return
@@ -65,13 +65,13 @@ def explain_command(topic: str, places: Places, as_json: bool) -> None:
             click.echo(f"  remedy: {line.remedy}")
 
 
-async def read_explained(metadata_url: str, name: str, places: Places) -> Explained:
+async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> Explained:
     """Everything that is known about the compaction of a topic, judged by the planner's numbers in the settings.
 
     Raises NoSuchTopicError.
     """
     async with opened_metadata(metadata_url) as metadata:
-        topic = await find_topic(metadata, name, words=places.words)
+        topic = await find_topic(metadata, name, words=given.words)
         view = await metadata.compaction_view()
         partitions = await metadata.partition_views(topic.topic_id)
         live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
@@ -84,7 +84,7 @@ async def read_explained(metadata_url: str, name: str, places: Places) -> Explai
         compactors = await metadata.live_compactors()
         l0_files = await _l0_files(metadata, partitions, view)
     young = _young_l0_from(l0_files, partitions, view.now_ms)
-    options = plan_options(places.settings)
+    options = plan_options(given.settings)
     evidence = Evidence(
         now_ms=view.now_ms,
         options=options,
@@ -94,10 +94,10 @@ async def read_explained(metadata_url: str, name: str, places: Places) -> Explai
         unreadable_jobs=unreadable,
         troubled=troubled_by_partition(view, partitions, l0_files),
         compactors=compactors,
-        stall_files=places.settings.l0_stall_files,
-        memory_bytes=places.settings.compactor_memory_bytes,
+        stall_files=given.settings.l0_stall_files,
+        memory_bytes=given.settings.compactor_memory_bytes,
         young_l0_from=young,
-        words=places.words,
+        words=given.words,
     )
     states = partition_states(
         partitions,

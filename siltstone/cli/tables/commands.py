@@ -17,13 +17,13 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.text import size_text
-from siltstone.cli.live import quiet_interrupts
-from siltstone.cli.output import json_option, print_json
-from siltstone.cli.places import Places, Urls, place_options, resolved
-from siltstone.cli.tables_shown import Rounds, print_report, report_json, shown_progress
-from siltstone.cli.usage import WrongUsageError, as_usage
+from siltstone.cli.options.system_options import SystemOptions, Urls, resolved, system_options
+from siltstone.cli.options.usage import WrongUsageError, as_usage
+from siltstone.cli.tables.report import Rounds, print_report, report_json, shown_progress
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.offset_spec import Anchor, parse_offsets
+from siltstone.terminal.live import quiet_interrupts
+from siltstone.terminal.output import json_option, print_json
 from spark_jobs.environment import INSTALL_EXTRA, INSTALL_TABLES
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
 @click.option("--every", default="60s", show_default=True, metavar="TIME", help="With --follow, for example 10s, 5m.")
 @click.option("--recreated", is_flag=True, help="Go on with a topic that was deleted and created anew.")
 @click.option("--skip-lost", is_flag=True, help="Leave out records that are gone or damaged, with a warning.")
-@place_options
+@system_options
 @json_option
-def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, **options: Any) -> None:
+def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: bool, **options: Any) -> None:
     """Write TOPIC to a table, from where the table ends.
 
     A table remembers the offsets it holds, in the same commit as its rows: run it again, or after a crash, and each
@@ -134,10 +134,10 @@ def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, 
           --schema order.avsc
     """
     seconds = _seconds(every)
-    wanted = _Wanted(topic=topic, places=places, **options)
+    wanted = _Wanted(topic=topic, given=given, **options)
     _check_destination(wanted)
     _require_extra()
-    with resolved(places) as urls, quiet_interrupts() if follow else _plainly():
+    with resolved(given) as urls, quiet_interrupts() if follow else _plainly():
         running = _Running(wanted, urls)
         try:
             if follow:
@@ -150,9 +150,11 @@ def export(topic: str, every: str, follow: bool, places: Places, as_json: bool, 
 
 @tables.command("catalog")
 @_catalog_options
-@place_options
+@system_options
 @json_option
-def show_catalog(catalog: str, warehouse: str, properties: tuple[str, ...], places: Places, as_json: bool) -> None:
+def show_catalog(
+    catalog: str, warehouse: str, properties: tuple[str, ...], given: SystemOptions, as_json: bool
+) -> None:
     """Print how other programs open the Iceberg catalog: a .pyiceberg.yaml, or with --json its properties.
 
     The password of the Postgres is among them. For a catalog of your own give the same --catalog as to the export.
@@ -163,15 +165,15 @@ def show_catalog(catalog: str, warehouse: str, properties: tuple[str, ...], plac
       siltstone tables catalog --json --warehouse s3://lake/tables \\
           --metadata postgresql://siltstone@db/siltstone
     """
-    if places.data is not None and not catalog and read_run_file(places.data) is None:
+    if given.data is not None and not catalog and read_run_file(given.data) is None:
         raise BadInputError(
-            f"no `siltstone dev` runs in {places.data}, and its Postgres, which holds the catalog, with it",
-            remedy=f"siltstone dev --data {places.data}",
+            f"no `siltstone dev` runs in {given.data}, and its Postgres, which holds the catalog, with it",
+            remedy=f"siltstone dev --data {given.data}",
         )
     from spark_jobs.tables.catalog import as_yaml, properties_of
 
-    with as_usage(), resolved(places) as urls:
-        found = properties_of(_catalog_place(places, urls, catalog, warehouse, properties))
+    with as_usage(), resolved(given) as urls:
+        found = properties_of(_catalog_place(given, urls, catalog, warehouse, properties))
     if as_json:
         print_json(dict(found))
     else:
@@ -181,7 +183,7 @@ def show_catalog(catalog: str, warehouse: str, properties: tuple[str, ...], plac
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
     topic: str
-    places: Places
+    given: SystemOptions
     destination: str
     catalog: str
     warehouse: str
@@ -253,7 +255,7 @@ class _Running:
 
     def _engine(self, size_bytes: int) -> Engine:
         chosen = self._wanted.engine
-        large = size_bytes >= self._wanted.places.settings.spark_merge_min_bytes
+        large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
         if chosen == "auto" and large and find_spec("pyspark") is None:
             click.echo(
                 f"{size_text(size_bytes)} are read in this process; Spark would take them to all cores:"
@@ -362,19 +364,19 @@ def _table(wanted: _Wanted, urls: Urls) -> Table:
     from spark_jobs.tables.catalog import open_catalog
     from spark_jobs.tables.iceberg_table import IcebergTable
 
-    place = _catalog_place(wanted.places, urls, wanted.catalog, wanted.warehouse, wanted.properties)
+    place = _catalog_place(wanted.given, urls, wanted.catalog, wanted.warehouse, wanted.properties)
     if "://" in place.warehouse:
         check_outside(parse_place(place.warehouse, "--warehouse"), urls.object_store)
     return IcebergTable(open_catalog(place), where)
 
 
 def _catalog_place(
-    places: Places, urls: Urls, catalog: str, warehouse: str, properties: tuple[str, ...]
+    given: SystemOptions, urls: Urls, catalog: str, warehouse: str, properties: tuple[str, ...]
 ) -> CatalogPlace:
     from spark_jobs.tables.catalog import CatalogPlace
     from spark_jobs.tables.file_systems import parse_place
 
-    where = _warehouse(places, catalog, warehouse)
+    where = _warehouse(given, catalog, warehouse)
     if "://" in where:
         with as_usage():
             parse_place(where, "--warehouse")
@@ -383,11 +385,11 @@ def _catalog_place(
     )
 
 
-def _warehouse(places: Places, catalog: str, named: str) -> str:
+def _warehouse(given: SystemOptions, catalog: str, named: str) -> str:
     if named:
         return Path(named).resolve().as_uri() if named.startswith((".", "/")) else named
-    if places.data is not None:
-        return (places.data.resolve() / WAREHOUSE).as_uri()
+    if given.data is not None:
+        return (given.data.resolve() / WAREHOUSE).as_uri()
     if catalog and not catalog.startswith(("postgres", "sqlite")):
         return ""  # such a catalog knows its own
     raise WrongUsageError(

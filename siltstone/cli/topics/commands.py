@@ -11,11 +11,11 @@ import click
 
 from metadata.configs.topic import TOPIC_CONFIGS
 from runtime.text import plural
-from siltstone.cli.agents import acts, agent_options, given_agents, name_hints
-from siltstone.cli.output import json_option, print_json, print_table
-from siltstone.cli.topics_compaction import explain_command
-from siltstone.cli.topics_describe import describe_command
+from siltstone.cli.options.agent_options import acts, agent_options, given_agents, name_hints
+from siltstone.cli.topics.describe import describe_command
+from siltstone.cli.topics.explain import explain_command
 from siltstone.kafka.client import KafkaClient, connected
+from siltstone.terminal.output import json_option, print_json, print_table
 from wire.messages.metadata import MetadataResponseTopic
 
 T = TypeVar("T")

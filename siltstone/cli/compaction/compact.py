@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from metadata.contract.compaction import Metadata
 from runtime.clock import SystemClock
@@ -21,28 +17,29 @@ from runtime.logging import configure
 from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from runtime.text import plural, size_text
-from siltstone.cli.output import console, json_option, print_json, print_pairs
-from siltstone.cli.places import Places, Urls, opened_metadata, place_options, resolved
-from siltstone.cli.run_here import EngineChoice, engine_option, opened_parts, shown_steps, stopped_here, worker_here
-from siltstone.cli.topics_compaction import print_states, read_explained
-from siltstone.cli.usage import WrongUsageError
+from siltstone.cli.compaction.run_here import (
+    EngineChoice,
+    engine_option,
+    opened_parts,
+    shown_steps,
+    stopped_here,
+    worker_here,
+)
+from siltstone.cli.options.system_options import SystemOptions, Urls, opened_metadata, resolved, system_options
+from siltstone.cli.options.usage import WrongUsageError
+from siltstone.cli.topics.explain import print_states, read_explained
 from siltstone.ops.compaction import compact_now
-from siltstone.ops.compaction.report import fraction_of, states_json
+from siltstone.ops.compaction.report import states_json
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.stopping import unless
+from siltstone.terminal.compaction_progress import shown_progress
+from siltstone.terminal.output import console, json_option, print_json, print_pairs
 
 TIMEOUT_S = 3600
 COMPACTOR_LOADS_MS = 10_000
 LOOK_MS = 1_000
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
-JOB_KINDS_IN_WORDS = {
-    "level": "L0 to L1",
-    "merge": "merging runs",
-    "daily": "daily merge",
-    "forced": "deduping",
-    "purge": "purging",
-}
 
 
 @click.command()
@@ -55,10 +52,10 @@ JOB_KINDS_IN_WORDS = {
     help=f"With --now: how long to wait (default {TIMEOUT_S}); the request stays.",
 )
 @engine_option
-@place_options
+@system_options
 @json_option
 def compact(
-    topic: str, now: bool, timeout: float | None, engine: EngineChoice | None, places: Places, as_json: bool
+    topic: str, now: bool, timeout: float | None, engine: EngineChoice | None, given: SystemOptions, as_json: bool
 ) -> None:
     """Compact TOPIC: say what is due, or with --now do it.
 
@@ -88,22 +85,22 @@ def compact(
             "--timeout says how long --now waits, and without --now nothing is waited for",
             remedy="give --now too, or leave --timeout out",
         )
-    with resolved(places) as urls:
+    with resolved(given) as urls:
         if not now:
-            _say_what_is_due(topic, urls, places, as_json=as_json)
+            _say_what_is_due(topic, urls, given, as_json=as_json)
             return
         timeout_ms = (TIMEOUT_S if timeout is None else timeout) * 1000
         try:
             work = (
-                _compact(urls, places, topic, timeout_ms=timeout_ms)
+                _compact(urls, given, topic, timeout_ms=timeout_ms)
                 if engine is None
-                else compact_on(urls, places, topic, engine, timeout_ms=timeout_ms)
+                else compact_on(urls, given, topic, engine, timeout_ms=timeout_ms)
             )
             done = asyncio.run(work)
         except KeyboardInterrupt:
             click.echo(
                 "stopped waiting. The request stays, and compactors carry it out. How far they are:\n"
-                f"  siltstone topics explain {topic}{places.words.places}",
+                f"  siltstone topics explain {topic}{given.words.places}",
                 err=True,
             )
             sys.exit(INTERRUPTED)
@@ -113,24 +110,24 @@ def compact(
         print_compacted(done)
 
 
-def _say_what_is_due(topic: str, urls: Urls, places: Places, *, as_json: bool) -> None:
-    explained = asyncio.run(read_explained(urls.metadata, topic, places))
+def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: bool) -> None:
+    explained = asyncio.run(read_explained(urls.metadata, topic, given))
     configs = compact_now.configs_in_force(explained.topic, [state.view for state in explained.states])
-    compact_now.require_compacted(explained.topic, configs, words=places.words)
+    compact_now.require_compacted(explained.topic, configs, words=given.words)
     if as_json:
         print_json({"topic": topic, "partitions": states_json(explained.states)})
         return
     print_states(explained.states, explained.evidence.now_ms)
     if not any(state.due for state in explained.states):
         click.echo("nothing is due")
-    click.echo(f"compact it now: siltstone compact {topic} --now{places.words.places}")
-    click.echo(f"why not yet: siltstone topics explain {topic}{places.words.places}")
+    click.echo(f"compact it now: siltstone compact {topic} --now{given.words.places}")
+    click.echo(f"why not yet: siltstone topics explain {topic}{given.words.places}")
 
 
-async def _compact(urls: Urls, places: Places, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
-    settings = places.settings
+async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: float) -> compact_now.Compacted:
+    settings = given.settings
     async with opened_metadata(urls.metadata) as metadata:
-        asked = await compact_now.request(metadata, topic, words=places.words)
+        asked = await compact_now.request(metadata, topic, words=given.words)
         with shown_progress(console(stderr=True)) as show:
             waiting = asyncio.create_task(
                 compact_now.wait(metadata, asked, clock=SystemClock(), timeout_ms=timeout_ms, on_progress=show)
@@ -148,16 +145,16 @@ async def _compact(urls: Urls, places: Places, topic: str, *, timeout_ms: float)
 
 
 async def compact_on(
-    urls: Urls, places: Places, topic: str, engine: EngineChoice, *, timeout_ms: float
+    urls: Urls, given: SystemOptions, topic: str, engine: EngineChoice, *, timeout_ms: float
 ) -> compact_now.Compacted:
     """The merges of a topic from this process, on one engine."""
-    async with opened_parts(urls, places) as parts:
+    async with opened_parts(urls, given) as parts:
         from siltstone.ops.compaction.compact_here import compact_here
 
         with shown_steps() as show:
             async with worker_here(parts, engine, "compact", show) as (worker, stopping):
                 done = await unless(
-                    stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, words=places.words)
+                    stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, words=given.words)
                 )
         if done is None:
             raise stopped_here(f"stopped: what was merged stays, and {topic} is left to the compactors")
@@ -201,43 +198,6 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
             await compactor.failed
         finally:
             await compactor.stop()
-
-
-@contextmanager
-def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress], None]]:
-    """A bar for the topic and one for each live job, on a terminal; elsewhere nothing. Failures are told anywhere.
-
-    What is not known yet pulses: a job says how far it is every two seconds, and many are over before that.
-    """
-    told: set[int] = set()
-    bars: dict[int, TaskID] = {}
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[part]}")]
-    with Progress(
-        *columns, TimeElapsedColumn(), console=target, transient=True, disable=not target.is_terminal
-    ) as progress:
-        whole = progress.add_task("cleaned through", total=None, part="")
-
-        def draw(task: TaskID, text: str, fraction: float) -> None:
-            part = f"{fraction:.0%}".replace("%", " %") if fraction else ""
-            progress.update(task, description=text, total=1.0 if fraction else None, completed=fraction, part=part)
-
-        def show(at: compact_now.Progress) -> None:
-            draw(whole, "cleaned through", at.fraction)
-            live = {job.job_id: job for job in at.jobs}
-            for job_id in [each for each in bars if each not in live]:
-                progress.remove_task(bars.pop(job_id))
-            for job in live.values():
-                step = job.progress.get("step")
-                text = f"job {job.job_id} {JOB_KINDS_IN_WORDS.get(job.kind, job.kind)}" + (f" ({step})" if step else "")
-                if job.job_id not in bars:
-                    bars[job.job_id] = progress.add_task(text, total=None, part="")
-                draw(bars[job.job_id], text, fraction_of(job))
-            for job in at.failed:
-                if job.job_id not in told:
-                    told.add(job.job_id)
-                    progress.console.print(f"job {job.job_id} ({job.kind}) failed: {job.error}", markup=False)
-
-        yield show
 
 
 def print_compacted(done: compact_now.Compacted) -> None:

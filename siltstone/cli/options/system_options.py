@@ -22,7 +22,7 @@ from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.settings.table import Settings, is_memory
-from siltstone.cli.setting_options import read_settings, setting_options
+from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
 from siltstone.ops.hint_options import NO_WORDS, CommandWords, words_for
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class SystemOptions:
     """What the user named: a directory, or URLs (empty where nothing was)."""
 
     data: Path | None
@@ -66,8 +66,8 @@ class System:
     store: ObjectStore
 
 
-def place_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`--data`, `--metadata`, `--object-store`, `--config` and `--set`, handed to the command as `places`."""
+def system_options(command: Callable[..., T]) -> Callable[..., T]:
+    """`--data`, `--metadata`, `--object-store`, `--config` and `--set`, handed to the command as `given`."""
     data = click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -78,7 +78,7 @@ def place_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def url_options(command: Callable[..., T]) -> Callable[..., T]:
-    """As `place_options` without `--data`."""
+    """As `system_options` without `--data`."""
 
     @click.option("--metadata", "metadata_url", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
     @click.option(
@@ -89,7 +89,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
     )
     @setting_options
     @wraps(command)
-    def with_places(
+    def with_given(
         *args: Any,
         data: Path | None = None,
         metadata_url: str | None,
@@ -103,7 +103,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
         settings = read_settings(
             config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
         )
-        places = Places(
+        given = SystemOptions(
             data=data,
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=settings.object_store_url if data is None else "",
@@ -117,27 +117,27 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
                 runs=data is not None and read_run_file(data) is not None,
             ),
         )
-        return command(*args, places=places, **kwargs)
+        return command(*args, given=given, **kwargs)
 
-    return with_places
+    return with_given
 
 
 @contextmanager
-def resolved(places: Places) -> Generator[Urls]:
+def resolved(given: SystemOptions) -> Generator[Urls]:
     """The URLs; the Postgres of a `--data` directory runs while the block does. Raises what `attach` raises."""
-    if places.data is None:
-        yield Urls(metadata=places.metadata_url, object_store=places.object_store_url)
+    if given.data is None:
+        yield Urls(metadata=given.metadata_url, object_store=given.object_store_url)
         return
-    with attach(places.data) as attached:
+    with attach(given.data) as attached:
         yield Urls(metadata=attached.metadata_url, object_store=attached.object_store_url, bootstrap=attached.bootstrap)
 
 
-def resolved_store(places: Places) -> str:
+def resolved_store(given: SystemOptions) -> str:
     """The object store's URL alone, which needs no Postgres. Raises RunFileError."""
-    if places.data is None:
-        return places.object_store_url
-    running = read_run_file(places.data)
-    return running.object_store_url if running is not None else objects_url(places.data)
+    if given.data is None:
+        return given.object_store_url
+    running = read_run_file(given.data)
+    return running.object_store_url if running is not None else objects_url(given.data)
 
 
 @asynccontextmanager

@@ -14,11 +14,11 @@ from metadata.contract.service import FileInfo, FileState
 from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from runtime.text import age_text, plural, size_text
-from siltstone.cli.output import console, json_option, print_json, print_table
-from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.cli.usage import WrongUsageError
+from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
+from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.fsck import all_files
 from siltstone.ops.levels_report import payload_bytes_of, share
+from siltstone.terminal.output import console, json_option, print_json, print_table
 
 KEY_WIDTH_MIN = 150
 """Columns of a terminal from which on keys, which are never cut, have a column; below it, lines of their own."""
@@ -58,9 +58,9 @@ def files() -> None:
 @files.command("list")
 @click.option("--state", type=click.Choice(["live", "dead", "deleted", "aborted"]), help="Only files in this state.")
 @click.option("--level", metavar="[0|1|2]", callback=_read_level, help="Only files of this level.")
-@place_options
+@system_options
 @json_option
-def list_files(state: str | None, level: int | None, places: Places, as_json: bool) -> None:
+def list_files(state: str | None, level: int | None, given: SystemOptions, as_json: bool) -> None:
     """List files: level, class, state, bytes, age, how many partitions and records live in each.
 
     From L1 up partitions and records are those of live extents, and "live" is their share of what the file was written
@@ -73,7 +73,7 @@ def list_files(state: str | None, level: int | None, places: Places, as_json: bo
       siltstone files list --state live --json \\
           --metadata postgresql://siltstone@db/siltstone
     """
-    with resolved(places) as urls:
+    with resolved(given) as urls:
         listed, contents = asyncio.run(_read(urls.metadata))
     rows = [file for file in listed if state in (None, file.state) and level in (None, file.level)]
     now_ms = SystemClock().wall_ms()

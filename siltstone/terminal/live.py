@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.live import Live
 
 from runtime.clock import SystemClock
-from siltstone.cli.output import console
 from siltstone.processes.stopping import stop_signals, unless
+from siltstone.terminal.output import console
 
 
 async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, every_ms: int) -> None:

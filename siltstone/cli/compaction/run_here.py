@@ -18,11 +18,11 @@ from runtime.errors import BadInputError
 from runtime.ids import SystemIds
 from runtime.logging import configure
 from runtime.metrics import Metrics
-from siltstone.cli.output import console
-from siltstone.cli.places import Places, Urls
+from siltstone.cli.options.system_options import SystemOptions, Urls
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.spark_note import EngineChoice
 from siltstone.processes.stopping import stop_signals
+from siltstone.terminal.output import console
 
 if TYPE_CHECKING:
     from compactor.merging.execute import Progress as Step
@@ -53,13 +53,13 @@ def engine_option(command: T) -> T:
 
 
 @asynccontextmanager
-async def opened_parts(urls: Urls, places: Places) -> AsyncGenerator[Parts]:
+async def opened_parts(urls: Urls, given: SystemOptions) -> AsyncGenerator[Parts]:
     """Raises BadInputError where the object store is not known, and what opening the stores raises."""
     if not urls.object_store:
         raise BadInputError("nothing says where the object store is", remedy="give --data DIR, or --object-store URL")
     from siltstone.ops.compaction.run_job import Parts  # the kernels' compiler is loaded where it is needed
 
-    settings = replace(places.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
+    settings = replace(given.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     if settings.log_level == "info":  # what a compactor logs is no part of a command's answer
         configure("warning", settings.log_format)
     clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
@@ -91,11 +91,11 @@ async def worker_here(
                 await asyncio.gather(watching, return_exceptions=True)
 
 
-async def run_here(urls: Urls, places: Places, job_id: int, engine: EngineChoice | None) -> tuple[MergeJob, int]:
+async def run_here(urls: Urls, given: SystemOptions, job_id: int, engine: EngineChoice | None) -> tuple[MergeJob, int]:
     """The job when it is done, and the store's time. For what it raises see `siltstone/ops/compaction/run_job.py`."""
     from siltstone.ops.compaction.run_job import JobFailedError, check_runnable, run_job
 
-    async with opened_parts(urls, places) as parts:
+    async with opened_parts(urls, given) as parts:
         await check_runnable(parts.metadata, job_id, engine)
         with shown_steps() as show:
             async with worker_here(parts, engine, "jobs run", show) as (worker, stopping):

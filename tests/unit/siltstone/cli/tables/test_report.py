@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.clock import ManualClock
-from siltstone.cli.tables_shown import QUIET_MS, TELL_MS, Rounds, offsets_text, shown_progress
+from siltstone.cli.tables.report import QUIET_MS, TELL_MS, Rounds, offsets_text, shown_progress
 from spark_jobs.tables.export import Report
 
 START_MS = 1_700_000_000_000

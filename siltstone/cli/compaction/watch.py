@@ -12,14 +12,14 @@ from rich.console import RenderableType
 from compactor.planning.dirtiness import measure
 from metadata.contract.compaction import Metadata, PartitionView
 from runtime.errors import BadInputError
-from siltstone.cli.agents import bootstrap_of, bootstrap_option
-from siltstone.cli.live import draw_until_stopped, quiet_interrupts
-from siltstone.cli.output import console
-from siltstone.cli.places import Places, opened_metadata, place_options, resolved
+from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
+from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
 from siltstone.ops.compaction.frame import Frame, ReadRecord, draw, frame_of
 from siltstone.ops.hint_options import CommandWords
+from siltstone.terminal.live import draw_until_stopped, quiet_interrupts
+from siltstone.terminal.output import console
 from wire.batch import iter_headers
 from wire.records import walk
 
@@ -53,7 +53,7 @@ def compaction() -> None:
     help="Read no further back than this from the end.",
 )
 @bootstrap_option
-@place_options
+@system_options
 def watch(
     topic: str,
     partition: int,
@@ -61,7 +61,7 @@ def watch(
     lines: int,
     window: int,
     bootstrap: str,
-    places: Places,
+    given: SystemOptions,
 ) -> None:
     """Show the end of one partition's log beside the latest value of each key, until Ctrl-C.
 
@@ -75,13 +75,13 @@ def watch(
           --metadata postgresql://siltstone@db/siltstone \\
           --bootstrap 127.0.0.1:9092
     """
-    address = bootstrap_of(places.data, bootstrap)
-    watched = Watched(topic=topic, partition=partition, lines=lines, window=window, words=places.words)
+    address = bootstrap_of(given.data, bootstrap)
+    watched = Watched(topic=topic, partition=partition, lines=lines, window=window, words=given.words)
     if once:
-        with resolved(places) as urls:
+        with resolved(given) as urls:
             asyncio.run(_watch(urls.metadata, address, watched, once=True))
         return
-    with quiet_interrupts(), resolved(places) as urls:
+    with quiet_interrupts(), resolved(given) as urls:
         asyncio.run(_watch(urls.metadata, address, watched, once=False))
 
 

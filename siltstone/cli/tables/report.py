@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from runtime.clock import Clock
 from runtime.text import plural, size_text
-from siltstone.cli.output import console, print_json, print_pairs, print_table
+from siltstone.terminal.output import console, print_json, print_pairs, print_table
 
 if TYPE_CHECKING:
     from spark_jobs.tables.export import Report

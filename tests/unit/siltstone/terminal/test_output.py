@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runtime.text import age_text, plural, size_text
-from siltstone.cli import output
-from siltstone.cli.output import print_pairs, print_table, print_when_taken
 from siltstone.ops.hint_options import CommandWords, option, words_for
+from siltstone.terminal import output
+from siltstone.terminal.output import print_pairs, print_table, print_when_taken
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:
     assert option("data", "") == ""
 
 
-PRINTS = "from siltstone.cli.output import print_bytes; print_bytes(bytes(1_000_000)); print_bytes(b'end')"
+PRINTS = "from siltstone.terminal.output import print_bytes; print_bytes(bytes(1_000_000)); print_bytes(b'end')"
 PRINTS_WHEN_TAKEN = """
 import asyncio
-from siltstone.cli.output import print_when_taken as print_bytes
+from siltstone.terminal.output import print_when_taken as print_bytes
 async def main():
     await print_bytes(bytes(1_000_000))
     await print_bytes(b'end')

@@ -12,12 +12,12 @@ from metadata.contract.compaction import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE, rests
 from runtime.errors import BadInputError
 from runtime.text import age_text, plural, size_text
-from siltstone.cli.output import console, json_option, print_json, print_pairs, print_table
-from siltstone.cli.places import Places, opened_metadata, place_options, resolved
-from siltstone.cli.run_here import EngineChoice, engine_option, run_here
-from siltstone.cli.usage import WrongUsageError
+from siltstone.cli.compaction.run_here import EngineChoice, engine_option, run_here
+from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
+from siltstone.cli.options.usage import WrongUsageError
 from siltstone.ops.hint_options import CommandWords
 from siltstone.processes.spark_note import ENGINE, spark_note
+from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110
@@ -60,9 +60,9 @@ def jobs() -> None:
     help="Only jobs in this state; may be repeated.",
 )
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many, newest first.")
-@place_options
+@system_options
 @json_option
-def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool) -> None:
+def list_jobs(states: tuple[str, ...], limit: int, given: SystemOptions, as_json: bool) -> None:
     """List merges, newest first: kind, state, inputs, age, progress.
 
     \b
@@ -71,7 +71,7 @@ def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool
       siltstone jobs list --state running --state ready --json \\
           --metadata postgresql://siltstone@db/siltstone
     """
-    with resolved(places) as urls:
+    with resolved(given) as urls:
         now_ms, found = asyncio.run(_read(urls.metadata, [JobState(state) for state in states], limit))
     if as_json:
         print_json([_as_json(job) for job in found])
@@ -99,34 +99,34 @@ def list_jobs(states: tuple[str, ...], limit: int, places: Places, as_json: bool
 
 @jobs.command("show")
 @click.argument("job_id", metavar="ID")
-@place_options
+@system_options
 @json_option
-def show_job(job_id: str, places: Places, as_json: bool) -> None:
+def show_job(job_id: str, given: SystemOptions, as_json: bool) -> None:
     """Show one merge: why it was planned, what it reads, how far it is, what came of it.
 
     \b
     Example:
       siltstone jobs show 17 --data ./siltstone-data
     """
-    number = _job_id(job_id, places.words)
-    with resolved(places) as urls:
+    number = _job_id(job_id, given.words)
+    with resolved(given) as urls:
         now_ms, job = asyncio.run(_read_one(urls.metadata, number))
     if job is None:
         raise UnknownJobError(
-            f"there is no job {number}", remedy=f"`siltstone jobs list{places.words.places}` shows those there are"
+            f"there is no job {number}", remedy=f"`siltstone jobs list{given.words.places}` shows those there are"
         )
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return
-    print_pairs(described(job, now_ms, spark_note(job, places.settings)))
+    print_pairs(described(job, now_ms, spark_note(job, given.settings)))
 
 
 @jobs.command("run")
 @click.argument("job_id", metavar="ID")
 @engine_option
-@place_options
+@system_options
 @json_option
-def run_one(job_id: str, engine: EngineChoice | None, places: Places, as_json: bool) -> None:
+def run_one(job_id: str, engine: EngineChoice | None, given: SystemOptions, as_json: bool) -> None:
     """Run one merge here, in the foreground: one that waits for a compactor, also when it rests after trouble.
 
     Without --engine its size decides, as for a compactor with these settings. Ctrl-C gives it back; of a merge on Spark
@@ -138,9 +138,9 @@ def run_one(job_id: str, engine: EngineChoice | None, places: Places, as_json: b
       siltstone jobs run 17 --data ./siltstone-data \\
           --engine spark --set spark.submitter=local
     """
-    number = _job_id(job_id, places.words)
-    with resolved(places) as urls:
-        job, now_ms = asyncio.run(run_here(urls, places, number, engine))
+    number = _job_id(job_id, given.words)
+    with resolved(given) as urls:
+        job, now_ms = asyncio.run(run_here(urls, given, number, engine))
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
         return

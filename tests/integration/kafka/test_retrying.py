@@ -16,7 +16,7 @@ from siltstone.kafka.consuming import Reach, read
 from siltstone.kafka.groups import GroupClient
 from siltstone.kafka.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
 from siltstone.kafka.record_format import InputRecord, OutputRecord
-from siltstone.kafka.retrying import SteadyClient
+from siltstone.kafka.retrying import RetryingClient
 from tests.fixtures.agents import RunningAgent, read_all
 from wire.error_codes import ErrorCode
 
@@ -74,7 +74,7 @@ class Told:
         self.stored: list[Stored] = []
         self.refused: list[Refused] = []
 
-    def writer(self, client: SteadyClient, topic: str, partitions: int, options: ProduceOptions) -> TopicWriter:
+    def writer(self, client: RetryingClient, topic: str, partitions: int, options: ProduceOptions) -> TopicWriter:
         return TopicWriter(
             client,
             topic,
@@ -104,7 +104,7 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
     async with breaking(agent, lambda key, number: fates[number % 4] if key == PRODUCE else "") as network:
         told = Told()
         lines: list[str] = []
-        async with SteadyClient(network.address, SystemClock(), told=lines.append) as steady:
+        async with RetryingClient(network.address, SystemClock(), told=lines.append) as steady:
             # when Metadata names the agent itself, then the bootstrap still goes first
             writer = told.writer(steady, "orders", 2, ProduceOptions())
             for _ in range(3):
@@ -134,7 +134,7 @@ def answering(clock: ManualClock, code: ErrorCode, until_ms: float) -> Callable[
 async def test_an_error_that_an_agent_answers_is_told_once_when_it_does_not_pass_at_once(agent: RunningAgent) -> None:
     clock = ManualClock()
     lines: list[str] = []
-    async with SteadyClient(agent.address, clock, told=lines.append) as steady:
+    async with RetryingClient(agent.address, clock, told=lines.append) as steady:
         # when it passes within a second, then nobody is told
         assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 1_000)) == "done"
         assert lines == []
@@ -187,7 +187,7 @@ async def test_with_acks_1_nothing_is_repeated_and_doubt_is_told(agent: RunningA
     told = Told()
     async with (
         breaking(agent, lambda key, _: "after" if key == PRODUCE else "") as network,
-        SteadyClient(network.address, SystemClock()) as steady,
+        RetryingClient(network.address, SystemClock()) as steady,
     ):
         with pytest.raises(UnavailableError):
             await told.writer(steady, "orders", 1, ProduceOptions(acks=1)).write(records(5, 1))
@@ -198,7 +198,7 @@ async def test_with_acks_1_nothing_is_repeated_and_doubt_is_told(agent: RunningA
 async def test_with_acks_0_where_it_went_is_not_known(agent: RunningAgent, client: KafkaClient) -> None:
     await client.create_topic("orders", partitions=1)
     told = Told()
-    async with SteadyClient(agent.address, SystemClock()) as steady:
+    async with RetryingClient(agent.address, SystemClock()) as steady:
         await told.writer(steady, "orders", 1, ProduceOptions(acks=0)).write(records(5, 1))
     assert [each.base_offset for each in told.stored] == [-1]
     async with asyncio.timeout(20):
@@ -211,12 +211,12 @@ async def test_a_reader_whose_connection_breaks_shows_every_record_once(
 ) -> None:
     await client.create_topic("orders", partitions=2)
     told = Told()
-    async with SteadyClient(agent.address, SystemClock()) as steady:
+    async with RetryingClient(agent.address, SystemClock()) as steady:
         await told.writer(steady, "orders", 2, ProduceOptions()).write(records(40, 2))
     found: list[OutputRecord] = []
     async with (
         breaking(agent, lambda key, number: "after" if key == FETCH and number % 2 == 0 else "") as network,
-        SteadyClient(network.address, SystemClock()) as steady,
+        RetryingClient(network.address, SystemClock()) as steady,
     ):
         reaches = {("orders", partition): Reach(3, 20) for partition in (0, 1)}
         async for batch in read(steady, reaches, told=lambda _: None):
@@ -232,7 +232,7 @@ async def test_a_reader_that_the_log_start_overtakes_goes_on_behind_it(
     await client.create_topic("orders", partitions=1)
     told = Told()
     lines: list[str] = []
-    async with SteadyClient(agent.address, SystemClock()) as steady:
+    async with RetryingClient(agent.address, SystemClock()) as steady:
         await told.writer(steady, "orders", 1, ProduceOptions()).write(records(10, 1))
         reach = Reach(50, 10)
         assert [each async for each in read(steady, {("orders", 0): reach}, told=lines.append) if each] == []

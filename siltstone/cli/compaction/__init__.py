@@ -1,0 +1,1 @@
+"""Commands that run compaction, or show what it does."""

@@ -1,0 +1,1 @@
+"""`siltstone files` and `siltstone file`."""

@@ -1,0 +1,1 @@
+"""The options that many commands share, and wrong usage of them."""
