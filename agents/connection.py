@@ -29,13 +29,12 @@ from agents.request_context import ClientConnection, RequestContext, RequestTrac
 from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
-from wire.api import decode_request, encode_response, read_request_header
+from wire.api import UnsupportedVersionError, decode_request, encode_response, read_request_header
 from wire.errors import (
     FrameTooLargeError,
     MalformedFrameError,
     MalformedMessageError,
     UnknownApiError,
-    UnsupportedVersionError,
 )
 from wire.framing import FrameReader
 from wire.schema import Message, Octets

@@ -28,16 +28,15 @@ from compactor.heavy.key_scan import KeyBlock, keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError, check_result
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.slices import KeysFound, PartitionKeys, decode_keys, join_slices, slice_range, slice_units
-from compactor.heavy.stored import load_plan, read_result, settle
+from compactor.heavy.stored import read_result, settle
 from compactor.heavy.survivors import Survivors, SurvivorsWriter, put_survivors
 from compactor.heavy.units import HeavyPlan, Unit
 from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.logging import get_logger
-from spark_jobs.heavy_merge import opened_of
 from spark_jobs.scan.arrow import pa
+from spark_jobs.stored_plan import cached_plan, plan_store
 from storage.objects import ObjectExistsError, ObjectNotFoundError, ObjectStore
-from storage.urls import split_object_url
 from wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -168,8 +167,8 @@ def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
 async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, KeyBlock]]:
     """(partition id, rows); behind the last of them the unit's manifest, unless there is one."""
     clock = SystemClock()
-    async with opened_of(plan_url) as store:
-        plan = await _plan_of(store, plan_url)
+    async with plan_store(plan_url) as store:
+        plan = await cached_plan(store, plan_url)
         unit = plan.unit(number)
         async with failure_told(store, plan, number):
             known = await _known(store, plan, unit)
@@ -236,7 +235,7 @@ def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
 
 
 async def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWriter) -> Written:
-    async with opened_of(plan_url) as store:
+    async with plan_store(plan_url) as store:
         put = await _put_in(store, plan, plan.unit(number), writer)
     return Written(number, put.count, put.records)
 
@@ -261,7 +260,7 @@ async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: 
     """Survivors of slices that have none, then the `PartitionKeys`."""
     found: list[KeysFound] = []
     survivors: list[tuple[int, int]] = []
-    async with opened_of(plan_url) as store:
+    async with plan_store(plan_url) as store:
         for reading, writing in slice_units(plan, partition_id):
             known = await _known(store, plan, reading)
             if known is None:
@@ -286,7 +285,7 @@ async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: 
 
 
 async def _partition_keys(plan_url: str, plan: HeavyPlan, partition_id: int) -> PartitionKeys | None:
-    async with opened_of(plan_url) as store:
+    async with plan_store(plan_url) as store:
         return await _partition_keys_in(store, plan, partition_id)
 
 
@@ -299,17 +298,5 @@ async def _partition_keys_in(store: ObjectStore, plan: HeavyPlan, partition_id: 
 
 
 async def _stored_plan(plan_url: str) -> HeavyPlan:
-    async with opened_of(plan_url) as store:
-        return await _plan_of(store, plan_url)
-
-
-_plans: dict[str, HeavyPlan] = {}
-"""The plan that this process read last; a worker runs many tasks of one plan."""
-
-
-async def _plan_of(store: ObjectStore, plan_url: str) -> HeavyPlan:
-    if plan_url not in _plans:
-        plan = await load_plan(store, split_object_url(plan_url)[1])
-        _plans.clear()
-        _plans[plan_url] = plan
-    return _plans[plan_url]
+    async with plan_store(plan_url) as store:
+        return await cached_plan(store, plan_url)

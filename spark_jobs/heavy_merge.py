@@ -23,8 +23,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,9 +39,8 @@ from compactor.merging.allocator import keep_freed_memory
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.ids import SystemIds
-from storage.objects import ObjectStore
-from storage.urls import open_store, split_object_url
-from storage.wrappers.retrying import Retrying
+from spark_jobs.stored_plan import cached_plan, plan_store
+from storage.urls import split_object_url
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext
@@ -89,9 +87,9 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
 async def _unit(plan_url: str, number: int) -> Finished:
     """Raises only what another try, perhaps elsewhere, may heal."""
     _prepare_process()
-    async with opened_of(plan_url) as store:
+    async with plan_store(plan_url) as store:
         try:
-            plan = await _plan(store, plan_url)
+            plan = await cached_plan(store, plan_url)
             result = await run_unit(store, plan, number, clock=SystemClock(), ids=SystemIds())
         except SiltstoneError as error:
             if error.retriable:
@@ -105,29 +103,6 @@ async def _unit(plan_url: str, number: int) -> Finished:
 def _prepare_process() -> None:
     """A Python worker runs many tasks."""
     keep_freed_memory()
-
-
-_plans: dict[str, HeavyPlan] = {}
-"""The plan that this process read last; a worker runs many units of one plan."""
-
-
-async def _plan(store: ObjectStore, plan_url: str) -> HeavyPlan:
-    if plan_url not in _plans:
-        plan = await load_plan(store, split_object_url(plan_url)[1])
-        _plans.clear()
-        _plans[plan_url] = plan
-    return _plans[plan_url]
-
-
-@asynccontextmanager
-async def opened_of(plan_url: str) -> AsyncGenerator[ObjectStore]:
-    """The store of a plan, with retries, open while the block runs."""
-    store = Retrying(open_store(split_object_url(plan_url)[0]), SystemClock(), SystemIds())
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 # ---- the driver
@@ -271,7 +246,7 @@ def heed_sigterm(stop: threading.Event) -> None:
 
 def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
     async def plan_of() -> HeavyPlan:
-        async with opened_of(plan_url) as store:
+        async with plan_store(plan_url) as store:
             return await load_plan(store, split_object_url(plan_url)[1])
 
     plan = asyncio.run(plan_of())  # before the JVM, which takes seconds: most mistakes show here

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from wire.compiler import decode, encode
-from wire.errors import EncodingError, MalformedMessageError, UnknownApiError, UnsupportedVersionError
+from runtime.errors import BadInputError
+from wire.compiler.compile import decode, encode
+from wire.compiler.primitives import skip_tagged_fields
+from wire.errors import EncodingError, MalformedMessageError, UnknownApiError
 from wire.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
@@ -49,7 +51,6 @@ from wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from wire.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from wire.messages.produce import ProduceRequest, ProduceResponse
 from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from wire.primitives import skip_tagged_fields
 from wire.schema import Message, Octets, message_table
 
 API_VERSIONS: Final = 18
@@ -126,6 +127,20 @@ class RequestHeader:
     api_version: int
     correlation_id: int
     client_id: str | None
+
+
+class UnsupportedVersionError(BadInputError):
+    """A request for a version outside the accepted range.
+
+    Attributes:
+        header: the request's header; of ApiVersions in a version newer than ours too, whose body must not be read.
+        position: where the body starts, for versions that can be decoded though they are not accepted (Produce 0-2).
+    """
+
+    def __init__(self, message: str, header: RequestHeader, position: int) -> None:
+        super().__init__(message)
+        self.header = header
+        self.position = position
 
 
 _request_head = struct.Struct(">hhih")

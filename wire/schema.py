@@ -60,7 +60,7 @@ RecordData: TypeAlias = Octets | Sequence[Octets]
 class EncodedElements:
     """What an array of structs may hold instead of a list when it is written: its elements in bytes, without a count.
 
-    `wire.compiler.encode_elements` makes them, for one version; they are sent as they are, not copied.
+    `wire.compiler.compile.encode_elements` makes them, for one version; they are sent as they are, not copied.
     """
 
     count: int

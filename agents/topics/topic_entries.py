@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from agents.placement import eligible, leaders
 from metadata.contract.service import AgentInfo, Topic
-from wire.compiler import encode_elements
+from wire.compiler.compile import encode_elements
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic
 from wire.schema import EncodedElements

@@ -22,10 +22,10 @@ from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import HASH_MAX, DedupeBuffer
 from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import ScanOptions, Slice
 from spark_jobs.scan.decode import Block
 from spark_jobs.scan.losses import Losses
-from spark_jobs.scan.read import blocks_of
 from wire.kernels.hashing import hash_keys
 
 _log = get_logger(__name__)

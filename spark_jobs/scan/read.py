@@ -7,15 +7,14 @@ metadata.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import LATEST_VIEW, ScanOptions, Slice
-from spark_jobs.scan.decode import BatchMaker, Block, Decoder
-from spark_jobs.scan.losses import Losses
-from spark_jobs.scan.windows import windows
+from spark_jobs.scan.decode import BatchMaker
 from storage.objects import ObjectStore
 
 BATCH_ROWS = 65_536
@@ -40,23 +39,6 @@ def read_slice(
         maker = BatchMaker(options.topic, part.partition, options.columns)
         for block in blocks:
             yield from maker.batches(block, batch_rows)
-
-
-def blocks_of(
-    store: BlockingStore,
-    part: Slice,
-    options: ScanOptions,
-    *,
-    known: Collection[tuple[int, int]] | None = None,
-    losses: Losses | None = None,
-) -> Iterator[Block]:
-    """One pass over the slice. `known`: see `Losses`. Raises as `read_slice`."""
-    if losses is None:
-        losses = Losses(options.topic, part.partition, fails=options.fail_on_data_loss, known=known)
-    decoder = Decoder(part, losses)
-    for window in windows(store, part, losses):
-        yield from decoder.blocks(window)
-    losses.check_complete()
 
 
 @contextmanager

@@ -15,9 +15,9 @@ import numpy as np
 
 from metadata.contract.scan import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.blocking import BlockingStore
+from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice
 from spark_jobs.scan.plan import end_offset, slice_of
-from spark_jobs.scan.read import blocks_of
 from spark_jobs.scan.windows import block_entries
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
 from tests.property.message_strategies import CASES, case_id, fullest, messages
-from wire.compiler import decode, encode
+from wire.compiler.compile import decode, encode
 from wire.errors import MalformedMessageError
 from wire.schema import Message, Struct, message_table
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.messages import MESSAGES
 from wire.api import APIS
-from wire.compiler import decode, encode
+from wire.compiler.compile import decode, encode
 from wire.error_codes import ErrorCode
 from wire.messages import alter_configs
 from wire.messages.api_versions import ApiVersionsRequest

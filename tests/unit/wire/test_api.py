@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from wire.api import (
     APIS,
     RequestHeader,
+    UnsupportedVersionError,
     decode_request,
     decode_response,
     encode_request,
     encode_response,
     read_request_header,
 )
-from wire.errors import EncodingError, MalformedMessageError, UnknownApiError, UnsupportedVersionError
+from wire.errors import EncodingError, MalformedMessageError, UnknownApiError
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.fetch import FetchableTopicResponse, FetchResponse, PartitionData
 from wire.messages.metadata import MetadataRequest, MetadataResponse

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fixtures.messages import MESSAGES
 from wire.api import APIS
-from wire.compiler import decode, encode
+from wire.compiler.compile import decode, encode
 from wire.messages.api_versions import ApiVersion, ApiVersionsResponse
 from wire.messages.describe_configs import (
     DescribeConfigsRequest,

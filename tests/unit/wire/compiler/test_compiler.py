@@ -6,10 +6,10 @@ from uuid import UUID
 
 import pytest
 
-from wire.compiler import decode, encode
+from wire.compiler.compile import decode, encode
+from wire.compiler.primitives import uvarint
 from wire.errors import EncodingError, MalformedMessageError
 from wire.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteRequestPartition, OffsetDeleteRequestTopic
-from wire.primitives import uvarint
 from wire.schema import (
     ELEMENTS_MAX,
     PARTITIONS_ELEMENTS_MAX,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, TypeVar
 
-from wire.decoder_source import DecoderSource
-from wire.encoder_source import EncoderSource
+from wire.compiler.decoder_source import DecoderSource
+from wire.compiler.encoder_source import EncoderSource
 from wire.errors import EncodingError, MalformedMessageError
 from wire.schema import Message, Octets, Struct, message_table
 

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wire.errors import MalformedMessageError
-from wire.primitives import (
+from wire.compiler.primitives import (
     NUMBER_LAYOUTS,
     STRING_BYTES_MAX,
     read_compact_length,
@@ -26,8 +25,9 @@ from wire.primitives import (
     skip_tagged_fields,
     uuid_from,
 )
+from wire.compiler.source_text import SourceText, layout
+from wire.errors import MalformedMessageError
 from wire.schema import Array, FieldTable, Fixed, MessageTable, Nested, StructTable, Variable, WireType
-from wire.source_text import SourceText, layout
 
 _NAMES: dict[str, Any] = {
     "Malformed": MalformedMessageError,

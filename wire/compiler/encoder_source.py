@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from wire.compiler.primitives import NUMBER_LAYOUTS, STRING_BYTES_MAX, number_bytes, octets_parts, octets_size, uvarint
+from wire.compiler.source_text import SourceText, layout
 from wire.errors import EncodingError
-from wire.primitives import NUMBER_LAYOUTS, STRING_BYTES_MAX, number_bytes, octets_parts, octets_size, uvarint
 from wire.schema import (
     Array,
     EncodedElements,
@@ -22,7 +23,6 @@ from wire.schema import (
     Variable,
     WireType,
 )
-from wire.source_text import SourceText, layout
 
 _NAMES: dict[str, Any] = {
     "EncodedElements": EncodedElements,

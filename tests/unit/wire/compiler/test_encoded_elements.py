@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from wire.compiler import encode, encode_elements
+from wire.compiler.compile import encode, encode_elements
 from wire.errors import EncodingError
 from wire.messages.metadata import (
     MetadataResponse,

@@ -1,0 +1,1 @@
+"""Compiles decoders and encoders of messages from their tables (`wire/schema.py`)."""
