@@ -1,16 +1,16 @@
-"""How dirty a compacted partition is, how far a pass from its log start would reach, and why one is due. Pure.
+"""Dirtiness of a compacted partition, the reach of a pass from its log start, and why a pass is due. Pure.
 
-Offsets divide a compacted partition like this (each named offset is exclusive; the rules are those of Kafka's
+These offsets divide a compacted partition (each named offset is exclusive; the rules are those of Kafka's
 LogCleanerManager):
 
     log start ... cleaned-through ... first uncleanable ... high watermark
     |---- clean ----||----- dirty ------||------- head -------|
 
-*Dirty* are the bytes between cleaned-through and the first uncleanable offset, in L1 and up: what lies in L0 has no
-offsets in it yet and is not counted. An extent that lies across a border counts on both sides by its share of offsets.
+Bytes between cleaned-through and the first uncleanable offset are *dirty*, in L1 and up. Records in L0 have no offsets
+yet and are not counted. An extent that lies across a border counts on both sides by its share of offsets.
 
-The planner (`compactor/planning/forced.py`) and everything that explains compaction to people judge by these
-functions, so that what is shown is what will be done.
+The planner (`compactor/planning/forced.py`) and every command that explains compaction use these functions, so the
+commands show exactly the rules that the planner follows.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _BASE_OFFSET = itemgetter(LeveledExtent._fields.index("base_offset"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dirtiness:
-    """Of one compacted partition at one instant. Offsets are exclusive ends, sizes bytes of L1 and L2 extents."""
+    """One compacted partition at one instant. Offsets are exclusive ends; sizes are bytes of L1 and L2 extents."""
 
     cleaned_through_offset: int
     """Never below the log start."""
     first_uncleanable_offset: int
-    """From here on nothing may be deduped; never below `cleaned_through_offset`."""
+    """Records from here on may not be deduped yet; never below `cleaned_through_offset`."""
     held_by_lag: bool
-    """It is `min.compaction.lag.ms` that sets the first uncleanable offset, not the last stable offset."""
+    """`min.compaction.lag.ms` sets the first uncleanable offset, not the last stable offset."""
     leveled_through_offset: int
-    """End of the unbroken stretch of L1 and L2 extents from the log start; from here on there is L0."""
+    """End of the unbroken stretch of L1 and L2 extents from the log start; L0 begins here."""
     clean_bytes: int
     dirty_bytes: int
     head_bytes: int
     """In L1 and L2, at or above the first uncleanable offset."""
     earliest_dirty_ms: int | None
-    """The smallest record timestamp that the extents above cleaned-through know of; None = no dirty extent has one."""
+    """Smallest record timestamp of the extents above cleaned-through; None = none of them has a timestamp."""
     ratio_min: float
     """The topic's `min.cleanable.dirty.ratio`."""
     lag_ms_max: int
@@ -53,17 +53,17 @@ class Dirtiness:
 
     @property
     def ratio(self) -> float:
-        """Dirty bytes of those that are clean or dirty; 0.0 of an empty log."""
+        """Dirty bytes over clean and dirty bytes; 0.0 for an empty log."""
         whole = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / whole if whole else 0.0
 
     @property
     def is_over_ratio(self) -> bool:
-        """Strictly, as in Kafka: a ratio of 0 asks for a pass whenever anything is dirty."""
+        """Strictly above, as in Kafka: with a minimum of 0, any dirty byte asks for a pass."""
         return self.ratio > self.ratio_min
 
     def is_over_lag(self, now_ms: int) -> bool:
-        """Past `max.compaction.lag.ms`, and a pass could help."""
+        """Whether dirty records are older than `max.compaction.lag.ms`."""
         return (
             self.dirty_bytes > 0
             and self.earliest_dirty_ms is not None
@@ -73,29 +73,29 @@ class Dirtiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """A pass over a partition alone is due."""
+    """A forced pass over one partition is due."""
 
     requested: bool
-    """Somebody asked for it."""
+    """A user asked for it."""
     because: str
-    """For people; goes on from "is due: "."""
+    """For people; follows "is due: "."""
 
 
 def config_int(partition: PartitionView, name: str) -> int:
-    """A topic config in force. Raises InvalidConfigError when what is stored is no whole number."""
+    """A config in force for the partition's topic. Raises InvalidConfigError when the stored text is no integer."""
     return as_int({name: partition.configs.get(name, TOPIC_CONFIGS[name].default)}, name)
 
 
 def config_float(partition: PartitionView, name: str) -> float:
-    """A topic config in force. Raises InvalidConfigError when what is stored is no number."""
+    """A config in force for the partition's topic. Raises InvalidConfigError when the stored text is no number."""
     return as_float({name: partition.configs.get(name, TOPIC_CONFIGS[name].default)}, name)
 
 
 def in_offset_order(partition: PartitionView) -> Sequence[LeveledExtent]:
-    """The extents that hold something at or above the log start."""
+    """The extents that reach above the log start."""
     start = partition.log_start_offset
     live = [each for each in partition.extents if each.last_offset >= start]
-    live.sort(key=_BASE_OFFSET)  # they come in order; nothing rests on it
+    live.sort(key=_BASE_OFFSET)  # usually in order already; the planner does not rely on that
     return live
 
 
@@ -105,10 +105,10 @@ def unbroken_stretch(
     blocked: AbstractSet[int] = NOTHING_BUSY,
     blocked_files: AbstractSet[int] = NOTHING_BUSY,
 ) -> Sequence[LeveledExtent]:
-    """The extents from the log start on that touch each other, up to the first gap (L0) or blocked one.
+    """The extents from the log start on that touch each other, up to the first gap or blocked extent.
 
     `blocked` are extent ids, `blocked_files` file ids. Live extents cover every offset from the log start to the high
-    watermark, so where L1 and L2 end or break off, there is L0.
+    watermark, so a gap between L1 and L2 extents means that those records are still in L0.
     """
     stretch: list[LeveledExtent] = []
     reached = partition.log_start_offset
@@ -121,7 +121,7 @@ def unbroken_stretch(
 
 
 def stretch_end(partition: PartitionView, stretch: Sequence[LeveledExtent]) -> int:
-    """Exclusive; the log start when the stretch is empty."""
+    """The exclusive end; the log start when the stretch is empty."""
     return stretch[-1].last_offset + 1 if stretch else partition.log_start_offset
 
 
@@ -157,6 +157,7 @@ def _first_uncleanable(
     partition: PartitionView, extents: Sequence[LeveledExtent], cleaned_through: int, now_ms: int
 ) -> tuple[int, bool]:
     """The offset, and whether `min.compaction.lag.ms` sets it."""
+    # An aborted or open transaction may still change the meaning of records above the last stable offset.
     bound = min(partition.last_stable_offset, partition.high_watermark)
     lag_ms = config_int(partition, "min.compaction.lag.ms")
     if lag_ms > 0:
@@ -177,7 +178,7 @@ def _bytes_below(extent: LeveledExtent, offset: int) -> int:
 
 
 def _earliest_ms(extents: Iterable[LeveledExtent]) -> int | None:
-    """Extents whose batches were all emptied know no timestamp."""
+    """The earliest timestamp. An extent whose batches are all empty has none."""
     known = (
         each.min_timestamp_ms if each.min_timestamp_ms > 0 else each.max_timestamp_ms
         for each in extents
@@ -189,10 +190,9 @@ def _earliest_ms(extents: Iterable[LeveledExtent]) -> int | None:
 def due(
     partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, *, now_ms: int, reached_offset: int
 ) -> Due | None:
-    """Whether to take this partition alone now, when a pass reads from the log start to `reached_offset` (exclusive).
+    """Whether a forced pass is due that reads from the log start to `reached_offset` (exclusive).
 
-    Whoever asks is served first and waits for neither dirtiness nor the forced interval. A pass that could clean
-    nothing is never due.
+    A requested pass waits for neither dirtiness nor the forced interval. A pass that could clean nothing is never due.
     """
     asked = _due_as_asked(partition, dirtiness, options, now_ms, reached_offset)
     if asked is not None:
@@ -213,7 +213,7 @@ def due_reason(
     now_ms: int,
     busy: AbstractSet[int] = NOTHING_BUSY,
 ) -> str:
-    """As `due`, for people: empty when no pass is due. `busy` are ids of extents that a live job holds."""
+    """As `due`, for people; empty when no pass is due. `busy` are the ids of extents that a live job holds."""
     reached = stretch_end(partition, unbroken_stretch(partition, blocked=busy))
     found = due(partition, dirtiness, options, now_ms=now_ms, reached_offset=reached)
     return found.because if found is not None else ""
@@ -224,17 +224,17 @@ def _due_as_asked(
 ) -> Due | None:
     requested = partition.requested_through_offset
     if requested is None or requested <= partition.log_start_offset:
-        return None  # what was asked for is deleted since
+        return None  # the requested records were deleted since
     if not is_over(partition.last_forced_ms, options.requested_interval_ms, now_ms):
         return None
     cleaned_through = dirtiness.cleaned_through_offset
     target = min(requested, dirtiness.first_uncleanable_offset)
     if cleaned_through >= target and cleaned_through < requested:
-        return None  # nothing more may be cleaned: a transaction is open, or the records are too young
+        return None  # nothing more may be cleaned yet: a transaction is open, or the records are too young
     if reached_offset >= target:
         return Due(requested=True, because="compaction was asked for")
-    # Something lies in the way. L0 is leveled at once when somebody asks, so wait for that: a pass now would be done
-    # again. Anything else may take hours: go as far as it gets, but not over and over.
+    # The pass does not reach its target. If L0 is in the way, wait: a request makes the planner level L0 at once, and
+    # a pass now would have to be repeated. Other blockers may take hours, so go as far as possible, but not repeatedly.
     if (
         dirtiness.leveled_through_offset >= target
         and reached_offset > cleaned_through
@@ -247,7 +247,7 @@ def _due_as_asked(
 def _dirty_because(
     partition: PartitionView, dirtiness: Dirtiness, options: PlanOptions, now_ms: int, reached_offset: int
 ) -> str:
-    """Empty: it is not dirty enough. For a pass that is possible and allowed."""
+    """Why a pass that is possible and allowed is due; empty when the partition is not dirty enough."""
     if dirtiness.is_over_lag(now_ms):
         return "past max.compaction.lag.ms"
     if partition.passes_needed > 1 and dirtiness.dirty_bytes:
@@ -257,7 +257,7 @@ def _dirty_because(
     over = f"dirty ratio {dirtiness.ratio:.2f} over {dirtiness.ratio_min:.2f}"
     through = min(reached_offset, dirtiness.first_uncleanable_offset)
     in_reach = sum(_bytes_below(each, through) for each in in_offset_order(partition)) - dirtiness.clean_bytes
-    if in_reach >= options.forced_dirty_bytes_min:  # what lies behind a gap is not worth a pass yet
+    if in_reach >= options.forced_dirty_bytes_min:  # bytes behind a gap do not count: this pass cannot reach them
         return f"{over}, {in_reach // MIB} MiB dirty"
     since_ms = partition.last_cleaned_ms if partition.last_cleaned_ms is not None else dirtiness.earliest_dirty_ms
     if is_over(since_ms, options.forced_dirty_wait_ms, now_ms):
@@ -266,6 +266,6 @@ def _dirty_because(
 
 
 def is_over(since_ms: int | None, wait_ms: int, now_ms: int) -> bool:
-    """Whether it is `wait_ms` ago. What seems to lie in the future was before the store's clock went back: that is too
-    long ago to tell."""
+    """Whether `wait_ms` have passed since `since_ms`. A time in the future means that the store's clock went back; the
+    real age is unknown then, and the wait counts as over."""
     return since_ms is None or since_ms > now_ms or now_ms - since_ms >= wait_ms

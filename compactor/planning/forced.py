@@ -1,24 +1,30 @@
-"""Forced passes: one compacted partition alone, from its log start on, because it is too dirty or somebody asks. Pure.
+"""Forced passes: a compacted partition alone, from its log start on, because it is too dirty or a user asked. Pure.
 
-Only such a pass (and a merge that happens to hold everything from the log start) moves cleaned-through and removes
-tombstones. It takes the unbroken stretch of L1 and L2 extents from the log start up to the first gap, the first extent
-that is busy, reserved, in trouble or about to expire, and not beyond the first uncleanable offset, where nothing may be
-cleaned. Its cost is the partition's own bytes, clean ones too, hence the dirty ratio and the interval.
+Only a forced pass (and a merge that happens to hold everything from the log start) moves cleaned-through and removes
+tombstones. A forced pass takes the unbroken stretch of L1 and L2 extents from the log start. The stretch ends at the
+first gap, before the first extent that is busy, reserved, in trouble or about to expire, and at the latest at the first
+uncleanable offset. A pass costs all bytes of the partition, clean ones too; the dirty ratio and the interval bound that
+cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from compactor.planning.dirtiness import Dirtiness, Due, due, in_offset_order, stretch_end, unbroken_stretch
-from compactor.planning.round import FileStatus, Hold, Round
+from compactor.planning.draft import PlanDraft
+from compactor.planning.notes import Blocker
 from compactor.planning.spec import GIB, MergeKind
+from compactor.planning.view import FileStatus
 from metadata.contract.compaction import LeveledExtent, PartitionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
+    """A partition that is due for a pass, with the extents that the pass would take."""
+
     partition: PartitionView
     dirtiness: Dirtiness
     stretch: Sequence[LeveledExtent]
@@ -26,7 +32,7 @@ class Candidate:
 
     @property
     def order(self) -> tuple[bool, float, int, int]:
-        """What somebody asked for, then the dirtiest."""
+        """Requested passes first, then the dirtiest partitions."""
         return (
             not self.due.requested,
             -self.dirtiness.ratio,
@@ -35,71 +41,71 @@ class Candidate:
         )
 
 
-def plan_forced(state: Round) -> None:
-    """After all other rules: their files are reserved then."""
-    blocked_files = _blocked_files(state)
-    blocked = state.view.busy_extents | state.taken_extents
+def plan_forced(draft: PlanDraft) -> None:
+    """Runs after all other rules, when the files that they wait for are reserved."""
+    blocked_files = _blocked_files(draft)
+    blocked = draft.unavailable_extents
     due_now: list[Candidate] = []
-    for partition in state.partitions.values():
-        found = _candidate(state, partition, blocked, blocked_files)
+    for partition in draft.view.partitions.values():
+        found = _candidate(draft, partition, blocked, blocked_files)
         if found is not None:
             due_now.append(found)
     for candidate in sorted(due_now, key=lambda each: each.order):
         partition_id = candidate.partition.partition_id
         size = sum(each.length for each in candidate.stretch)
-        if size > state.options.merge_bytes_max and not state.options.spark:
-            cap = f"{size / GIB:.1f} GiB, above {state.options.merge_bytes_max / GIB:.1f} GiB"
+        if size > draft.options.merge_bytes_max and not draft.options.spark:
+            cap = f"{size / GIB:.1f} GiB, above {draft.options.merge_bytes_max / GIB:.1f} GiB"
             text = f"due ({candidate.due.because}), but too large to merge without Spark: {cap}"
-            state.note(MergeKind.FORCED, text, Hold.SIZE, partition_id=partition_id)
-        elif not (places := state.places(size)).forced:
-            text = f"due ({candidate.due.because}), all jobs{places.of} are taken"
-            state.note(MergeKind.FORCED, text, places.hold, partition_id=partition_id)
+            draft.note(MergeKind.FORCED, text, Blocker.SIZE, partition_id=partition_id)
+        elif not (slots := draft.slots.for_size(size)).forced:
+            text = f"due ({candidate.due.because}), all jobs{slots.engine_text} are taken"
+            draft.note(MergeKind.FORCED, text, slots.blocker, partition_id=partition_id)
         else:
             name = f"{candidate.partition.topic_name}-{candidate.partition.partition}"
-            state.add_forced(candidate.partition, candidate.stretch, f"{name}: {candidate.due.because}")
+            draft.add_forced(candidate.partition, candidate.stretch, f"{name}: {candidate.due.because}")
 
 
-def _blocked_files(state: Round) -> set[int]:
-    """Those that a new forced pass must not go into. Partly busy ones may be: extents are judged one by one."""
+def _blocked_files(draft: PlanDraft) -> set[int]:
+    """Files that a new forced pass must not enter. It may enter partly busy ones: extents are judged one by one."""
     stays = (FileStatus.TAKEN, FileStatus.IN_TROUBLE)
-    return state.reserved_files | {
-        each.file_id for each in state.files if state.is_expiring(each) or state.status(each) in stays
+    return draft.reserved_files | {
+        each.file_id for each in draft.view.files if draft.view.is_expiring(each) or draft.status(each) in stays
     }
 
 
 def _candidate(
-    state: Round, partition: PartitionView, blocked: set[int] | frozenset[int], blocked_files: set[int]
+    draft: PlanDraft, partition: PartitionView, blocked: AbstractSet[int], blocked_files: set[int]
 ) -> Candidate | None:
-    """None: not due, or nothing to take."""
-    dirtiness = state.dirtiness[partition.partition_id]
+    """None when no pass is due or there is nothing to take."""
+    dirtiness = draft.view.dirtiness[partition.partition_id]
     stretch = [
         each
         for each in unbroken_stretch(partition, blocked=blocked, blocked_files=blocked_files)
         if each.base_offset < dirtiness.first_uncleanable_offset
     ]
     reached = stretch_end(partition, stretch)
-    found = due(partition, dirtiness, state.options, now_ms=state.now_ms, reached_offset=reached)
+    found = due(partition, dirtiness, draft.options, now_ms=draft.now_ms, reached_offset=reached)
     if found is not None and stretch:
         return Candidate(partition=partition, dirtiness=dirtiness, stretch=stretch, due=found)
     leveled = dirtiness.leveled_through_offset
     if found is None and reached < leveled:
-        # Would it be due if nothing lay in the way?
-        unhindered = due(partition, dirtiness, state.options, now_ms=state.now_ms, reached_offset=leveled)
+        # The pass would be due if nothing were in the way: note what is.
+        unhindered = due(partition, dirtiness, draft.options, now_ms=draft.now_ms, reached_offset=leveled)
         if unhindered is not None:
             text = f"due ({unhindered.because}), but its records from offset {reached} on are held"
-            hold = _hold(state, partition, reached)
-            state.note(MergeKind.FORCED, text, hold, partition_id=partition.partition_id, held_from=reached)
+            blocker = _blocker(draft, partition, reached)
+            draft.note(MergeKind.FORCED, text, blocker, partition_id=partition.partition_id, held_from=reached)
     return None
 
 
-def _hold(state: Round, partition: PartitionView, reached_offset: int) -> Hold:
-    """What holds the extent at which the stretch ended."""
+def _blocker(draft: PlanDraft, partition: PartitionView, reached_offset: int) -> Blocker:
+    """Why the stretch ended where it did."""
     blocking = next((each for each in in_offset_order(partition) if each.last_offset >= reached_offset), None)
-    if blocking is None or blocking.extent_id in state.view.busy_extents | state.taken_extents:
-        return Hold.MERGE
-    if blocking.file_id in state.reserved_files:
-        return Hold.RESERVED
+    if blocking is None or blocking.extent_id in draft.unavailable_extents:
+        return Blocker.MERGE
+    if blocking.file_id in draft.reserved_files:
+        return Blocker.RESERVED
     in_trouble = any(
-        each.file_id == blocking.file_id and state.status(each) is FileStatus.IN_TROUBLE for each in state.files
+        each.file_id == blocking.file_id and draft.status(each) is FileStatus.IN_TROUBLE for each in draft.view.files
     )
-    return Hold.TROUBLE if in_trouble else Hold.MERGE
+    return Blocker.TROUBLE if in_trouble else Blocker.MERGE

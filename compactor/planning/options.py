@@ -1,9 +1,9 @@
-"""From settings to the planner's numbers, and how the memory of one compactor is shared out. Pure.
+"""The planner's numbers from the settings, and the shares of one compactor's memory. Pure.
 
-Two merges run in the memory of a compactor at once: one of L0 files, whose inputs lie in it whole, and one of another
-kind, whose cursors and dedupe buffer have bounds of their own. (One that is run elsewhere takes none.) Leveling must
-never wait for a long merge, so both must fit: the planner makes L0 jobs no larger than what `compactor.memory.bytes`
-leaves beside the other.
+Two merges run in a compactor at once: an L0 job, whose inputs lie in memory whole, and a job of another kind, whose
+cursors and dedupe buffer have bounds of their own. (A job on Spark takes no memory here.) Leveling must never wait for
+a long merge, so both must fit: the planner makes L0 jobs no larger than the memory that `compactor.memory.bytes` leaves
+beside the other job.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 
 CURSOR_BYTES = 256 * MIB
-"""What the cursors of a merge that is not of L0 files share."""
+"""Shared by the cursors of a merge that is not an L0 job."""
 KEPT_BYTES = 64 * MIB
-"""A partition below this is kept between the passes of a dedupe."""
+"""A partition below this size stays in memory between the passes of a dedupe."""
 OUTPUT_BYTES = 48 * MIB
-"""Parts of outputs on their way to the store, of both classes."""
+"""Parts of outputs on their way to the store, for both classes together."""
 L0_JOB_BYTES_LEAST = 16 * MIB
-"""Even where keys leave next to no room; such a job then waits for the memory."""
+"""The least limit of an L0 job, even if the dedupe buffer leaves almost no memory; the job then waits for memory."""
 
 RETENTION_ROUNDS = 3
-"""After so many, what retention has not taken stays: one that was just over, one that moved to another compactor."""
+"""Data that retention has not deleted after this many rounds will stay for now. One round may just have ended when the
+data expired, and one may be lost when retention moves to another compactor."""
 
 
 def merge_memory_bytes(keys_max: int) -> int:
-    """What a merge that is not of L0 files takes at most, whatever the size of its inputs."""
+    """The most memory of a merge that is not an L0 job, whatever the size of its inputs."""
     return CURSOR_BYTES + KEPT_BYTES + OUTPUT_BYTES + keys_max * DEDUPE_ENTRY_BYTES
 
 
 def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
-    """What a job takes: small ones little."""
+    """The memory of one job; small inputs need little."""
     output_bytes = min(input_bytes, OUTPUT_BYTES)
     if kind == MergeKind.LEVEL:
         return input_bytes + output_bytes
@@ -48,7 +49,7 @@ def plan_options(settings: Settings) -> PlanOptions:
     l0_bytes_max = l0_job_bytes_max(settings)
     return PlanOptions(
         l0_files_min=settings.compaction_l0_files_min,
-        # a job never reaches more than its limit: that is large enough then
+        # A job never grows beyond its limit, so a backlog of that size must count as large enough.
         l0_bytes_min=min(settings.compaction_l0_bytes_min, l0_bytes_max),
         l0_wait_ms=settings.compaction_l0_wait_ms,
         l0_wait_ms_max=settings.compaction_l0_wait_max_ms,

@@ -1,16 +1,17 @@
-"""What to merge next: a pure function from a view of the metadata to a list of merge specs.
+"""The next merges: a pure function from a view of the metadata to a list of merge specs.
 
 The rules, in the order in which they take files (no file or extent goes into two specs):
 
-1. L0 -> L1 (`plan_l0`), with places for jobs of its own;
-2. files with bytes dead for longer than the purge deadline (`plan_purge`);
-3. per class L1 -> L2, the daily merge, L2 -> L2 (`plan_runs`);
-4. files that are mostly dead (`plan_purge`);
-5. forced passes over one partition, what somebody asked for first (`plan_forced`).
+1. L0 -> L1 (`plan_l0`), with job slots of its own;
+2. files with bytes dead for longer than the purge deadline (`plan_overdue`);
+3. per class the daily merge, L1 -> L2 and L2 -> L2 (`plan_runs`);
+4. files that are mostly dead (`plan_mostly_dead`);
+5. forced passes over one partition, requested ones first (`plan_forced`).
 
-Nothing here is a condition of correctness: whatever a spec holds, the merge cuts its outputs where its inputs have
-gaps, judges tombstones by `whole_through_offset`, and is committed by compare-and-swap. A plan made from an old view is
-refused when a job is created or committed, and made anew. Nothing is written; a crash leaves nothing behind.
+Correctness never depends on a plan. Whatever inputs a spec has, the merge cuts its outputs where the inputs have gaps,
+judges tombstones by `whole_through_offset`, and is committed by compare-and-swap. A plan from an old view is refused
+when its job is created or committed, and the planner plans again. The planner writes nothing, so a crash leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from compactor.planning.draft import PlanDraft
 from compactor.planning.forced import plan_forced
 from compactor.planning.l0 import plan_l0
+from compactor.planning.notes import Note
 from compactor.planning.purge import plan_mostly_dead, plan_overdue
-from compactor.planning.round import Note, Round
 from compactor.planning.runs import plan_runs
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, NewJob
@@ -31,27 +33,27 @@ from metadata.contract.compaction import CompactionView, NewJob
 class Plan:
     specs: Sequence[MergeSpec]
     notes: Sequence[Note]
-    """What is due and not planned, and why."""
+    """Why jobs that are due were not planned."""
 
     def notes_of(self, partition_id: int, file_ids: frozenset[int]) -> Sequence[Note]:
-        """Those that concern a partition whose extents lie in these files."""
+        """The notes about a partition whose extents lie in these files."""
         return [each for each in self.notes if each.partition_id == partition_id or file_ids & set(each.file_ids)]
 
 
 def plan_merges(view: CompactionView, options: PlanOptions) -> list[MergeSpec]:
-    """What to start now, most urgent first. The order of the view's rows does not matter."""
+    """The merges to start now, most urgent first. The order of the view's rows does not matter."""
     return list(explain_plan(view, options).specs)
 
 
 def explain_plan(view: CompactionView, options: PlanOptions) -> Plan:
-    """As `plan_merges`, with the reasons for what is not planned."""
-    state = Round(view, options)
-    plan_l0(state)
-    plan_overdue(state)
-    plan_runs(state)
-    plan_mostly_dead(state)
-    plan_forced(state)
-    return Plan(specs=state.specs, notes=state.notes)
+    """As `plan_merges`, with a note for each job that is due and not planned."""
+    draft = PlanDraft(view, options)
+    plan_l0(draft)
+    plan_overdue(draft)
+    plan_runs(draft)
+    plan_mostly_dead(draft)
+    plan_forced(draft)
+    return Plan(specs=draft.specs, notes=draft.notes)
 
 
 def new_job(spec: MergeSpec) -> NewJob:

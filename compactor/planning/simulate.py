@@ -1,9 +1,9 @@
 """Days of compaction in seconds: the real planner over a modelled cluster (`compactor/planning/simulated_cluster.py`).
 Pure.
 
-Nothing happens between two events, so nothing is computed there: an L0 job comes due, a job ends, a minute has passed
-(for the rules that wait for time), a sample is taken. The rules for L0 are asked by ages and sizes (`job_ends`), all
-others with a whole view. One worker is kept for L0 jobs where there are several, as a compactor does.
+The simulation jumps from event to event: an L0 job comes due, a job ends, a minute has passed (for the rules that wait
+for time), a sample is taken. The L0 rule gets only ages and sizes (`job_ends`); the other rules get a whole view. As in
+a compactor, one of several workers is kept for L0 jobs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from enum import IntEnum
 
 from compactor.planning.l0 import job_ends
 from compactor.planning.plan import plan_merges
-from compactor.planning.simulated_cluster import Load, World
+from compactor.planning.simulated_cluster import Load, SimulatedCluster
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import FileClass
 
 TICK_MS = 60_000
 REPLAN_MS = 30_000
-"""What happens within this long is planned for at once: a round of the planner is what costs time here."""
+"""Events within this time share one run of the planner, because planning takes most of the simulator's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,33 +30,33 @@ class Workers:
     count: int = 4
     """Merges that run at once, over all compactors."""
     bytes_per_second: float = 64.0 * MIB
-    """That one reads, merges and writes; every further pass of a dedupe reads again at this rate."""
+    """The rate of one worker that reads, merges and writes. Every further pass of a dedupe reads again at this rate."""
     overhead_ms: int = 1_000
-    """Of a job: claim, first reads, commit."""
+    """Fixed time of a job: claim, first reads, commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What is seen at one time; counts and rates since the sample before."""
+    """The state at one time; counts and rates are since the sample before."""
 
     at_ms: int
     l0_files: int
-    """The most since the sample before."""
+    """The most live L0 files since the sample before."""
     l1_plain: int
     l1_compacted: int
     l2_plain: int
     l2_compacted: int
-    """Runs."""
+    """Runs, as in the three fields above."""
     rows_per_second: float
     """File and extent rows written, L0 included."""
     write_amplification: float
-    """Bytes written to the store since the beginning, over bytes that agents wrote."""
+    """Bytes written to the store since the start, over bytes that agents wrote."""
     dedupe_lag_ms: int
-    """Age of the oldest offset that no pass from the log start has seen, of the worst partition."""
+    """Age of the oldest offset that no pass from the log start has read, in the worst partition."""
     jobs_ready: int
     jobs_running: int
     compacted_bytes: int
-    """Of live L1 and L2 extents of compacted topics."""
+    """Bytes of live L1 and L2 extents of compacted topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +66,13 @@ class Simulated:
     hours: float
     samples: Sequence[Sample]
     jobs: dict[str, int]
-    """Made, by kind."""
+    """Jobs created, by kind."""
     job_wait_ms_max: int
-    """The longest that a job was ready and not begun."""
+    """The longest time between the creation of a job and its start."""
     workers_busy: float
-    """Share of their time."""
+    """The share of the time that workers spend on jobs."""
     compacted_bytes_least: int
-    """One record for each key."""
+    """The size of the compacted topics with one record for each key."""
 
 
 class _Event(IntEnum):
@@ -99,7 +99,7 @@ class Simulation:
     options: PlanOptions = field(default_factory=PlanOptions)
 
     def __post_init__(self) -> None:
-        self.world = World(self.load, self.options)
+        self.cluster = SimulatedCluster(self.load, self.options)
         self._events: list[tuple[float, int, _Event, _Job | None]] = []
         self._numbers = 0
         self._ready: list[_Job] = []
@@ -113,7 +113,7 @@ class Simulation:
         self._sampled_ms = 0.0
 
     def run(self, hours: float, *, samples: int = 240) -> Simulated:
-        """From an empty cluster on."""
+        """Starts with an empty cluster."""
         end_ms = hours * 3_600_000
         every_ms = end_ms / samples
         taken: list[Sample] = []
@@ -121,7 +121,7 @@ class Simulation:
         self._at(every_ms, _Event.SAMPLE)
         self._expect_l0()
         while self._events and self._events[0][0] <= end_ms + 1:
-            self.world.now_ms, _, event, job = heapq.heappop(self._events)
+            self.cluster.now_ms, _, event, job = heapq.heappop(self._events)
             match event:
                 case _Event.JOB_ENDED if job is not None:
                     self._ended(job)
@@ -131,13 +131,13 @@ class Simulation:
                     self._plan_runs()
                 case _:
                     taken.append(self._sample())
-                    self._at(self.world.now_ms + every_ms, _Event.SAMPLE)
+                    self._at(self.cluster.now_ms + every_ms, _Event.SAMPLE)
         return Simulated(
             load=self.load,
             workers=self.workers,
             hours=hours,
             samples=taken,
-            jobs=dict(sorted(self.world.written.jobs.items())),
+            jobs=dict(sorted(self.cluster.written.jobs.items())),
             job_wait_ms_max=int(self._wait_ms_max),
             workers_busy=self._busy_ms / (end_ms * self.workers.count),
             compacted_bytes_least=self._least_bytes(end_ms),
@@ -153,50 +153,50 @@ class Simulation:
         return Counter(each.kind for each in (*self._ready, *self._running))
 
     def _plan_l0(self) -> None:
-        world = self.world
+        cluster = self.cluster
         jobs = self.options.l0_jobs_max - self._live()[MergeKind.LEVEL]
-        created_ms, bytes_before = world.l0_waiting()
-        ends = job_ends(created_ms, bytes_before, now_ms=int(world.now_ms), jobs=jobs, options=self.options)
-        first = world.l0_taken
+        created_ms, bytes_before = cluster.l0_waiting()
+        ends = job_ends(created_ms, bytes_before, now_ms=int(cluster.now_ms), jobs=jobs, options=self.options)
+        first = cluster.l0_taken
         for end in ends:
-            start, world.l0_taken = world.l0_taken, first + end
-            size = (world.l0_taken - start) * self.world.file_bytes
-            self._ready.append(_Job(world.now_ms, MergeKind.LEVEL, size, l0=(start, world.l0_taken)))
+            start, cluster.l0_taken = cluster.l0_taken, first + end
+            size = (cluster.l0_taken - start) * self.cluster.file_bytes
+            self._ready.append(_Job(cluster.now_ms, MergeKind.LEVEL, size, l0=(start, cluster.l0_taken)))
         self._begin()
         self._expect_l0()
 
     def _expect_l0(self) -> None:
-        """When L0 comes due, were no more files written than are known to be: even ones are known."""
+        """Schedules the time at which L0 comes due. L0 files are evenly spaced, so their future times are known."""
         if self._live()[MergeKind.LEVEL] >= self.options.l0_jobs_max:
-            return  # the end of a job asks again
-        world, options = self.world, self.options
-        oldest_ms = world.l0_created_ms(world.l0_taken)
-        enough_ms = world.l0_created_ms(world.l0_taken + options.l0_files_min - 1)
-        large_ms = world.l0_created_ms(world.l0_taken + int(options.l0_bytes_min / self.world.file_bytes))
+            return  # asked again when a job ends
+        cluster, options = self.cluster, self.options
+        oldest_ms = cluster.l0_created_ms(cluster.l0_taken)
+        enough_ms = cluster.l0_created_ms(cluster.l0_taken + options.l0_files_min - 1)
+        large_ms = cluster.l0_created_ms(cluster.l0_taken + int(options.l0_bytes_min / self.cluster.file_bytes))
         due_ms = min(oldest_ms + options.l0_wait_ms_max, max(enough_ms, min(oldest_ms + options.l0_wait_ms, large_ms)))
-        due_ms = max(due_ms, world.now_ms) + 1
-        if not self.world.now_ms < self._l0_due_ms <= due_ms:
+        due_ms = max(due_ms, cluster.now_ms) + 1
+        if not self.cluster.now_ms < self._l0_due_ms <= due_ms:
             self._l0_due_ms = due_ms
             self._at(due_ms, _Event.L0_DUE)
 
     def _plan_runs(self) -> None:
-        if self.world.now_ms < self._plan_due_ms:
-            return  # an earlier one was asked for and was here
-        self._plan_due_ms = self.world.now_ms + TICK_MS
+        if self.cluster.now_ms < self._plan_due_ms:
+            return  # an earlier event has planned since
+        self._plan_due_ms = self.cluster.now_ms + TICK_MS
         self._at(self._plan_due_ms, _Event.PLAN)
         live: dict[str, list[int]] = defaultdict(list)
         for each in (*self._ready, *self._running):
             live[each.kind].append(0 if each.spec is None else each.spec.input_bytes)
-        view = replace(self.world.view(), live_jobs=live)
+        view = replace(self.cluster.view(), live_jobs=live)
         for spec in plan_merges(view, self.options):
-            self.world.take(spec)
-            weight = self.world.weight if spec.extent_ids else 1.0
-            job = _Job(self.world.now_ms, spec.kind, self.world.read_bytes(spec), spec=spec, weight=weight)
+            self.cluster.take(spec)
+            weight = self.cluster.weight if spec.extent_ids else 1.0
+            job = _Job(self.cluster.now_ms, spec.kind, self.cluster.read_bytes(spec), spec=spec, weight=weight)
             self._ready.append(job)
         self._begin()
 
     def _plan_soon(self) -> None:
-        due_ms = self.world.now_ms + REPLAN_MS
+        due_ms = self.cluster.now_ms + REPLAN_MS
         if due_ms < self._plan_due_ms:
             self._plan_due_ms = due_ms
             self._at(due_ms, _Event.PLAN)
@@ -212,62 +212,62 @@ class Simulation:
             if is_full or (job.kind != MergeKind.LEVEL and others >= others_max):
                 waiting.append(job)
                 continue
-            self._wait_ms_max = max(self._wait_ms_max, self.world.now_ms - job.made_ms)
+            self._wait_ms_max = max(self._wait_ms_max, self.cluster.now_ms - job.made_ms)
             took_ms = self.workers.overhead_ms * max(1.0, job.weight)
             took_ms += job.read_bytes / self.workers.bytes_per_second * 1_000
             self._busy_ms += took_ms
             self._running.append(job)
-            self._at(self.world.now_ms + took_ms, _Event.JOB_ENDED, job)
+            self._at(self.cluster.now_ms + took_ms, _Event.JOB_ENDED, job)
         self._ready = waiting
 
     def _ended(self, job: _Job) -> None:
         self._running.remove(job)
         if job.l0 is not None:
-            self._l0_most = max(self._l0_most, self.world.l0_live)
-            self.world.level(*job.l0)
+            self._l0_most = max(self._l0_most, self.cluster.l0_live)
+            self.cluster.level(*job.l0)
             if self._has_l1_runs():
                 self._plan_soon()
             self._plan_l0()
         if job.spec is not None:
-            self.world.merge(job.spec)
+            self.cluster.merge(job.spec)
             self._plan_soon()
         self._begin()
 
     def _has_l1_runs(self) -> bool:
-        return max(self.world.l1_runs) >= self.options.l1_runs_min
+        return max(self.cluster.l1_runs) >= self.options.l1_runs_min
 
-    # ---- what is seen
+    # ---- samples
 
     def _sample(self) -> Sample:
-        world = self.world
-        runs = Counter((each.level, each.file_class) for each in (*world.files.values(), *world.settled.values()))
-        since_ms = world.now_ms - self._sampled_ms
-        rows = world.written.file_rows + world.written.extent_rows + world.l0_arrived
+        cluster = self.cluster
+        runs = Counter((each.level, each.file_class) for each in (*cluster.files.values(), *cluster.settled.values()))
+        since_ms = cluster.now_ms - self._sampled_ms
+        rows = cluster.written.file_rows + cluster.written.extent_rows + cluster.l0_arrived
         rate = (rows - self._rows_before) / since_ms * 1_000
-        self._rows_before, self._sampled_ms = rows, world.now_ms
-        l0_most, self._l0_most = max(self._l0_most, world.l0_live), 0
-        written_bytes = world.l0_arrived * self.world.file_bytes
+        self._rows_before, self._sampled_ms = rows, cluster.now_ms
+        l0_most, self._l0_most = max(self._l0_most, cluster.l0_live), 0
+        written_bytes = cluster.l0_arrived * self.cluster.file_bytes
         return Sample(
-            at_ms=int(world.now_ms),
+            at_ms=int(cluster.now_ms),
             l0_files=l0_most,
             l1_plain=runs[1, FileClass.PLAIN],
             l1_compacted=runs[1, FileClass.COMPACTED],
             l2_plain=runs[2, FileClass.PLAIN],
             l2_compacted=runs[2, FileClass.COMPACTED],
             rows_per_second=rate,
-            write_amplification=(written_bytes + world.written.merge_bytes) / written_bytes,
+            write_amplification=(written_bytes + cluster.written.merge_bytes) / written_bytes,
             dedupe_lag_ms=self._dedupe_lag_ms(),
             jobs_ready=len(self._ready),
             jobs_running=len(self._running),
-            compacted_bytes=int(sum(each.length for lane in world.lanes for each in lane.extents) * world.weight),
+            compacted_bytes=int(sum(each.length for lane in cluster.lanes for each in lane.extents) * cluster.weight),
         )
 
     def _dedupe_lag_ms(self) -> int:
-        cleaned = min((lane.cleaned_through_offset for lane in self.world.lanes), default=None)
-        return 0 if cleaned is None else int(self.world.now_ms - cleaned / self.world.records_per_ms)
+        cleaned = min((lane.cleaned_through_offset for lane in self.cluster.lanes), default=None)
+        return 0 if cleaned is None else int(self.cluster.now_ms - cleaned / self.cluster.records_per_ms)
 
     def _least_bytes(self, end_ms: float) -> int:
-        records = min(self.load.keys, end_ms * self.world.records_per_ms)
+        records = min(self.load.keys, end_ms * self.cluster.records_per_ms)
         return int(records * self.load.record_bytes * self.load.compacted_partitions)
 
 

@@ -1,13 +1,13 @@
-"""The cluster that the simulator merges: what lies where, in the planner's own values, and what a merge makes of it.
+"""The modelled cluster of the simulator: its files in the planner's own values, and the results of merges.
 
-What is modelled:
+The model:
 
-- L0 files all alike, at even distances; nobody holds one of them in memory, there may be hundreds of millions;
-- a run is one file, whatever its size (the rows of metadata are counted as if it were cut);
-- plain topics are bytes and timestamps only;
-- compacted topics are *lanes*: partitions all alike, of which each lane simulates one and counts for several. Keys are
-  written evenly: of K keys, n records hold K(1 - e^(-n/K)) distinct ones, and an older extent keeps the share of its
-  keys that no younger one in the same merge has.
+- L0 files are all alike and evenly spaced in time. They are never listed, because there may be hundreds of millions.
+- A run is one file, whatever its size. Metadata rows are counted as if the file were cut.
+- Plain topics are bytes and timestamps only.
+- Compacted topics are *lanes*. All compacted partitions are alike; a lane simulates one and counts for several. Keys
+  are written evenly: of K keys, n records hold K(1 - e^(-n/K)) distinct ones. An older extent keeps the share of its
+  keys that no younger extent in the same merge has.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from metadata.contract.compaction import CompactionView, FileClass, FileView, Le
 LANES_MAX = 8
 EXTENT_BYTES_MAX = GIB
 TIMESTAMP_CUTS = 8
-"""Extents of plain topics are cut at this share of their retention, so that the old ones expire first."""
+"""Extents of plain topics are cut at this fraction of their retention, so that old records expire first."""
 TOPIC_ID = uuid.UUID(int=1)
 KEPT_BYTES = 64 * MIB
-"""A partition below this is read once for its keys and its records."""
+"""A partition below this size is read once: a larger one is read for its keys and again for its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is written, and what it is written to."""
+    """The writers, their rate, and the topics that they write to."""
 
     agents: int = 1
     bytes_per_second: float = float(MIB)
-    """Of one agent, as stored."""
+    """Stored bytes of one agent."""
     linger_ms: int = 250
     file_bytes_max: int = 8 * MIB
     early_per_second: float = 0.0
-    """Files that one agent seals early, because writers wait for it."""
+    """Files that one agent seals early because producers wait."""
     partitions: int = 128
     compacted_share: float = 0.25
-    """Of the partitions, and of the bytes."""
+    """Share of the partitions, and of the bytes, that belong to compacted topics."""
     keys: int = 100_000
-    """Of one compacted partition."""
+    """Distinct keys of one compacted partition."""
     record_bytes: int = 500
     retention_ms: int = 7 * 86_400_000
-    """Of plain topics."""
+    """`retention.ms` of the plain topics."""
     dirty_ratio_min: float = 0.5
     lanes_max: int = LANES_MAX
 
@@ -67,7 +67,7 @@ class Load:
 
 
 class Spaced(Sequence[int]):
-    """first, first + step, ...: numbers that are computed when they are asked for."""
+    """The numbers first, first + step, ...: computed when asked for, never stored."""
 
     def __init__(self, first: float, step: float, length: int) -> None:
         self._first, self._step, self._length = first, step, length
@@ -89,7 +89,7 @@ class Spaced(Sequence[int]):
 
 @dataclass(slots=True)
 class Written:
-    """Counters since the beginning."""
+    """Counters since the start of the simulation."""
 
     merge_bytes: float = 0.0
     file_rows: float = 0.0
@@ -99,7 +99,7 @@ class Written:
 
 @dataclass(slots=True)
 class Lane:
-    """One compacted partition, for several."""
+    """One compacted partition, which counts for several."""
 
     partition_id: int
     configs: Mapping[str, str]
@@ -112,6 +112,7 @@ class Lane:
     passes_needed: int = 1
 
     def put(self, extents: Sequence[LeveledExtent]) -> None:
+        # Leveled extents arrive in order; only the outputs of a merge may belong before the last extent.
         is_last = not self.extents or not extents or extents[0].base_offset > self.extents[-1].base_offset
         self.extents.extend(extents)
         if not is_last:
@@ -137,8 +138,19 @@ class Lane:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Records of one partition that follow each other."""
+
+    base_offset: int
+    last_offset: int
+    record_count: int
+    min_timestamp_ms: float
+    max_timestamp_ms: float
+
+
 @dataclass
-class World:
+class SimulatedCluster:
     load: Load
     options: PlanOptions
     now_ms: float = 0.0
@@ -149,14 +161,14 @@ class World:
         load = self.load
         self._files_per_ms = load.files_per_ms
         self.file_bytes = load.file_bytes
-        """Of an L0 file."""
+        """The size of an L0 file."""
         self.files: dict[int, FileView] = {}
         self.settled: dict[int, FileView] = {}
-        """Plain runs that no rule touches before they begin to expire; the planner is not shown them."""
+        """Plain runs that no rule touches before they begin to expire. The planner does not see them, for speed."""
         self.spans: dict[int, tuple[int, int]] = {}
         """Smallest and largest timestamp of plain files."""
         self.l0_taken = 0
-        """L0 files that are input of a job, or were."""
+        """The number of L0 files that are or were input of a job."""
         self.l0_leveled = 0
         self.busy_files: set[int] = set()
         self.busy_extents: set[int] = set()
@@ -164,7 +176,7 @@ class World:
         compacted = load.compacted_partitions
         lanes = min(load.lanes_max, compacted)
         self.weight = compacted / lanes if lanes else 0.0
-        """Partitions that a lane counts for."""
+        """The number of partitions that a lane counts for."""
         compacted_bytes = load.agents * load.bytes_per_second * (compacted / load.partitions if load.partitions else 0)
         per_lane = compacted_bytes / max(1, compacted) / load.record_bytes
         self.records_per_ms = per_lane / 1_000
@@ -193,11 +205,11 @@ class World:
 
     @property
     def l1_runs(self) -> tuple[int, int]:
-        """Plain and compacted ones, those of jobs too."""
+        """The numbers of plain and of compacted runs in L1, including inputs of live jobs."""
         classes = [each.file_class for each in self.files.values() if each.level == 1]
         return classes.count(FileClass.PLAIN), classes.count(FileClass.COMPACTED)
 
-    # ---- what the planner sees
+    # ---- the planner's view
 
     def view(self) -> CompactionView:
         self._expire()
@@ -211,7 +223,7 @@ class World:
         )
 
     def take(self, spec: MergeSpec) -> None:
-        """A job is made of it."""
+        """Marks the inputs of the spec as busy: a job was created."""
         self.written.jobs[spec.kind] = self.written.jobs.get(spec.kind, 0) + 1
         moved = list(self._inputs(spec))
         self.busy_extents.update(each.extent_id for each in moved)
@@ -224,7 +236,7 @@ class World:
                     lane.last_forced_ms = int(self.now_ms)
 
     def read_bytes(self, spec: MergeSpec) -> float:
-        """What a merge reads, each pass counted; of a lane for all its partitions."""
+        """The bytes that a merge reads, each pass counted, for all partitions that its lanes count for."""
         if not spec.dedupe:
             return float(spec.input_bytes)
         by_lane: dict[int, int] = {}
@@ -261,7 +273,7 @@ class World:
                     since_ms = file.oldest_dead_ms if file.oldest_dead_ms is not None else int(self.now_ms)
                     self.files[file_id] = replace(file, live_bytes=live, oldest_dead_ms=since_ms)
 
-    # ---- what a merge leaves
+    # ---- the results of merges
 
     def level(self, start: int, end: int) -> None:
         """L0 files [start, end) become L1."""
@@ -282,12 +294,18 @@ class World:
         if after <= first:
             return
         for lane in self.lanes:
-            extent = self._extent(lane.partition_id, compacted, first, after - 1, after - first, first_ms, last_ms)
-            lane.put((extent,))
+            stretch = Stretch(
+                base_offset=first,
+                last_offset=after - 1,
+                record_count=after - first,
+                min_timestamp_ms=first_ms,
+                max_timestamp_ms=last_ms,
+            )
+            lane.put((self._extent(lane.partition_id, compacted, stretch),))
             lane.high_watermark = max(lane.high_watermark, after)
 
     def merge(self, spec: MergeSpec) -> None:
-        """A job that is not of L0 files is committed."""
+        """A job other than an L0 job is committed."""
         moved = {each.extent_id: each for each in self._inputs(spec)}
         parents = [self.files[key] for key in sorted({*spec.file_ids, *(each.file_id for each in moved.values())})]
         lo, hi = min(each.lo for each in parents), max(each.hi for each in parents)
@@ -307,7 +325,7 @@ class World:
     def _merge_plain(self, spec: MergeSpec, parents: Sequence[FileView], lo: int, hi: int) -> None:
         size = sum(each.live_bytes for each in parents)
         spans = [self.spans[each.file_id] for each in parents]
-        # what is dead already was not copied
+        # The merge did not copy records that had expired before.
         earliest = max(min(first for first, _ in spans), int(self.now_ms) - self.load.retention_ms)
         self._add_plain(self._id(), spec.level, (lo, hi), size, (earliest, max(last for _, last in spans)))
 
@@ -335,11 +353,12 @@ class World:
         self.files[made.file_id] = replace(made, size_bytes=int(size), live_bytes=int(size))
 
     def _deduped(self, spec: MergeSpec, inputs: Sequence[LeveledExtent], made: FileView) -> list[LeveledExtent]:
-        """Extents that touch become one."""
+        """The outputs of one partition, in offset order; extents that touch become one."""
         keys = self.load.keys
         outputs: list[LeveledExtent] = []
         free = 1.0  # share of the keys that no younger extent has
         overflows = spec.dedupe and self._overflows(spec, inputs)
+        # Newest first, because an older record of a key goes when a younger one is in the same merge.
         for each in reversed(inputs):
             records = float(each.record_count)
             if spec.dedupe:
@@ -349,17 +368,14 @@ class World:
             old = outputs.pop() if outputs and outputs[-1].base_offset == each.last_offset + 1 else None
             if old is not None:
                 records += old.record_count
-            outputs.append(
-                self._extent(
-                    each.partition_id,
-                    made,
-                    each.base_offset,
-                    old.last_offset if old is not None else each.last_offset,
-                    max(1, int(records)),
-                    each.min_timestamp_ms,
-                    max(each.max_timestamp_ms, old.max_timestamp_ms if old is not None else 0),
-                )
+            stretch = Stretch(
+                base_offset=each.base_offset,
+                last_offset=old.last_offset if old is not None else each.last_offset,
+                record_count=max(1, int(records)),
+                min_timestamp_ms=each.min_timestamp_ms,
+                max_timestamp_ms=max(each.max_timestamp_ms, old.max_timestamp_ms if old is not None else 0),
             )
+            outputs.append(self._extent(each.partition_id, made, stretch))
         return outputs[::-1]
 
     def _overflows(self, spec: MergeSpec, inputs: Sequence[LeveledExtent]) -> bool:
@@ -375,7 +391,7 @@ class World:
             lane.passes_needed = max(passes, lane.passes_needed)
             return
         through = min(snapshot.whole_through_offset, snapshot.first_uncleanable_offset)
-        if fillings > 1:  # the buffer was cleared for the first time here
+        if fillings > 1:  # the buffer overflowed: only the share before its first clearing counts as cleaned
             through = snapshot.log_start_offset + (through - snapshot.log_start_offset) // fillings
         lane.passes_needed = passes
         lane.last_cleaned_ms = int(self.now_ms)
@@ -401,7 +417,7 @@ class World:
     def _file(
         self, run_id: int, level: int, file_class: FileClass, lo_hi: tuple[int, int], size: float, last_ms: int = 0
     ) -> FileView:
-        """`last_ms`: largest timestamp of a plain file."""
+        """`last_ms`: the largest timestamp of a plain file."""
         return FileView(
             file_id=self._id(),
             level=level,
@@ -431,26 +447,24 @@ class World:
         hit = partitions * (1 - exp(-min(records_each, 50.0)))
         self.written.extent_rows += max(hit, size / EXTENT_BYTES_MAX)
 
-    def _extent(
-        self, partition_id: int, file: FileView, base: int, last: int, records: int, first_ms: float, last_ms: float
-    ) -> LeveledExtent:
+    def _extent(self, partition_id: int, file: FileView, stretch: Stretch) -> LeveledExtent:
         return LeveledExtent(
             extent_id=self._id(),
             partition_id=partition_id,
-            base_offset=base,
-            last_offset=last,
+            base_offset=stretch.base_offset,
+            last_offset=stretch.last_offset,
             file_id=file.file_id,
             key="",
             level=file.level,
             file_size_bytes=file.size_bytes,
             position=0,
-            length=records * self.load.record_bytes,
+            length=stretch.record_count * self.load.record_bytes,
             block_index_position=0,
             block_index_length=0,
-            record_count=records,
+            record_count=stretch.record_count,
             crc32c=0,
-            min_timestamp_ms=int(first_ms),
-            max_timestamp_ms=int(last_ms),
+            min_timestamp_ms=int(stretch.min_timestamp_ms),
+            max_timestamp_ms=int(stretch.max_timestamp_ms),
             has_tombstones=False,
             flagged_reason=None,
         )

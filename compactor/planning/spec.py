@@ -1,7 +1,8 @@
-"""What a merge should do, decided once by the planner and stored with the job: values and their JSON form.
+"""Merge specs: the planner's decisions, stored with the job, as values and as JSON.
 
-The snapshot in it (log start, stable offset, first uncleanable offset, configs) is taken at one instant and never
-refreshed: a merge that runs for an hour judges every record by it, and the commit checks what moved meanwhile.
+A spec holds a snapshot (log start, stable offset, first uncleanable offset, configs) of one instant, which is never
+refreshed. A merge that runs for an hour judges every record by the snapshot, and the commit checks what has changed
+since.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ MIB = 1 << 20
 GIB = 1 << 30
 SPEC_VERSION = 1
 SPARK_LIMIT_MS_MAX = 20 * 3_600_000
-"""Of a job that Spark runs, whatever its size. What it writes must be committed within the 24 h in which the janitor
-spares it and the metadata know its key's hour."""
+"""The longest time limit of a job on Spark, whatever its size. Its outputs must be committed within 24 h: after that
+the janitor may delete them and the metadata refuses keys of that hour."""
 
 
 SPARK_LIMIT_BASE_MS = 600_000
-"""Of the limit of such a job, for a cluster to start."""
+"""The share of a Spark job's time limit for its cluster to start."""
 
 
 class SpecError(SiltstoneError):
-    """A stored spec of another version, or not a spec. The job cannot be run by this release."""
+    """A stored spec is of another version, or is not a spec. This release cannot run the job."""
 
 
 class MergeKind(StrEnum):
@@ -40,7 +41,7 @@ class MergeKind(StrEnum):
     FORCED = "forced"
     """One partition alone, from its log start on."""
     PURGE = "purge"
-    """A file mostly dead, or with bytes dead for longer than the purge deadline, rewritten without them."""
+    """Files rewritten without their dead bytes: mostly dead ones, and those with bytes dead past the purge deadline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +51,19 @@ class PlanOptions:
     l0_files_min: int = 32
     l0_bytes_min: int = 512 * MIB
     l0_wait_ms: int = 10_000
-    """With `l0_files_min` files and neither the bytes, the oldest waits this long."""
+    """With at least `l0_files_min` files but fewer than `l0_bytes_min`, the oldest waits this long."""
     l0_wait_ms_max: int = 60_000
-    """However few, the oldest waits this long."""
+    """With fewer files, the oldest waits this long."""
     l0_job_files_max: int = 1_024
     l0_job_bytes_max: int = 512 * MIB
     l0_now_ms: int = 0
-    """When compaction was asked for somewhere: all L0 files are leveled as soon as the oldest waits this long."""
+    """When a user asked for compaction of any partition, all L0 files are leveled once the oldest waits this long."""
     l1_runs_min: int = 32
     l2_runs_min: int = 10
     l2_similar_factor: float = 2.0
     """The largest of a merge is at most this many times its smallest."""
     l2_small_bytes: int = 16 * MIB
-    """Runs below this count as of one size: unlike ones cost nothing to merge, and would pile up."""
+    """All runs below this count as similar: merging them costs almost nothing, and unlike ones would pile up."""
     l2_plain_bytes_max: int = 16 * GIB
     merge_bytes_max: int = 128 * GIB
     daily_interval_ms: int = 86_400_000
@@ -71,43 +72,44 @@ class PlanOptions:
     """A partition over its dirty ratio with fewer dirty bytes waits this long after its last pass."""
     forced_interval_ms: int = 900_000
     requested_interval_ms: int = 1_000
-    """Between two passes over a partition that somebody asked for, when the first did not get far enough."""
+    """Between two requested passes over a partition, when the first did not get far enough."""
     mostly_dead_fraction: float = 0.5
     mostly_dead_bytes_min: int = 64 * MIB
     """Dead bytes of a mostly dead file that make a rewrite worth while."""
     purge_deadline_ms: int = 604_800_000
     expiry_margin_ms: int = 3_600_000
-    """Data that retention takes within this is not merged any more, but for the compacted class."""
+    """Plain data that retention deletes within this time is not merged any more."""
     retention_late_ms: int = 900_000
-    """Data that retention has not taken so long after its time it does not take soon: it stands behind younger data."""
+    """If retention has not deleted expired data within this time, it is unlikely to do so soon: the data stands behind
+    younger data."""
     job_limit_base_ms: int = 60_000
     job_limit_ms_per_mib: int = 250
     spark_limit_base_ms: int = SPARK_LIMIT_BASE_MS
-    """Beside the base, for jobs that wait for a cluster to start."""
+    """Added to the base for jobs on Spark, which wait for a cluster to start."""
     grace_ms: int = 900_000
     spark_bytes_min: int = 8 * GIB
     spark: bool = False
-    """Whether something runs the jobs from `spark_bytes_min` on; else the embedded engine runs all, up to the cap."""
+    """Whether Spark runs the jobs from `spark_bytes_min` up; else the embedded engine runs all jobs, up to the cap."""
     jobs_max: int = 8
-    """Live jobs at once, over all compactors; neither L0 jobs are counted nor those that Spark runs."""
+    """Live jobs at once over all compactors, not counting L0 jobs and jobs on Spark."""
     heavy_jobs_max: int = 4
-    """Live jobs at once that Spark runs: while its cluster is away, what is run here goes on."""
+    """Live jobs at once on Spark. They have slots of their own, so that other jobs go on while Spark is unavailable."""
     forced_jobs_max: int = 4
-    """Of either, passes over one partition. One place is kept for them, and they leave one to the others."""
+    """Forced passes at once, on each engine. One slot is kept for them, and they leave one to other jobs."""
     l0_jobs_max: int = 4
     output_bytes: int = GIB
-    """A file is cut near this, at a partition or an extent."""
+    """Output files are cut near this size, at the border of a partition or an extent."""
     dedupe_keys_max: int = DEDUPE_KEYS_MAX
-    """Keys that one filling of the dedupe buffer holds: a merge of fewer records needs one pass."""
+    """Keys that the dedupe buffer holds at once: a merge of fewer records needs one pass."""
 
     def is_heavy(self, size_bytes: int) -> bool:
-        """Whether Spark runs a merge that is planned with so many bytes."""
+        """Whether Spark runs a merge of this planned size."""
         return self.spark and size_bytes >= self.spark_bytes_min
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSpec:
-    """A compacted partition's snapshot. Offsets; `first_uncleanable_offset`, `whole_through_offset` are exclusive."""
+    """The snapshot of a compacted partition. `first_uncleanable_offset` and `whole_through_offset` are exclusive."""
 
     partition_id: int
     log_start_offset: int
@@ -118,9 +120,9 @@ class PartitionSpec:
     whole_through_offset: int
     """The inputs hold every live extent from the log start to here; equal to the log start when they begin later."""
     delete_horizon_ms: int
-    """What is stamped: spec time + time limit + half the grace + delete.retention.ms."""
+    """Stamped into batches: spec time + time limit + half the grace + delete.retention.ms."""
     passes: int = 1
-    """Above 1: deep, by hash range."""
+    """Above 1 for a deep pass, which dedupes one range of key hashes at a time."""
     aborted: Sequence[tuple[int, int, int]] = ()
     """(producer id, first offset, offset of the abort marker)."""
 
@@ -129,10 +131,10 @@ class PartitionSpec:
 class MergeSpec:
     kind: MergeKind
     now_ms: int
-    """The store's time of the view it was planned from."""
+    """The store's time of the view from which the spec was planned."""
     limit_ms: int
     level: int
-    """Of the outputs: 1 or 2."""
+    """The level of the outputs: 1 or 2."""
     output_bytes: int
     dedupe: bool
     """Whether `partitions` are deduped; leveling and plain runs only copy."""
@@ -142,10 +144,10 @@ class MergeSpec:
     extent_ids: tuple[int, ...] = ()
     """Extents taken alone (forced)."""
     partitions: Mapping[int, PartitionSpec] = field(default_factory=dict[int, PartitionSpec])
-    """By partition id: those to dedupe. Others of the inputs are copied."""
+    """The partitions to dedupe, by partition id. Other partitions of the inputs are copied."""
     input_bytes: int = 0
     reason: str = ""
-    """For people: which rule asked for it."""
+    """For people: the rule that asked for the merge."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -182,8 +184,8 @@ class MergeSpec:
         """Raises SpecError."""
         if stored.get("version") != SPEC_VERSION:
             raise SpecError(
-                f"a merge spec of version {stored.get('version')!r}, this release knows {SPEC_VERSION}",
-                remedy="run the compactor of the release that planned it, or wait until the job is planned anew",
+                f"the stored merge spec has version {stored.get('version')!r}; this release reads {SPEC_VERSION}",
+                remedy="run the compactor of the release that planned the job, or wait until the job is planned again",
             )
         try:
             partitions = [
@@ -215,4 +217,4 @@ class MergeSpec:
                 reason=stored["reason"],
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise SpecError(f"a merge spec that cannot be read: {error!r}") from error
+            raise SpecError(f"the stored merge spec cannot be read: {error!r}") from error

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactor.planning.dirtiness import measure
+from compactor.planning.draft import PlanDraft
 from compactor.planning.plan import plan_merges
-from compactor.planning.round import Round
 from compactor.planning.runs import runs, similar
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
@@ -248,11 +248,12 @@ def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float)
         outcome.apply(specs, later_ms=20_000)
     # then it does not go on for ever, no L0 is left, and no rule finds enough runs, however their ranges lie
     assert specs == []
-    state = Round(replace(outcome.view, files=[replace(each, expires_ms=None) for each in outcome.view.files]), options)
-    assert [each for each in state.files if each.level == 0] == []
+    files = [replace(each, expires_ms=None) for each in outcome.view.files]
+    draft = PlanDraft(replace(outcome.view, files=files), options)
+    assert [each for each in draft.view.files if each.level == 0] == []
     for file_class in FileClass:
-        assert len(runs(state, 1, file_class)) < options.l1_runs_min
-        found = runs(state, 2, file_class)
+        assert len(runs(draft, 1, file_class)) < options.l1_runs_min
+        found = runs(draft, 2, file_class)
         if file_class is FileClass.PLAIN:
             found = [each for each in found if each.bytes < options.l2_plain_bytes_max]
         assert not similar(found, options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compactor.planning.round import Hold, Note
+from compactor.planning.notes import Blocker, Note
 from compactor.planning.spec import MergeKind
 from metadata.contract.compaction import JobState, MergeJob
 from runtime.text import plural, size_text
@@ -18,15 +18,15 @@ from siltstone.ops.compaction.waits import numbers_text
 from siltstone.processes.spark_note import HOW_TO_ADD_SPARK
 
 CODES = {
-    Hold.JOBS: "no place for jobs",
-    Hold.HEAVY_JOBS: "no place for heavy jobs",
-    Hold.L0_JOBS: "no place for L0 jobs",
-    Hold.FORCED_PASSES: "held by passes",
-    Hold.MERGE: "held by a merge",
-    Hold.RESERVED: "kept free",
-    Hold.TROUBLE: "held by trouble",
-    Hold.SIZE: "too large",
-    Hold.CONFIG: "bad config",
+    Blocker.JOBS: "no place for jobs",
+    Blocker.HEAVY_JOBS: "no place for heavy jobs",
+    Blocker.L0_JOBS: "no place for L0 jobs",
+    Blocker.FORCED_PASSES: "held by passes",
+    Blocker.MERGE: "held by a merge",
+    Blocker.RESERVED: "kept free",
+    Blocker.TROUBLE: "held by trouble",
+    Blocker.SIZE: "too large",
+    Blocker.CONFIG: "bad config",
 }
 
 
@@ -43,7 +43,7 @@ def notes_of(case: Case) -> Sequence[Note]:
     file_ids = frozenset(each.file_id for each in view.extents)
     found = [each for each in plan.notes_of(view.partition_id, file_ids) if each.rule is not MergeKind.LEVEL]
     if case.state.l0_offsets:
-        found += [each for each in plan.notes if each.hold is Hold.L0_JOBS]
+        found += [each for each in plan.notes if each.blocker is Blocker.L0_JOBS]
     return found
 
 
@@ -57,15 +57,15 @@ def not_planned(case: Case) -> Iterator[Reason]:
     for note in notes_of(case):
         why, remedy = _why(case, note)
         says = f"{_subject(case, note)}{': ' if why else ''}{why}"
-        yield case.reason(CODES[note.hold], f"{says}.", remedy)
+        yield case.reason(CODES[note.blocker], f"{says}.", remedy)
 
 
 def _subject(case: Case, note: Note) -> str:
-    if note.hold is Hold.CONFIG:  # begins with the partition's name
+    if note.blocker is Blocker.CONFIG:  # begins with the partition's name
         return note.text.removeprefix(f"{case.topic}-{case.state.view.partition} ")
     if note.partition_id is not None:
         return f"is not planned: {note.text}"
-    if note.hold is Hold.L0_JOBS:
+    if note.blocker is Blocker.L0_JOBS:
         return f"has records in L0, where {note.text}"
     return f"has records in files that wait for a merge: {note.text}"
 
@@ -73,9 +73,9 @@ def _subject(case: Case, note: Note) -> str:
 def _why(case: Case, note: Note) -> tuple[str, str]:
     """What goes on from the planner's words, and what to do."""
     options, words = case.evidence.options, case.evidence.words
-    match note.hold:
-        case Hold.JOBS | Hold.HEAVY_JOBS:
-            is_heavy = note.hold is Hold.HEAVY_JOBS
+    match note.blocker:
+        case Blocker.JOBS | Blocker.HEAVY_JOBS:
+            is_heavy = note.blocker is Blocker.HEAVY_JOBS
             if note.rule is MergeKind.FORCED and _passes(case, is_heavy=is_heavy) >= options.forced_jobs_max:
                 most = f"at most {options.forced_jobs_max} passes over one partition are planned at once"
                 return most, f"wait until one ends; with more compactors they run sooner: `{words.compactor}`"
@@ -83,30 +83,30 @@ def _why(case: Case, note: Note) -> tuple[str, str]:
                 says = f"compactor.heavy.jobs.max is {options.heavy_jobs_max}, and so many run on Spark or wait for it"
                 return says, f"`siltstone jobs list{words.places}` shows what they do"
             return f"compactor.jobs.max is {options.jobs_max}", _more_places(case, "compactor.jobs.max")
-        case Hold.L0_JOBS:
+        case Blocker.L0_JOBS:
             return f"compactor.l0.jobs.max is {options.l0_jobs_max}", _more_places(case, "compactor.l0.jobs.max")
-        case Hold.FORCED_PASSES:
+        case Blocker.FORCED_PASSES:
             held = _jobs_text(each for each in case.evidence.jobs if each.kind == MergeKind.FORCED)
             return held, f"wait until they end: `siltstone jobs list --state running{words.places}`"
-        case Hold.MERGE:
+        case Blocker.MERGE:
             holders = list(_holders(case, note))
             if not holders:
                 return "a merge that runs, or is planned at the same time, has them", "wait"
             show = f"`siltstone jobs show {holders[0].job_id}{words.places}`"
             return f"{_jobs_text(holders)} {'has' if len(holders) == 1 else 'have'} them", f"wait until it ends: {show}"
-        case Hold.RESERVED:
+        case Blocker.RESERVED:
             return (
                 "their files are kept free for a merge of whole runs, which waits for passes that hold some of them",
                 "wait",
             )
-        case Hold.TROUBLE:
+        case Blocker.TROUBLE:
             jobs = f"`siltstone jobs list --state failed{words.places}`"
             return "", f"{jobs} says why, `siltstone fsck{words.places}` what is damaged"
-        case Hold.SIZE:
+        case Blocker.SIZE:
             most = size_text(options.merge_bytes_max)
             says = f"compaction.merge.bytes.max is {most}; its superseded records and tombstones stay"
             return says, f"raise compaction.merge.bytes.max of the compactors, or give them Spark: {HOW_TO_ADD_SPARK}"
-        case Hold.CONFIG:
+        case Blocker.CONFIG:
             return "", f"set it anew: `siltstone topics alter {case.topic} --config NAME=VALUE{words.agents}`"
 
 

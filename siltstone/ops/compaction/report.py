@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
+from compactor.planning.notes import Blocker
 from compactor.planning.plan import Plan
-from compactor.planning.round import Hold
 from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError, as_list, resolve
 from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
@@ -79,8 +79,8 @@ def partition_states(
     Where a config cannot be read, the partition is shown as if the topic had none of its own but its policy: the
     planner leaves it alone.
     """
-    held = {note.partition_id: HELD[note.hold] for note in (plan.notes if plan is not None else ())}
-    is_l0_held = plan is not None and any(note.hold is Hold.L0_JOBS for note in plan.notes)
+    held = {note.partition_id: HELD[note.blocker] for note in (plan.notes if plan is not None else ())}
+    is_l0_held = plan is not None and any(note.blocker is Blocker.L0_JOBS for note in plan.notes)
     busy = view.busy_extents if view is not None else frozenset[int]()
     states: list[PartitionState] = []
     for stored in sorted(views, key=lambda each: each.partition):

@@ -10,23 +10,23 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 from compactor.planning.dirtiness import Dirtiness
-from compactor.planning.round import Hold
+from compactor.planning.notes import Blocker
 from compactor.planning.spec import PlanOptions
 from metadata.contract.compaction import PartitionView
 from runtime.text import age_text, plural, size_text
 
 RANGES_SHOWN_MAX = 12
 """Of partition numbers, in one line."""
-HELD: Mapping[Hold, str] = {
-    Hold.JOBS: "all places for such jobs are taken",
-    Hold.HEAVY_JOBS: "all places for jobs on Spark are taken",
-    Hold.L0_JOBS: "all places for merges of L0 files are taken (compactor.l0.jobs.max)",
-    Hold.FORCED_PASSES: "passes over single partitions hold its files",
-    Hold.MERGE: "a merge holds some of it",
-    Hold.RESERVED: "its files are kept free for a merge that is due",
-    Hold.TROUBLE: "a merge of its files failed",
-    Hold.SIZE: "it is larger than a merge may be (compaction.merge.bytes.max)",
-    Hold.CONFIG: "a config of its topic cannot be read",
+HELD: Mapping[Blocker, str] = {
+    Blocker.JOBS: "all places for such jobs are taken",
+    Blocker.HEAVY_JOBS: "all places for jobs on Spark are taken",
+    Blocker.L0_JOBS: "all places for merges of L0 files are taken (compactor.l0.jobs.max)",
+    Blocker.FORCED_PASSES: "passes over single partitions hold its files",
+    Blocker.MERGE: "a merge holds some of it",
+    Blocker.RESERVED: "its files are kept free for a merge that is due",
+    Blocker.TROUBLE: "a merge of its files failed",
+    Blocker.SIZE: "it is larger than a merge may be (compaction.merge.bytes.max)",
+    Blocker.CONFIG: "a config of its topic cannot be read",
 }
 """Why a pass that is due is not planned."""
 
@@ -54,7 +54,7 @@ def waits_for(
     if in_l0:
         waiting = f"{plural(in_l0, 'offset')} in L0, which is not counted as dirty yet"
         if is_l0_held:
-            return f"{waiting}: {HELD[Hold.L0_JOBS]}"
+            return f"{waiting}: {HELD[Blocker.L0_JOBS]}"
         return f"{waiting}: goes to L1 within {age_text(options.l0_wait_ms_max)}"
     if view.last_stable_offset < view.high_watermark:
         return f"an open transaction from offset {view.last_stable_offset} on"
