@@ -27,7 +27,7 @@ class Benchmark:
 
 def _module(name: str, doc: str) -> Benchmark:
     def run(size: Size) -> Iterable[Table]:
-        return importlib.import_module(f"bench.{name}").run(size)
+        return importlib.import_module(f"bench.cases.{name}").run(size)
 
     return Benchmark(name, doc, run)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from infra.check import checks
-from infra.check.policy_rights import DamagedRights
 from infra.check.report import Outcome, once, table
-from infra.check.schema import DamagedSchema
+from infra.check.rules.rights import DamagedRights
+from infra.check.stand_in.schema import DamagedSchema
 from infra.check.terraform import TerraformFailed
 
 DESCRIPTION: Final = """\

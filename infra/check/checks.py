@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from infra.check import policy_access, policy_data, policy_network, policy_rights, provider, schema, sources
+from infra.check import sources
 from infra.check.report import Finding, Outcome, once
+from infra.check.rules import access, data, network, rights
 from infra.check.sources import Places
 from infra.check.stack import Rule, Stack
+from infra.check.stand_in import provider, schema
 from infra.check.terraform import Rehearsal, Terraform, copied, is_root
 
 HERE: Final = Path(__file__).parent
@@ -25,42 +27,42 @@ CHECKOV_SECONDS_MAX: Final = 300
 
 RULES: Final[dict[str, tuple[Rule, ...]]] = {
     "buckets": (
-        policy_data.bucket_is_closed,
-        policy_data.bucket_policy_admits_no_stranger,
-        policy_data.bucket_is_encrypted,
-        policy_data.bucket_wants_tls,
-        policy_data.bucket_forgets_what_is_deleted,
-        policy_data.bucket_is_read_at_once,
+        data.bucket_is_closed,
+        data.bucket_policy_admits_no_stranger,
+        data.bucket_is_encrypted,
+        data.bucket_wants_tls,
+        data.bucket_forgets_what_is_deleted,
+        data.bucket_is_read_at_once,
     ),
     "database": (
-        policy_data.database_is_private,
-        policy_data.database_keeps_its_password_to_itself,
-        policy_data.database_wants_tls,
-        policy_data.database_outlives_a_mistake,
+        data.database_is_private,
+        data.database_keeps_its_password_to_itself,
+        data.database_wants_tls,
+        data.database_outlives_a_mistake,
     ),
     "rights": (
-        policy_access.no_wildcard_actions,
-        policy_access.no_wildcard_resources,
-        policy_access.only_the_janitor_deletes,
-        policy_access.roles_are_passed_by_name,
-        policy_access.roles_are_for_services,
-        policy_access.no_wide_managed_policies,
-        policy_rights.rights_are_those_of_the_list,
+        access.no_wildcard_actions,
+        access.no_wildcard_resources,
+        access.only_the_janitor_deletes,
+        access.roles_are_passed_by_name,
+        access.roles_are_for_services,
+        access.no_wide_managed_policies,
+        rights.rights_are_those_of_the_list,
     ),
     "internal only": (
-        policy_network.load_balancers_are_internal,
-        policy_network.no_open_ingress,
-        policy_network.no_public_addresses,
+        network.load_balancers_are_internal,
+        network.no_open_ingress,
+        network.no_public_addresses,
     ),
     "tasks": (
-        policy_network.tasks_have_no_more_rights_than_they_need,
-        policy_network.no_plaintext_secrets,
-        policy_network.settings_are_siltstones,
-        policy_network.tasks_have_time_to_drain,
-        policy_network.tasks_are_logged,
-        policy_network.instances_want_tokens,
-        policy_data.disks_are_encrypted,
-        policy_data.logs_end_some_day,
+        network.tasks_have_no_more_rights_than_they_need,
+        network.no_plaintext_secrets,
+        network.settings_are_siltstones,
+        network.tasks_have_time_to_drain,
+        network.tasks_are_logged,
+        network.instances_want_tokens,
+        data.disks_are_encrypted,
+        data.logs_end_some_day,
     ),
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from infra.check.values import Value
+from infra.check.stand_in.values import Value
 
 
 def objects(value: object) -> list[dict[str, Any]]:

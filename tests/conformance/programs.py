@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.kafka import find_jars
+from bench.servers.kafka import find_jars
 from tests.conformance.contract import Admin, Client, Consumer, Item, NoOffsetError, Reading, Sent
 
 FOLDER = Path(__file__).parent / "programs"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kafka import find_jars
+from bench.servers.kafka import find_jars
 from tests.conformance.cluster import Cluster
 from tests.fixtures.idempotent_load import wait_until
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from infra.check import checks, provider, schema
+from infra.check import checks
+from infra.check.stand_in import provider, schema
 from infra.check.terraform import Rehearsal, Terraform, copied
 from tests.infra import seeds
 

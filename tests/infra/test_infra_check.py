@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from infra.check import __main__ as command
-from infra.check import checks, extract, policy_rights, provider, schema, sources
+from infra.check import checks, extract, sources
 from infra.check.report import Finding
+from infra.check.rules import rights
 from infra.check.stack import Stack
+from infra.check.stand_in import provider, schema
 from infra.check.terraform import Terraform, copied
 from tests.infra import seeds
 from tests.infra.seeds import Seed
@@ -147,16 +149,16 @@ def test_without_terraform_it_says_loudly_that_nothing_was_run(
     ],
 )
 def test_a_list_of_rights_that_cannot_be_read_is_refused_with_its_line(text: str, said: str) -> None:
-    with pytest.raises(policy_rights.DamagedRights, match=re.escape(said)):
-        policy_rights.listed(text)
+    with pytest.raises(rights.DamagedRights, match=re.escape(said)):
+        rights.listed(text)
 
 
 def test_the_list_of_rights_is_all_used(attached: Attached, tmp_path: Path) -> None:
     """A right in brackets that no plan gives any more would hide that it is gone."""
     tree = sown(tmp_path)
     made = attached.terraform(tree).rehearse(seeds.THREE_ZONES, initialized=attached.data(seeds.THREE_ZONES)).resources
-    given = {(role, action) for _, role, action, _, _ in policy_rights.given(Stack(seeds.THREE_ZONES, made))}
-    assert given == set(policy_rights.list_of_the_tree())
+    given = {(role, action) for _, role, action, _, _ in rights.given(Stack(seeds.THREE_ZONES, made))}
+    assert given == set(rights.list_of_the_tree())
 
 
 def test_schemas_are_kept_of_what_is_used_and_of_nothing_else() -> None:

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from infra.check import arguments, extract, iam, plausible
-from infra.check.schema import Attribute, Block, NestedBlock, TypeReader, type_json
-from infra.check.values import UNKNOWN, DamagedMessage, Value, decoded, encoded, message, parsed, text_field
+from infra.check import extract, iam
+from infra.check.stand_in import arguments, plausible
+from infra.check.stand_in.schema import Attribute, Block, NestedBlock, TypeReader, type_json
+from infra.check.stand_in.values import UNKNOWN, DamagedMessage, Value, decoded, encoded, message, parsed, text_field
 
 # The way the bindings write a resource, cut down to one of each kind.
 BINDINGS = """

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.merge_inputs import BATCH_RECORDS, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
+from bench.loads.merge_inputs import (
+    BATCH_RECORDS,
+    NOW_MS,
+    PARTITION_ID,
+    MergeInputFiles,
+    numbered_keys,
+    stamped_batches,
+)
 from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
 from compactor.planning.spec import MIB
 from metadata.contract.compaction import CommitMerge

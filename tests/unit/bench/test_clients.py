@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.clients import percentile
-from bench.kafka import find_jars, parse_consumer_perf, parse_producer_perf
-from bench.latency_proxy import body_bytes, has_body
-from bench.loads import Load
-from bench.stack import parse_metrics, per_gib
+from bench.loads.clients import percentile
+from bench.loads.load import Load
+from bench.servers.kafka import find_jars, parse_consumer_perf, parse_producer_perf
+from bench.servers.latency_proxy import body_bytes, has_body
+from bench.servers.stack import parse_metrics, per_gib
 
 PRODUCED = """\
 SLF4J: Class path contains multiple SLF4J bindings.

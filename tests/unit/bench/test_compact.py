@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.compact import Shape, measure
-from bench.merge_inputs import NOW_MS, json_values, numbered_keys, stamped_batches
+from bench.cases.compact import Shape, measure
+from bench.loads.merge_inputs import NOW_MS, json_values, numbered_keys, stamped_batches
 from wire.batch import crc_matches, iter_headers, stamp_offset
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch

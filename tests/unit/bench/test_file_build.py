@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agents.write.seal import seal
-from bench.file_build import NOW_MS, measure, some_submissions
+from bench.cases.file_build import NOW_MS, measure, some_submissions
 from storage.format.file_format import read_file
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.kernels import measure_hashes, measure_steps, measure_sums, measure_table, some_windows
+from bench.cases.kernels import measure_hashes, measure_steps, measure_sums, measure_table, some_windows
 
 
 def test_every_step_is_measured_over_all_records() -> None:

@@ -9,7 +9,16 @@ import time
 
 import pytest
 
-from bench.usage import Usage, children, parse_parent, parse_stat, parse_status, postgres_usage, resident_bytes, usage
+from bench.measures.usage import (
+    Usage,
+    children,
+    parse_parent,
+    parse_stat,
+    parse_status,
+    postgres_usage,
+    resident_bytes,
+    usage,
+)
 
 STAT = "4711 (a) b (c) S 99 4711 4711 0 -1 4194560 1000 0 0 0 250 50 7 8 20 0 4 0 12345 1 2 3"
 

@@ -1,0 +1,1 @@
+"""What this machine can do at best, and what a process used."""

@@ -1,0 +1,1 @@
+"""The rules that a planned stack must keep, by subject."""

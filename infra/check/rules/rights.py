@@ -1,0 +1,165 @@
+"""Rights are those of the list, `rights.txt`: no more, no less, on nothing else, under the same conditions.
+
+The rules of `policy_access.py` say what is wrong with a right; this one needs no imagination: what nobody wrote down is
+a finding, and so is a right that is gone, without which a task would fail in the middle of its work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final, cast
+
+from infra.check import iam
+from infra.check.rules.access import granted
+from infra.check.rules.data import container_definitions
+from infra.check.stack import Stack, Violation
+from infra.check.stand_in.plausible import ACCOUNT
+from infra.check.terraform import Resource
+
+LIST: Final = Path(__file__).parents[1] / "rights.txt"
+STORE: Final = re.compile(r"^s3://([^/?]+)/([^?]*)")
+TRUST: Final = "sts:AssumeRole"
+ATTACHED: Final = "policy"
+# What an ARN is called in the list. Without wildcards, but where no one thing can be named.
+NAMES: Final = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "anything": r"\*",
+        "key": rf"arn:aws:kms:[\w-]+:{ACCOUNT}:key/[\w-]+",
+        "workspace": rf"arn:aws:aps:[\w-]+:{ACCOUNT}:workspace/[\w-]+",
+        "application": rf"arn:aws:emr-serverless:[\w-]+:{ACCOUNT}:/applications/\w+",
+        "jobrun": rf"arn:aws:emr-serverless:[\w-]+:{ACCOUNT}:/applications/\w+/jobruns/\*",
+        "logs": rf"arn:aws:logs:[\w-]+:{ACCOUNT}:log-group:/siltstone/[\w/-]+:\*",
+        "secret": rf"arn:aws:secretsmanager:[\w-]+:{ACCOUNT}:secret:[\w!/-]+",
+        "repositories": r"arn:aws:ecr:\*:\*:repository/\*",
+    }.items()
+}
+ROLE: Final = re.compile(rf"arn:aws:iam::{ACCOUNT}:role/[\w-]+-(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One line of the list, or what a plan gives a role by one action."""
+
+    on: set[str] = field(default_factory=set[str])
+    where: set[str] = field(default_factory=set[str])
+    may_be_missing: bool = False
+
+
+Rights = dict[tuple[str, str], Right]  # by role and action
+
+
+class DamagedRights(Exception):
+    """A line of the list cannot be read."""
+
+
+def listed(text: str) -> Rights:
+    """Raises DamagedRights, which names the line."""
+    found: Rights = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        columns = re.split(r"\s{2,}", line.strip())
+        if line.startswith("#") or not line.strip():
+            continue
+        if len(columns) not in (3, 4):
+            raise DamagedRights(
+                f"{LIST.name}, line {number}: role, right, on and where, at least two spaces between: {line!r}"
+            )
+        role, action, on, *where = columns
+        may_be_missing = action.startswith("(")
+        key = (role, action.strip("()"))
+        if key in found:
+            raise DamagedRights(f"{LIST.name}, line {number}: {role} has {key[1]} already")
+        found[key] = Right(set(on.split()), set(" ".join(where).split()), may_be_missing)
+    return found
+
+
+@cache
+def list_of_the_tree() -> Rights:
+    return listed(LIST.read_text(encoding="utf-8"))
+
+
+def role_of(name: object) -> str:
+    return str(name).rsplit("-", 1)[-1]
+
+
+def store_of(stack: Stack) -> tuple[str, str]:
+    """Bucket and prefix, as the tasks are told; ("", "") where no task is told one."""
+    for task in stack.of("aws_ecs_task_definition"):
+        for container in container_definitions(task):
+            for variable in cast("list[dict[str, str]]", container.get("environment") or []):
+                found = STORE.match(variable["value"])
+                if variable["name"] == "SILTSTONE_OBJECT_STORE_URL" and found:
+                    return found[1], found[2]
+    return "", ""
+
+
+def named(arn: str, bucket: str, prefix: str) -> str:
+    """An ARN as the list has it; the ARN itself where it has no name there."""
+    if arn == f"arn:aws:s3:::{bucket}":
+        return "bucket"
+    folders = ((f"arn:aws:s3:::{bucket}/{prefix}/", ""), (f"arn:aws:s3:::{bucket}/{prefix}-code/", "code/"))
+    for folder, name in folders:
+        if arn.startswith(folder):
+            return name + arn.removeprefix(folder)
+    if role := ROLE.fullmatch(arn):
+        return f"role:{role[1]}"
+    return next((name for name, pattern in NAMES.items() if pattern.fullmatch(arn)), arn)
+
+
+def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
+    """(resource, role, action, what it is on, keys of its conditions)"""
+    store = store_of(stack)
+    for policy, role, statement in granted(stack):
+        actions = [*statement.actions, *(f"all but {action}" for action in statement.not_actions)]
+        resources = [named(arn, *store) for arn in statement.resources]
+        resources += [f"all but {arn}" for arn in statement.not_resources]
+        for action in actions:
+            for resource in resources:
+                yield policy, role_of(role), action, resource, conditions_of(statement)
+    for role in stack.of("aws_iam_role"):
+        for statement in iam.statements(role.values["assume_role_policy"]):
+            for principal in statement.principals if statement.allows else ():
+                on = principal.removeprefix("Service:")
+                yield role, role_of(role.values.get("name")), TRUST, on, conditions_of(statement)
+    for resource, role, arn in attached(stack):
+        yield resource, role_of(role), ATTACHED, arn.rsplit("/", 1)[-1], set()
+
+
+def conditions_of(statement: iam.Statement) -> set[str]:
+    return {key for keys in statement.conditions.values() for key in keys}
+
+
+def attached(stack: Stack) -> Iterator[tuple[Resource, object, str]]:
+    """(resource, role, managed policy), whichever way it is attached."""
+    for one in stack.of("aws_iam_role_policy_attachment"):
+        yield one, one.values.get("role"), str(one.values.get("policy_arn"))
+    for role in stack.of("aws_iam_role"):
+        for arn in iam.several(role.values.get("managed_policy_arns")):
+            yield role, role.values.get("name"), arn
+
+
+def rights_are_those_of_the_list(stack: Stack) -> Iterator[Violation]:
+    known = list_of_the_tree()
+    seen: dict[tuple[str, str], set[str]] = {}
+    roles: dict[str, Resource] = {role_of(role.values.get("name")): role for role in stack.of("aws_iam_role")}
+    remedy = "write it into infra/check/rights.txt if it is meant, and say why where it is given"
+    for resource, role, action, on, where in given(stack):
+        right = known.get((role, action), Right())
+        seen.setdefault((role, action), set()).add(on)
+        if on not in right.on:
+            yield Violation(resource, f"the role {role} may {action} on {on}, which is not in the list", remedy)
+        elif where != right.where:
+            now, meant = (", ".join(sorted(keys)) or "none" for keys in (where, right.where))
+            yield Violation(resource, f"{action} of the role {role} has the conditions {now}, not {meant}", remedy)
+    for (role, action), right in known.items():
+        resource = roles.get(role)
+        gone = right.on - seen.get((role, action), set())
+        if resource is not None and gone and not (right.may_be_missing and gone == right.on):
+            message = f"the role {role} may not {action} on {', '.join(sorted(gone))}"
+            yield Violation(
+                resource, message, "give the right, or take it out of infra/check/rights.txt if nobody needs it"
+            )
