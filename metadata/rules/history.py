@@ -10,7 +10,7 @@ be deleted until a person has looked and adopts those present (`siltstone fsck -
 What they do not show: a copy of the server's volume put back (a snapshot of the disk, a copied data directory) has
 those it was taken under, and all that Postgres could remember went back with it. Nor is a dump seen that was read into
 the database it came from. There the janitor's limit on orphans stands alone (`compactor/deletion/orphans.py`), unless
-the operator tells it: see ARCHITECTURE.md, "Who may do what".
+the operator tells it: see docs/operations/backup.md.
 """
 
 from __future__ import annotations

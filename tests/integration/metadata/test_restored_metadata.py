@@ -176,7 +176,7 @@ def test_a_copy_of_the_volume_put_back_is_noticed_only_when_somebody_says_so(
     """The limit of it: server and timeline are those of before, and what Postgres remembers went back as well."""
     restored.processes.postgres.start()
     assert restored.janitor()["halted"] == ""
-    # given what ARCHITECTURE.md tells the operator to do before a compactor starts
+    # given what docs/operations/backup.md tells the operator to do before a compactor starts
     restored.processes.postgres.query("UPDATE cluster SET adopted_timeline = 0")
     [compactor] = compactors.start(1, **COMPACTOR)
     restored.until_merged_and_past_grace()

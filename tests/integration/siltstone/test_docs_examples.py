@@ -1,6 +1,6 @@
 """The guides' examples run as they stand, in order: blocks of `sh` and `python`; a `text` block is what came out.
 
-Python blocks of a guide share their names, as in one session. The bootstrap address and the commands' default are those
+Blocks of `bash` are for a person's shell (`make`, other programs, commands that never end) and are not run. Python blocks of a guide share their names, as in one session. The bootstrap address and the commands' default are those
 of the test's own stack; everything else is the pages'.
 """
 
@@ -22,8 +22,9 @@ from runtime.clock import SystemClock
 from siltstone.cli import main
 from siltstone.demo.stack import running_stack
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
-GUIDES = (DOCS / "compacted-topics.md", DOCS / "reading-topics.md", DOCS / "tables.md")
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = ("README.md", "docs/look-inside.md", "docs/compacted-topics.md", "docs/reading-topics.md", "docs/tables.md")
+GUIDES = [ROOT / page for page in PAGES]
 BOOTSTRAP = "127.0.0.1:9092"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTIONAL = ("import duckdb", "import pandas", "import polars")

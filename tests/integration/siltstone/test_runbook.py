@@ -1,4 +1,4 @@
-"""What the runbook tells a person to run: its SQL runs, its commands are there."""
+"""What the pages tell a person to run: the runbook's SQL runs, and every command of every page exists."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from metadata.postgres.driver import open_connection
 from siltstone.cli import main
 
-PAGES = sorted((Path(__file__).resolve().parents[3] / "docs" / "operations").glob("*.md"))
-RUNBOOK = next(page for page in PAGES if page.name == "runbook.md")
-MONITORING = next(page for page in PAGES if page.name == "monitoring.md")
+ROOT = Path(__file__).resolve().parents[3]
+RUNBOOK = ROOT / "docs" / "operations" / "runbook.md"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "operations").glob("*.md")])
 QUERIES = re.findall(r"```sql\n(.*?)```", RUNBOOK.read_text(), re.DOTALL)
 
 
@@ -23,7 +23,7 @@ def commands(page: Path) -> Sequence[Sequence[str]]:
     """`siltstone ...` between backticks, as words; a line may break within. And what begins a line of a block."""
     text = page.read_text()
     told = re.findall(r"(?<!`)`siltstone ([^`]+)`", text)
-    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     typed = [
         re.split(r"[|;&>]", line)[0]
         for block in blocks

@@ -1,0 +1,69 @@
+"""What the documents promise: the files that they name exist, and the glossary can be searched by eye."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+GLOSSARY = ROOT / "docs" / "glossary.md"
+GLOSSARY_LINE_CHARS_MAX = 200
+NAMED_FILE = re.compile(r"`([\w{},*./-]+/[\w{},*.-]+\.(?:py|sql|toml))`")
+TERM = re.compile(r"- \*\*([^*]+)\*\*: (\S.*\.)")
+
+
+def documents() -> list[Path]:
+    """Every page in the repository."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return sorted(ROOT / name for name in set(listed.split("\0")) if name and (ROOT / name).is_file())
+
+
+def spelled_out(pattern: str) -> Iterator[str]:
+    """`a/{b,c}.py` as `a/b.py` and `a/c.py`."""
+    parts = re.split(r"\{([^}]*)\}", pattern)
+    choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
+    yield from ("".join(chosen) for chosen in product(*choices))
+
+
+def is_there(name: str, page: Path) -> bool:
+    """Whether `name`, from the root of the repository or from the folder of `page`, is a file; `*` stands for some."""
+    return any(True for folder in (ROOT, page.parent) for _ in folder.glob(name))
+
+
+def named_files(text: str) -> Iterator[str]:
+    for pattern in NAMED_FILE.findall(text):
+        yield from spelled_out(pattern)
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in documents()
+        for name in named_files(page.read_text(encoding="utf-8"))
+        if not is_there(name, page)
+    ]
+    assert missing == []
+
+
+def test_a_file_that_is_not_there_is_noticed() -> None:
+    text = "`storage/keys.py`, `storage/{keys,no_such}.py`, `keys.py`, `make test`, `docs/*.toml`, storage/none.py"
+    found = list(named_files(text))
+    assert found == ["storage/keys.py", "storage/keys.py", "storage/no_such.py", "docs/*.toml"]
+    assert [is_there(name, ROOT / "README.md") for name in found] == [True, True, False, False]
+
+
+def test_the_glossary_has_each_term_once_in_order_and_on_one_line() -> None:
+    lines = GLOSSARY.read_text(encoding="utf-8").splitlines()
+    listed = [line for line in lines if line.startswith("-")]
+    found = [match for line in listed if (match := TERM.fullmatch(line))]
+    assert [line for line in listed if TERM.fullmatch(line) is None] == []
+    assert [line for line in listed if len(line) > GLOSSARY_LINE_CHARS_MAX] == []
+    terms = [match[1].lower() for match in found]
+    assert len(terms) > 50
+    assert terms == sorted(set(terms))
+    # nothing follows the list, so no definition goes on below its line
+    assert lines[-len(listed) :] == listed
