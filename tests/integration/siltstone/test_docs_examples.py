@@ -1,7 +1,8 @@
 """The guides' examples run as they stand, in order: blocks of `sh` and `python`; a `text` block is what came out.
 
-Blocks of `bash` are for a person's shell (`make`, other programs, commands that never end) and are not run. Python blocks of a guide share their names, as in one session. The bootstrap address and the commands' default are those
-of the test's own stack; everything else is the pages'.
+Blocks of `bash` are for a person's shell (`make`, other programs, commands that never end) and are not run. Python
+blocks of a guide share their names, as in one session. The bootstrap address and the commands' default are those of the
+test's own stack; everything else is the pages'.
 """
 
 from __future__ import annotations
