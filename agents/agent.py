@@ -21,7 +21,7 @@ from agents.handlers.config_entries import broker_defaults
 from agents.membership import Membership
 from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath
-from agents.read.sessions import FetchSessions
+from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.server import Server, bind
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
@@ -226,7 +226,6 @@ class Agent:
             coordinator=groups,
             metadata=self._metadata,
             retention_ms=self._settings.offsets_retention_ms,
-            interval_ms=self._settings.offsets_retention_check_interval_ms,
             clock=self._clock,
             ids=self._ids,
         )
@@ -242,7 +241,7 @@ class Agent:
             reader=self._reads.reader,
             timestamps=self._reads.timestamps,
             fetch_sessions=FetchSessions(
-                slots_max=self._settings.max_incremental_fetch_session_cache_slots,
+                slots_max=SESSIONS_MAX,
                 draw=self._ids.jitter,
                 on_evicted=self._metrics.fetch_session_evictions_total.inc,
             ),

@@ -53,6 +53,9 @@ _REASONS = (
 )
 
 
+REQUESTS_MAX = 1_000
+"""Unanswered requests of one connection. No client has so many in flight unless it sends without acknowledgement
+(acks=0); above it the connection is not read until an answer has left."""
 WRITE_BYTES = 256 << 10
 """What is given to the socket at a time."""
 WRITE_PARTS = 512
@@ -240,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
             or self._write_paused
             or bool(self._unsent)
             or self._server.draining
-            or len(self._slots) >= self._broker.settings.connection_requests_max
+            or len(self._slots) >= REQUESTS_MAX
             # By the frame too: or every connection's first Produce would come in above the bound.
             or (self._server.produce_is_full and (self.sends_produce or _is_produce(self._frames[0])))
         )

@@ -34,13 +34,14 @@ from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedE
 from compactor.deletion.metadata_backup import catalog_of
 from compactor.deletion.retention import Retention
 from compactor.gauges import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
+from compactor.intervals import Intervals
 from compactor.loop import Rounds
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.planning.options import CURSOR_BYTES, plan_options
 from compactor.planning.plan import new_job, plan_merges
-from compactor.planning.spec import MergeKind, MergeSpec
+from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterLease
@@ -85,6 +86,8 @@ class Compactor:
         in_thread: run kernels and the planner in threads; a simulation with a loop of its own passes False.
         engine: what runs merges, for a lease; the embedded engine unless given.
         heavy_bytes_min: merges planned with so many bytes (but those of L0 files) are run elsewhere by `engine`.
+        options: the planner's numbers that are no settings.
+        intervals: how often loops come round.
     """
 
     def __init__(
@@ -101,6 +104,8 @@ class Compactor:
         in_thread: bool = True,
         engine: Callable[[WriterLease], Engine] | None = None,
         heavy_bytes_min: int | None = None,
+        options: PlanOptions = PlanOptions(),  # noqa: B008 - a frozen value
+        intervals: Intervals = Intervals(),  # noqa: B008 - a frozen value
     ) -> None:
         self._settings = settings
         self._store = store
@@ -113,7 +118,8 @@ class Compactor:
         self._in_thread = in_thread
         self._engine = engine or self._embedded_engine
         self._heavy_bytes_min = heavy_bytes_min
-        self._options = plan_options(settings)
+        self._options = plan_options(settings, options)
+        self._intervals = intervals
         self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
         self._catalog = catalog_of(settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
         self.janitor = Janitor(
@@ -147,7 +153,7 @@ class Compactor:
         """Register and begin. Raises MetadataUnavailableError."""
         settings = self._settings
         lease = self._lease = await self._metadata.register_compactor(self._host)
-        plan = self._rounds("plan", self._plan, settings.compactor_plan_interval_ms, patient=True)
+        plan = self._rounds("plan", self._plan, self._intervals.plan_interval_ms, patient=True)
         heavy_min = self._heavy_bytes_min
         begin_counts(self._metrics, (*LEVEL_KINDS, *MERGE_KINDS), heavy=heavy_min is not None)
         level, merge = self._worker(lease, plan), self._worker(lease, plan)
@@ -159,7 +165,7 @@ class Compactor:
             heavy = self._worker(lease, plan, elsewhere=True)
             lanes["heavy"] = (heavy, lambda: heavy.work(MERGE_KINDS, bytes_min=heavy_min))
         self._workers = tuple(worker for worker, _ in lanes.values())
-        interval_ms = settings.compactor_plan_interval_ms
+        interval_ms = self._intervals.plan_interval_ms
         self._lanes = tuple(
             self._rounds(name, body, interval_ms, patient=True, eager=True) for name, (_, body) in lanes.items()
         )
@@ -167,8 +173,8 @@ class Compactor:
             self._rounds("beat", self._beat, JOB_BEAT_MS),
             plan,
             self._rounds("retain", self._retain, settings.retention_check_interval_ms),
-            self._rounds("sweep", self._sweep, settings.janitor_interval_ms),
-            self._rounds("orphans", self._sweep_orphans, settings.orphan_check_interval_ms),
+            self._rounds("sweep", self._sweep, self._intervals.janitor_interval_ms),
+            self._rounds("orphans", self._sweep_orphans, self._intervals.orphan_check_interval_ms),
             self._rounds("observe", self._observe, OBSERVE_INTERVAL_MS),
             self._rounds("catalog", self._write_catalog, settings.catalog_increment_interval_ms),
         )
@@ -209,7 +215,7 @@ class Compactor:
 
     async def _plan(self) -> bool:
         """Returns whether a job was made."""
-        if not await self._has_duty("plan", self._settings.compactor_plan_interval_ms):
+        if not await self._has_duty("plan", self._intervals.plan_interval_ms):
             show_nothing(self._metrics)
             return False
         view = await self._metadata.compaction_view()
@@ -248,7 +254,7 @@ class Compactor:
         return applied.extents > 0
 
     async def _sweep(self) -> bool:
-        if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+        if not await self._has_duty("sweep", self._intervals.janitor_interval_ms):
             show_no_sweep(self._metrics)  # whoever sweeps says it
             return False
         try:
@@ -257,7 +263,7 @@ class Compactor:
             return False  # the janitor has told it; everything else goes on
 
     async def _sweep_orphans(self) -> bool:
-        if not await self._has_duty("sweep", self._settings.janitor_interval_ms):
+        if not await self._has_duty("sweep", self._intervals.janitor_interval_ms):
             show_no_sweep(self._metrics)  # whoever sweeps says it
             return False
         try:

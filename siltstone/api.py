@@ -30,7 +30,8 @@ from typing import Any, cast
 
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
-from runtime.settings.table import is_memory, load_settings
+from runtime.settings.checks import is_memory
+from runtime.settings.loading import load_settings
 from siltstone.embedded.attach import attach
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.blocking import BlockingStore, LoopThread

@@ -24,7 +24,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from runtime.errors import SiltstoneError
-from runtime.settings.table import Settings, is_local_master, memory_mib
+from runtime.settings.spark import is_local_master, memory_mib
+from runtime.settings.table import Settings
 from spark_jobs.environment import (
     INSTALL_EXTRA,
     LOOPBACK,

@@ -19,6 +19,9 @@ DUTY = "\x00offset expiry"
 """A name that no group has."""
 GONE_PER_CALL = 10_000
 """A call that deletes fewer, offsets and groups together, has left nothing."""
+CHECK_INTERVAL_MS = 600_000
+"""Time between two rounds, and how long an empty group without offsets stays: the default of Kafka's
+`offsets.retention.check.interval.ms`."""
 JITTER_SHARE = 0.2
 
 
@@ -29,20 +32,18 @@ class OffsetExpiry:
         coordinator: GroupCoordinator,
         metadata: GroupMetadata,
         retention_ms: int,
-        interval_ms: int,
         clock: Clock,
         ids: IdSource,
     ) -> None:
         self._coordinator = coordinator
         self._metadata = metadata
         self._retention_ms = retention_ms
-        self._interval_ms = interval_ms
         self._clock = clock
         self._ids = ids
 
     async def run_for_ever(self) -> None:
         while True:
-            await self._clock.sleep_ms(self._interval_ms * (1 + JITTER_SHARE * (self._ids.jitter() - 0.5)))
+            await self._clock.sleep_ms(CHECK_INTERVAL_MS * (1 + JITTER_SHARE * (self._ids.jitter() - 0.5)))
             try:
                 await self.expire()
             except MetadataUnavailableError as error:
@@ -54,7 +55,7 @@ class OffsetExpiry:
         """One round, if the duty is ours. Raises MetadataUnavailableError."""
         while self._coordinator.owns(DUTY):
             gone = await self._metadata.expire_groups(
-                offsets_retention_ms=self._retention_ms, idle_group_ms=self._interval_ms
+                offsets_retention_ms=self._retention_ms, idle_group_ms=CHECK_INTERVAL_MS
             )
             if gone.offsets or gone.groups:
                 _log.info("expired", offsets=gone.offsets, groups=gone.groups)

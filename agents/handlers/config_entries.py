@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from metadata.configs.broker import BROKER_CONFIGS, SYNONYMS, BrokerConfig, as_topic_value
 from metadata.configs.topic import TOPIC_CONFIGS, Config, ConfigType
-from runtime.settings.table import Settings, declarations
+from runtime.settings.loading import declarations
+from runtime.settings.table import Settings
 
 TOPIC_OVERRIDE = 1
 CLUSTER_WIDE = 3

@@ -31,6 +31,9 @@ from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 
 READ_COMMITTED = 1
 LEADER_EPOCH = 0
+WAIT_MS_MAX = 60_000
+"""The longest that a fetch waits for records, even if the client asks for more: a client that has gone away holds its
+fetch session no longer than this."""
 TOPIC_IDS_SINCE = 13
 _NO_TOPIC, _NO_PARTITION = -1, -2
 """In place of a partition id."""
@@ -44,7 +47,7 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     context = sessions.begin(request, by_id=by_id, now_ms=broker.clock.monotonic_ms())
     if context.error is not ErrorCode.NONE:
         return FetchResponse(error_code=context.error)
-    deadline_ms = broker.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), broker.settings.fetch_max_wait_ms)
+    deadline_ms = broker.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
     if by_id:
         await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
     parts = context.parts
@@ -194,7 +197,7 @@ async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, c
     async for some in in_turns(parts):
         _take_ends(broker, some, readable, caught_up, committed_only=committed_only)
     wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
-    news = partial(broker.arrivals.wait, caught_up, broker.settings.fetch_max_wait_ms) if caught_up else None
+    news = partial(broker.arrivals.wait, caught_up, WAIT_MS_MAX) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for (_, answer), taken in zip(readable, reading.taken, strict=True):
         _fill_records(answer, taken)

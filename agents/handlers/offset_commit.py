@@ -30,6 +30,9 @@ from wire.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 
+OFFSET_METADATA_MAX_BYTES = 4_096
+"""The longest text beside a committed offset: the default of Kafka's `offset.metadata.max.bytes`."""
+
 ErrorOf = Callable[[OffsetPlace], ErrorCode]
 
 
@@ -92,13 +95,12 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
 
 async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRequest, parts: Sequence[_Part]) -> None:
     """Commit what these ask for at the places that they have. The group judges even if there is nothing left."""
-    text_max = broker.settings.offset_metadata_max_bytes
     offsets: list[OffsetToCommit] = []
     written: list[tuple[_Part, OffsetPlace]] = []
     async for some in in_turns(parts):
         for part in some:
             place = part.place
-            if len(part.asked.committed_metadata or "") > text_max:
+            if len(part.asked.committed_metadata or "") > OFFSET_METADATA_MAX_BYTES:
                 part.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
             elif place is not None:
                 written.append((part, place))

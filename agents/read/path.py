@@ -20,6 +20,10 @@ from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
+READS_AT_ONCE = 16
+"""Reads from the object store under way in each of the two pools. They bound the sockets and buffers that a burst of
+fetches takes; a fetch that finds none free waits."""
+
 
 class ReadPath:
     def __init__(
@@ -72,6 +76,6 @@ class ReadPath:
             store=self._store,
             cache=cache,
             pool=pool,
-            concurrency=self._settings.read_concurrency,
+            concurrency=READS_AT_ONCE,
             metrics=self._metrics,
         )

@@ -47,6 +47,8 @@ FULL_WITH_SESSION, FULL_WITHOUT = 0, -1
 """Epochs that ask for everything; every other one is an incremental fetch."""
 FIRST_EPOCH, LAST_EPOCH = 1, 0x7FFFFFFF
 EVICT_MS = 120_000
+SESSIONS_MAX = 1_000
+"""Sessions of one agent: the default of Kafka's `max.incremental.fetch.session.cache.slots`."""
 PARTITIONS_MAX = 100_000
 """Of all sessions together. One takes 450 bytes, measured: 45 MB when the bound is reached; 30 MB more if each is of a
 topic of its own with the longest name."""

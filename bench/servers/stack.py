@@ -32,7 +32,7 @@ from bench.servers.s3_server import ROOT, Latency, S3Server, client_environment,
 from bench.servers.started import Started
 from metadata.migrations.migrate import migrate
 from runtime.metrics import PREFIX
-from runtime.settings.table import ENVIRONMENT_PREFIX, environment_name
+from runtime.settings.loading import ENVIRONMENT_PREFIX, environment_name
 from siltstone.embedded.postgres import EmbeddedPostgres
 
 GIB = 1 << 30

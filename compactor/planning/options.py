@@ -8,6 +8,8 @@ beside the other job.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from compactor.cleaning.cleaning import DEDUPE_ENTRY_BYTES
 from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
@@ -40,33 +42,27 @@ def job_memory_bytes(kind: str, input_bytes: int, keys_max: int) -> int:
     return cursors + output_bytes + keys_max * DEDUPE_ENTRY_BYTES
 
 
-def l0_job_bytes_max(settings: Settings) -> int:
+def l0_job_bytes_max(settings: Settings, wanted_bytes: int = PlanOptions().l0_job_bytes_max) -> int:
     beside_a_merge = settings.compactor_memory_bytes - merge_memory_bytes(settings.dedupe_keys_max) - OUTPUT_BYTES
-    return max(min(settings.compaction_l0_job_bytes_max, beside_a_merge), L0_JOB_BYTES_LEAST)
+    return max(min(wanted_bytes, beside_a_merge), L0_JOB_BYTES_LEAST)
 
 
-def plan_options(settings: Settings) -> PlanOptions:
-    l0_bytes_max = l0_job_bytes_max(settings)
-    return PlanOptions(
-        l0_files_min=settings.compaction_l0_files_min,
+def plan_options(settings: Settings, base: PlanOptions = PlanOptions()) -> PlanOptions:  # noqa: B008 - a frozen value
+    """`base` gives the numbers that are no settings. Where a setting is below one of them, the setting is the bound."""
+    l0_bytes_max = l0_job_bytes_max(settings, base.l0_job_bytes_max)
+    return replace(
+        base,
         # A job never grows beyond its limit, so a backlog of that size must count as large enough.
-        l0_bytes_min=min(settings.compaction_l0_bytes_min, l0_bytes_max),
-        l0_wait_ms=settings.compaction_l0_wait_ms,
+        l0_bytes_min=min(base.l0_bytes_min, l0_bytes_max),
+        l0_wait_ms=min(base.l0_wait_ms, settings.compaction_l0_wait_max_ms),
         l0_wait_ms_max=settings.compaction_l0_wait_max_ms,
-        l0_job_files_max=settings.compaction_l0_job_files_max,
         l0_job_bytes_max=l0_bytes_max,
-        l1_runs_min=settings.compaction_l1_runs_min,
-        l2_runs_min=settings.compaction_l2_runs_min,
-        l2_plain_bytes_max=settings.compaction_plain_bytes_max,
+        l2_plain_bytes_max=min(base.l2_plain_bytes_max, settings.compaction_merge_bytes_max),
         merge_bytes_max=settings.compaction_merge_bytes_max,
-        daily_interval_ms=settings.compaction_daily_interval_ms,
         forced_dirty_bytes_min=settings.forced_dirty_bytes_min,
         forced_dirty_wait_ms=settings.forced_dirty_wait_ms,
         forced_interval_ms=settings.forced_interval_ms,
-        mostly_dead_fraction=settings.compaction_dead_percent / 100,
-        mostly_dead_bytes_min=settings.compaction_dead_bytes_min,
         purge_deadline_ms=settings.purge_deadline_ms,
-        expiry_margin_ms=settings.compaction_expiry_margin_ms,
         retention_late_ms=RETENTION_ROUNDS * settings.retention_check_interval_ms,
         job_limit_base_ms=settings.job_limit_base_ms,
         job_limit_ms_per_mib=settings.job_limit_ms_per_mib,
@@ -76,6 +72,6 @@ def plan_options(settings: Settings) -> PlanOptions:
         jobs_max=settings.compactor_jobs_max,
         heavy_jobs_max=settings.compactor_heavy_jobs_max,
         l0_jobs_max=settings.compactor_l0_jobs_max,
-        output_bytes=settings.compaction_output_bytes,
+        output_bytes=min(base.output_bytes, settings.compaction_merge_bytes_max),
         dedupe_keys_max=settings.dedupe_keys_max,
     )

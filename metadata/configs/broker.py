@@ -7,7 +7,8 @@ A broker config is one of three things:
    and compactors all read the same one, and no process has a setting for it: two compactors that disagreed about
    retention would delete what the other keeps. `log.retention.hours`, `log.retention.minutes`, `log.roll.hours` and
    `log.roll.jitter.hours`, which Kafka reads at start only, are live as well;
-2. a setting of our processes (`setting`), shown, and altered where the process is started;
+2. a setting of our processes (`setting`), shown, and altered where the process is started; or one of their constants,
+   shown;
 3. something that steers disks, replicas, threads or tiering (neither): shown with Kafka's default. What can be set
    while a broker runs is accepted and kept, because tools set it, and marked `effective=False`.
 
@@ -88,6 +89,11 @@ def _setting(name: str, type_: ConfigType, setting: str = "", *, unit: int = 1, 
     )
 
 
+def _fixed(name: str, type_: ConfigType, value: int, doc: str) -> BrokerConfig:
+    """A constant of every agent."""
+    return BrokerConfig(name=name, type=type_, default=str(value), doc=doc, effective=True, dynamic=False)
+
+
 def _idle(
     name: str,
     type_: ConfigType,
@@ -164,7 +170,6 @@ _DEFAULTS_OF_TOPICS = (
 _SETTINGS = (
     _setting("auto.create.topics.enable", _BOOLEAN),
     _setting("broker.rack", _STRING, "agent.zone"),
-    _setting("default.replication.factor", _INT),
     _setting("fetch.max.bytes", _INT),
     _setting("group.initial.rebalance.delay.ms", _INT),
     _setting("group.max.session.timeout.ms", _INT),
@@ -174,18 +179,22 @@ _SETTINGS = (
         "log.retention.check.interval.ms", _LONG, "retention.check.interval.ms", note="; compactors have their own"
     ),
     _setting("max.connections", _INT, "connections.max"),
-    _setting("max.incremental.fetch.session.cache.slots", _INT),
     _setting("num.partitions", _INT),
-    _setting("offset.metadata.max.bytes", _INT),
-    _setting("offsets.retention.check.interval.ms", _LONG),
     _setting("offsets.retention.minutes", _INT, "offsets.retention.ms", unit=MINUTE_MS),
     _setting("producer.id.expiration.ms", _INT),
     _setting("socket.request.max.bytes", _INT),
 )
 
+_FIXED = (
+    _fixed("default.replication.factor", _INT, 1, "Shown for every topic. The object store keeps records durable."),
+    _fixed("max.incremental.fetch.session.cache.slots", _INT, 1_000, "Fetch sessions of one agent."),
+    _fixed("offset.metadata.max.bytes", _INT, 4_096, "The longest text that may stand beside a committed offset."),
+    _fixed("offsets.retention.check.interval.ms", _LONG, 600_000, "How often an agent deletes expired offsets."),
+)
+
 _IDLE = (
     _idle("background.threads", _INT, 10, _THREADS, least=1),
-    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}: compactor.plan.interval.ms.", least=0),
+    _idle("log.cleaner.backoff.ms", _LONG, 15_000, f"{_CLEANER}; an idle one looks for work every second.", least=0),
     _idle("log.cleaner.dedupe.buffer.size", _LONG, 134_217_728, f"{_CLEANER}: dedupe.keys.max.", least=0),
     _idle("log.cleaner.enable", _BOOLEAN, True, f"{_CLEANER}; they always compact.", dynamic=False),
     _idle("log.cleaner.io.buffer.load.factor", _DOUBLE, 0.9, f"{_CLEANER}.", least=0),

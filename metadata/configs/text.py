@@ -43,6 +43,7 @@ partition as well. Replicas that are assigned by hand are accepted and mean noth
 _TOPIC_HEAD = ("topic config", "type", "default", "allowed", "meaning")
 _DEFAULT_HEAD = ("broker config", "default of", "type", "default", "allowed")
 _SETTING_HEAD = ("broker config", "setting")
+_FIXED_HEAD = ("broker config", "type", "value", "meaning")
 _IDLE_HEAD = ("broker config", "type", "default", "altered while running", "meaning")
 
 
@@ -56,6 +57,7 @@ def render_configs_markdown() -> str:
         acts: [_default_row(each) for each in defaults if each.effective is acts] for acts in (True, False)
     }
     settings = [_setting_row(each) for each in brokers if each.setting and not each.topic]
+    fixed = [_fixed_row(each) for each in brokers if each.effective and not each.topic and not each.setting]
     idle = [_idle_row(each) for each in brokers if not each.effective and not each.topic]
     lines = [
         *_table("Topic configs", _TOPIC_HEAD, rows_of_topics[True]),
@@ -63,6 +65,7 @@ def render_configs_markdown() -> str:
         *_table("Cluster-wide defaults of topics", _DEFAULT_HEAD, rows_of_defaults[True]),
         *_table("Cluster-wide defaults without effect", _DEFAULT_HEAD, rows_of_defaults[False]),
         *_table("Broker configs that are settings of an agent", _SETTING_HEAD, settings),
+        *_table("Broker configs that are constants of an agent", _FIXED_HEAD, fixed),
         *_table("Other broker configs, without effect", _IDLE_HEAD, idle),
     ]
     return _INTRODUCTION + "\n".join(lines) + "\n"
@@ -90,6 +93,10 @@ def _default_row(config: BrokerConfig) -> Sequence[str]:
 
 def _setting_row(config: BrokerConfig) -> Sequence[str]:
     return f"`{config.name}`", f"`{config.setting}`{' in minutes' if config.unit == MINUTE_MS else ''}"
+
+
+def _fixed_row(config: BrokerConfig) -> Sequence[str]:
+    return f"`{config.name}`", _type(config), _default(config), config.doc
 
 
 def _idle_row(config: BrokerConfig) -> Sequence[str]:

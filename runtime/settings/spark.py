@@ -1,11 +1,15 @@
-"""What the settings of the section "Spark" may be, one by one and together."""
+"""Checks of the settings of the section "Spark", one by one and together."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from typing import TYPE_CHECKING
 
 from runtime.settings.values import SettingsError
+
+if TYPE_CHECKING:
+    from runtime.settings.table import Settings
 
 SUBMITTERS = ("none", "local", "spark-submit", "emr-serverless")
 DRIVER_MEMORY_MIN_MIB = 512
@@ -15,38 +19,29 @@ _MIB_OF = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 _LOCAL_MASTER = re.compile(r"local(\[(\*|[1-9][0-9]*)(,[1-9][0-9]*)?\])?")
 _CLUSTER_MASTER = re.compile(r"(spark|k8s)://\S+|yarn|local-cluster\[\S+\]")
 _APPLICATION_ID = re.compile(r"[0-9a-z]{1,64}")
+_ENTRY_URL = re.compile(r"s3://\S+\.py")
 _ROLE_ARN = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/\S+")
 
 
-def check_spark(
-    *,
-    submitter: str,
-    master: str,
-    submit_args: str,
-    driver_memory: str,
-    application_id: str,
-    role_arn: str,
-    entry_url: str,
-    archive_url: str,
-    object_store_url: str,
-) -> None:
-    """Raises SettingsError. What another submitter would need is not asked for, but must make sense where given."""
-    _check_values(master=master, submit_args=submit_args, driver_memory=driver_memory)
+def check_spark(settings: Settings) -> None:
+    """Raises SettingsError. Settings of a submitter that is not chosen need not be there, but must be well formed."""
+    _check_values(settings)
+    submitter = settings.spark_submitter
     if submitter == "none":
         return
-    scheme = object_store_url.partition(":")[0].lower()
+    scheme = settings.object_store_url.partition(":")[0].lower()
     if scheme == "memory":
         raise SettingsError(
             f"spark.submitter is {submitter}, and object.store.url is memory://, which Spark's processes cannot see",
             remedy="keep the records in file:// or s3://, or set spark.submitter to none",
         )
-    if submitter == "local" and not is_local_master(master):
+    if submitter == "local" and not is_local_master(settings.spark_master):
         raise SettingsError(
-            f"spark.submitter is local, and spark.master is {master!r}",
+            f"spark.submitter is local, and spark.master is {settings.spark_master!r}",
             remedy="write spark.master as local[*] or local[CORES], or set spark.submitter to spark-submit",
         )
     if submitter == "emr-serverless":
-        _check_emr(application_id=application_id, role_arn=role_arn, entry_url=entry_url, archive_url=archive_url)
+        _check_emr(settings)
         if scheme == "file":
             raise SettingsError(
                 "spark.submitter is emr-serverless, and object.store.url is a directory of this machine",
@@ -69,14 +64,15 @@ def memory_mib(text: str) -> int:
     return int(found[1]) * _MIB_OF[found[2].lower()]
 
 
-def _check_values(*, master: str, submit_args: str, driver_memory: str) -> None:
+def _check_values(settings: Settings) -> None:
+    master, driver_memory = settings.spark_master, settings.spark_driver_memory
     if not is_local_master(master) and not _CLUSTER_MASTER.fullmatch(master):
         raise SettingsError(
             f"spark.master is no master that Spark knows: {master!r}",
             remedy="write local[*], spark://HOST:PORT, k8s://https://HOST:PORT or yarn",
         )
     try:
-        shlex.split(submit_args)
+        shlex.split(settings.spark_submit_args)
     except ValueError as error:
         raise SettingsError(
             f"spark.submit.args cannot be split as a shell does: {error}", remedy="close every quotation mark"
@@ -88,24 +84,15 @@ def _check_values(*, master: str, submit_args: str, driver_memory: str) -> None:
         )
 
 
-def _check_emr(*, application_id: str, role_arn: str, entry_url: str, archive_url: str) -> None:
+def _check_emr(settings: Settings) -> None:
+    application_id, role_arn = settings.spark_emr_application_id, settings.spark_emr_role_arn
     wanted = (
-        (
-            "spark.emr.application.id",
-            application_id,
-            _APPLICATION_ID,
-            "the id of the application, like 00f1abcd2efg3h09",
-        ),
-        (
-            "spark.emr.role.arn",
-            role_arn,
-            _ROLE_ARN,
-            "the ARN of the role that jobs run as, arn:aws:iam::ACCOUNT:role/NAME",
-        ),
+        ("spark.emr.application.id", application_id, _APPLICATION_ID, "the application's id, like 00f1abcd2efg3h09"),
+        ("spark.emr.role.arn", role_arn, _ROLE_ARN, "the ARN of the role of the jobs, arn:aws:iam::ACCOUNT:role/NAME"),
         (
             "spark.emr.entry.url",
-            entry_url,
-            re.compile(r"s3://\S+\.py"),
+            settings.spark_emr_entry_url,
+            _ENTRY_URL,
             "the s3:// URL of a copy of spark_jobs/heavy_merge.py",
         ),
     )
@@ -115,6 +102,7 @@ def _check_emr(*, application_id: str, role_arn: str, entry_url: str, archive_ur
             raise SettingsError(
                 f"spark.submitter is emr-serverless, and {name} {lacking}", remedy=f"set it to {meaning}"
             )
+    archive_url = settings.spark_archive_url
     if archive_url and not archive_url.startswith("s3://"):
         raise SettingsError(
             f"spark.submitter is emr-serverless, and spark.archive.url is {archive_url!r}",

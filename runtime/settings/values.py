@@ -1,7 +1,6 @@
-"""What a setting may be: how one is declared, and how a given value is read and checked against its declaration.
+"""How a setting is declared, and how a given value is read and checked against its declaration.
 
-Values come from the environment and the command line as text, from TOML as text or typed. `runtime/settings/table.py`
-holds the table; nothing else should need this module.
+The environment and the command line give text; TOML gives text or a typed value.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ Value = str | int | bool
 
 
 class SettingsError(BadInputError):
-    """A setting with a name or a value that cannot be. Nothing was started."""
+    """A setting has an unknown name or an impossible value. Nothing was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """What the table says about one setting."""
+    """The table's row about one setting, but for its name and default."""
 
     doc: str
     section: str
@@ -36,8 +35,6 @@ class Declared:
     choices: tuple[str, ...] = ()
     secret: bool = False
     """May hold a password: never shown."""
-    acts: bool = True
-    """False: known and checked, so that files written today stay good, but nothing reads it in this version."""
 
 
 def setting(default: T, section: str, doc: str, **declared: Any) -> T:
@@ -50,16 +47,12 @@ def count(default: int, section: str, doc: str, *, minimum: int = 1, maximum: in
     return setting(default, section, doc, minimum=minimum, maximum=maximum)
 
 
-def size_bytes(
-    default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = INT63, acts: bool = True
-) -> int:
-    return setting(default, section, doc, unit="bytes", minimum=minimum, maximum=maximum, acts=acts)
+def size_bytes(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = INT63) -> int:
+    return setting(default, section, doc, unit="bytes", minimum=minimum, maximum=maximum)
 
 
-def duration_ms(
-    default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = INT63, acts: bool = True
-) -> int:
-    return setting(default, section, doc, unit="ms", minimum=minimum, maximum=maximum, acts=acts)
+def duration_ms(default: int, section: str, doc: str, *, minimum: int = 1, maximum: int = INT63) -> int:
+    return setting(default, section, doc, unit="ms", minimum=minimum, maximum=maximum)
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -110,7 +103,7 @@ def check_value(name: str, declared: Declared, value: Value, *, source: str) -> 
 
 
 def _range_remedy(name: str, declared: Declared, default: Value) -> str:
-    """What may be written instead; `default` tells the type."""
+    """The values that are allowed; `default` tells the type."""
     if declared.choices or isinstance(default, bool):
         return f"write {name} as one of {', '.join(declared.choices or ('true', 'false'))}"
     if not isinstance(default, int):

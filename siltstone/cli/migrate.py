@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from runtime.errors import BadInputError
-from runtime.settings.table import is_memory
+from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name

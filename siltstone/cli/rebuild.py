@@ -14,7 +14,7 @@ import click
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds
-from runtime.settings.table import is_memory
+from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.system_options import POSTGRES_NAMES, SystemOptions, opened_store, url_options, ways_to_name
 from siltstone.ops.rebuild.run import Rebuild, Rebuilt

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import BadInputError
-from runtime.settings.table import is_memory
+from runtime.settings.checks import is_memory
 from siltstone.embedded.postgres import EmbeddedPostgres
 from siltstone.embedded.run_file import read_run_file
 

@@ -30,17 +30,11 @@ import siltstone
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
-from runtime.settings.table import (
-    ENVIRONMENT_PREFIX,
-    VARIABLES_THAT_ARE_NO_SETTINGS,
-    AddressInUseError,
-    Settings,
-    SettingsError,
-    format_address,
-    is_memory,
-    parse_address,
-    settings_environment,
-)
+from runtime.settings.addresses import AddressInUseError, format_address, parse_address
+from runtime.settings.checks import is_memory
+from runtime.settings.loading import ENVIRONMENT_PREFIX, VARIABLES_THAT_ARE_NO_SETTINGS, settings_environment
+from runtime.settings.table import Settings
+from runtime.settings.values import SettingsError
 from siltstone.embedded.attach import OBJECTS, POSTGRES, data_directory, objects_url
 from siltstone.embedded.directory_lock import DirectoryLock
 from siltstone.embedded.postgres import EmbeddedPostgres

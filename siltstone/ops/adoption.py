@@ -71,7 +71,7 @@ def adopted_changes(history: History) -> str:
 
 def allowances(settings: Settings) -> Allowances:
     """How long this system's janitor may leave an object lying: until it may go, and until the janitor comes round."""
-    late_ms = max(Allowances().late_ms, 2 * settings.janitor_interval_ms, 2 * settings.orphan_check_interval_ms)
+    late_ms = Allowances().late_ms  # longer than two of the janitor's rounds (`compactor/intervals.py`)
     return Allowances(grace_ms=settings.gc_grace_ms, late_ms=late_ms, orphan_ms=settings.orphan_age_ms + late_ms)
 
 

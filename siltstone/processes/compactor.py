@@ -22,7 +22,8 @@ from runtime.errors import BadInputError
 from runtime.ids import IdSource, SystemIds
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
-from runtime.settings.table import Settings, is_memory
+from runtime.settings.checks import is_memory
+from runtime.settings.table import Settings
 from runtime.tracing import Tracing
 from siltstone.processes.engines import engines
 from siltstone.processes.http_endpoint import HttpEndpoint

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from aiohttp import web
 
 from runtime.metrics import CONTENT_TYPE, Metrics
-from runtime.settings.table import AddressInUseError, SettingsError, format_address, is_loopback, parse_address
+from runtime.settings.addresses import AddressInUseError, format_address, is_loopback, parse_address
+from runtime.settings.values import SettingsError
 
 
 class HttpEndpoint:

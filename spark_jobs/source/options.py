@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from runtime.errors import BadInputError
-from runtime.settings.table import environment_name
+from runtime.settings.loading import environment_name
 from spark_jobs.scan.contract import (
     COLUMNS,
     EARLIEST,

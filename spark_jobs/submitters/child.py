@@ -19,7 +19,7 @@ from pathlib import Path
 import spark_jobs
 from compactor.heavy.submitter import Phase, SubmissionState, SubmitError
 from runtime.logging import get_logger
-from runtime.settings.table import ENVIRONMENT_PREFIX
+from runtime.settings.loading import ENVIRONMENT_PREFIX
 from spark_jobs.submitters.supervise import GRACE_S
 
 LIBPQ_PREFIX = "PG"

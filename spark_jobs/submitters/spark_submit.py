@@ -14,7 +14,8 @@ from pathlib import Path
 
 import spark_jobs
 from compactor.heavy.submitter import SubmitError
-from runtime.settings.table import Settings, is_local_master
+from runtime.settings.spark import is_local_master
+from runtime.settings.table import Settings
 from spark_jobs.environment import find_environment
 from spark_jobs.submitters.child import ChildSubmission, driver_environ, start_child
 

@@ -12,7 +12,9 @@ from infra.check.iam import several
 from infra.check.rules.data import container_definitions
 from infra.check.stack import Stack, Violation, blocks
 from infra.check.terraform import Resource
-from runtime.settings.table import ENVIRONMENT_PREFIX, Settings, SettingsError, load_settings
+from runtime.settings.loading import ENVIRONMENT_PREFIX, load_settings
+from runtime.settings.table import Settings
+from runtime.settings.values import SettingsError
 
 INTERNAL: Final = tuple(
     ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")

@@ -91,7 +91,7 @@ def compactor(
     Examples:
       siltstone compactor --metadata postgresql://me@db/silt \\
           --object-store 's3://bucket/prefix?region=eu-central-1'
-      siltstone compactor --config agent.toml --set compaction.l1.runs.min=16
+      siltstone compactor --config agent.toml --set compactor.jobs.max=16
       siltstone compactor --data ./siltstone-data   # one more, beside dev
       siltstone compactor warm   # in an image: the first start need not compile
     """

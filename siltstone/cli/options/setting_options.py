@@ -11,7 +11,8 @@ import click
 
 from runtime.errors import BadInputError
 from runtime.logging import configure
-from runtime.settings.table import Settings, load_settings
+from runtime.settings.loading import load_settings
+from runtime.settings.table import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

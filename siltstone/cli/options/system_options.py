@@ -21,7 +21,8 @@ from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.ids import SystemIds
-from runtime.settings.table import Settings, is_memory
+from runtime.settings.checks import is_memory
+from runtime.settings.table import Settings
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file

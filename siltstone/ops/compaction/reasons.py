@@ -171,8 +171,8 @@ def _in_l0(case: Case) -> Iterator[Reason]:
         yield case.reason(
             "in L0",
             f"has {plural(state.l0_offsets, 'offset')} from {state.dirtiness.leveled_through_offset} on in L0 files, "
-            f"where nothing is deduped. They go to L1 with {options.l0_files_min} files (compaction.l0.files.min) of "
-            f"which the oldest has waited {age_text(options.l0_wait_ms)} (compaction.l0.wait.ms), or when the oldest "
+            f"where nothing is deduped. They go to L1 with {options.l0_files_min} files of "
+            f"which the oldest has waited {age_text(options.l0_wait_ms)}, or when the oldest "
             f"has waited {age_text(options.l0_wait_ms_max)} (compaction.l0.wait.max.ms).",
             "wait; what is too young (below) is merged, and not deduped yet"
             if case.is_all_held

@@ -13,8 +13,8 @@ from wire.records import NewRecord, build_batch
 
 DAY_MS = 86_400_000
 HASTY = {
-    "compaction_l0_files_min": 1,
-    "compaction_l0_wait_ms": 20,
+    "l0_files_min": 1,
+    "l0_wait_ms": 20,
     "compaction_l0_wait_max_ms": 50,
     "retention_check_interval_ms": 100,
 }

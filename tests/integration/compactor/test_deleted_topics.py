@@ -25,9 +25,9 @@ from wire.records import NewRecord, build_batch
 SECRET = b"what-nobody-may-find-again"
 PURGE_MS = 3_000
 NO_OTHER_REWRITE = {
-    "compaction_dead_percent": 100,
-    "compaction_l2_runs_min": 1_000,
-    "compaction_daily_interval_ms": 3_600_000,
+    "mostly_dead_fraction": 1.0,
+    "l2_runs_min": 1_000,
+    "daily_interval_ms": 3_600_000,
     "forced_dirty_wait_ms": 3_600_000,
     "forced_dirty_bytes_min": 1 << 40,
     "forced_interval_ms": 3_600_000,
@@ -112,7 +112,7 @@ async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucke
         start_compactor,
         engine=gate.only(MergeKind.MERGE),
         purge_deadline_ms=PURGE_MS,
-        compaction_l1_runs_min=3,
+        l1_runs_min=3,
         **NO_OTHER_REWRITE,
     )
     # given: runs of L1 that hold both topics, a merge of them under way, and newer L0 files

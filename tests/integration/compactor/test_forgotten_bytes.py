@@ -33,7 +33,7 @@ from wire.records import NewRecord, build_batch
 
 SECRET_KEY, SECRET_VALUE = b"the-name-of-somebody", b"what-nobody-may-know"
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "500"}
-QUICK = {"job_limit_base_ms": 2_000, "forced_interval_ms": 300, "compaction_dead_bytes_min": 1}
+QUICK = {"job_limit_base_ms": 2_000, "forced_interval_ms": 300, "mostly_dead_bytes_min": 1}
 KEYS = 11
 GRACE_MS = 4_000
 
@@ -133,16 +133,16 @@ async def test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked_and_
 SOAK_S_MAX = 300
 PARTITIONS = 2
 DEFAULTS_SCALED: dict[str, Any] = {
-    "compactor_plan_interval_ms": 250,
-    "compaction_l0_files_min": 8,
-    "compaction_l0_bytes_min": 8 << 20,
-    "compaction_l0_wait_ms": 500,
+    "plan_interval_ms": 250,
+    "l0_files_min": 8,
+    "l0_bytes_min": 8 << 20,
+    "l0_wait_ms": 500,
     "compaction_l0_wait_max_ms": 2_000,
-    "compaction_l0_job_files_max": 256,
-    "compaction_l1_runs_min": 8,
-    "compaction_l2_runs_min": 5,
-    "compaction_output_bytes": 16 << 20,
-    "compaction_dead_bytes_min": 1 << 20,
+    "l0_job_files_max": 256,
+    "l1_runs_min": 8,
+    "l2_runs_min": 5,
+    "output_bytes": 16 << 20,
+    "mostly_dead_bytes_min": 1 << 20,
     "forced_interval_ms": 15_000,
     "forced_dirty_bytes_min": 1 << 20,
     "forced_dirty_wait_ms": 60_000,

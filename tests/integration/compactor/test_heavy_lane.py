@@ -24,7 +24,7 @@ from tests.fixtures.heavy_merges import InProcessSubmitter
 
 HEAVY_BYTES = 1_000_000
 """As planned; what lies there is small."""
-QUIET = {**LEVEL_ONLY, "compaction_l2_runs_min": 1_000}
+QUIET = {**LEVEL_ONLY, "l2_runs_min": 1_000}
 """Nothing is merged but L0 files and what a test asks for."""
 
 

@@ -149,7 +149,7 @@ async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has
     await system.client.create_topic("t", partitions=30)
     for partition in range(30):
         await system.client.produce("t", partition, build_batch([NewRecord(1_700_000_000_000, b"k", bytes(70_000))]))
-    options = {**LEVEL_ONLY, "compaction_output_bytes": 65_536, "orphan_age_ms": 2_000}
+    options = {**LEVEL_ONLY, "output_bytes": 65_536, "orphan_age_ms": 2_000}
     engine = Crashes(system)
     first = await start(system, start_compactor, engine=engine, **options)
     await engine.crashed.wait()

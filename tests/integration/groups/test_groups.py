@@ -307,9 +307,11 @@ async def test_a_group_is_deleted_when_it_has_no_members_and_its_offsets_with_it
     assert await listed(owner, dial) == {}
 
 
-async def test_offsets_that_nobody_keeps_expire(start_agent: StartAgent, dial: Dial) -> None:
-    options = {"offsets_retention_ms": 1, "offsets_retention_check_interval_ms": 50}
-    async with fleet(start_agent, 2, **OPTIONS, **options) as agents:
+async def test_offsets_that_nobody_keeps_expire(
+    start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "CHECK_INTERVAL_MS", 50)
+    async with fleet(start_agent, 2, **OPTIONS, offsets_retention_ms=1) as agents:
         await meet(agents.agents)
         owner, _ = owner_and_other(agents)
         client = await dial.kafka(owner.address)

@@ -121,9 +121,9 @@ COMPACTOR_MEMORY_BYTES = 1 << 30
 L0_FILE_BYTES = 8 * MIB
 REAL_SIZES = {
     "dedupe_keys_max": DEDUPE_KEYS_MAX,
-    "compaction_l1_runs_min": 32,
-    "compaction_output_bytes": 1 << 30,
-    "compaction_dead_bytes_min": 1 << 40,
+    "l1_runs_min": 32,
+    "output_bytes": 1 << 30,
+    "mostly_dead_bytes_min": 1 << 40,
     "forced_dirty_bytes_min": 1 << 40,
     "forced_dirty_wait_ms": 3_600_000,
     "job_limit_base_ms": 300_000,

@@ -80,7 +80,7 @@ async def extents_of(system: System, topic: str) -> list[LeveledExtent]:
 
 async def start_merging(system: System, start_compactor: StartCompactor, level: int) -> RunningCompactor:
     """It merges files of this level, and does not wait for more than there are."""
-    options = LEVEL_ONLY if level == 0 else {"compaction_l1_runs_min": INPUTS}
+    options = LEVEL_ONLY if level == 0 else {"l1_runs_min": INPUTS}
     return await start_beside(system, start_compactor, **options)
 
 

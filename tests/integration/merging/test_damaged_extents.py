@@ -96,7 +96,7 @@ async def test_of_a_damaged_merged_file_consumers_lose_the_damaged_batch_alone(
     (before,) = await extents_of(system.metadata)
     await damage(system.store, before.key, before.position, before.length, number=BAD, byte=70)
     # when it is merged
-    second = await start_beside(system, start_compactor, **{**LEVEL_ONLY, "compaction_l1_runs_min": 2})
+    second = await start_beside(system, start_compactor, **{**LEVEL_ONLY, "l1_runs_min": 2})
     await until(lambda: is_flagged(system.metadata), timeout_s=20)
     await second.compactor.stop()
     # then a consumer gets what is before the damage, and its error there
@@ -128,7 +128,7 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
     assert (row.base_offset, row.last_offset) == (RECORDS, RECORDS * (BATCHES + 1) - 1), "all in one file"
     await damage(agent.store, file.key, row.position, row.length, number=BAD, byte=70)
     # when the files are merged
-    options = {**LEVEL_ONLY, "compaction_l0_files_min": 2}
+    options = {**LEVEL_ONLY, "l0_files_min": 2}
     compactor = await start_compactor(store=agent.store, metadata=metadata, **options)
     await until(lambda: _is_merged(metadata), timeout_s=20)
     await compactor.compactor.stop()

@@ -23,7 +23,8 @@ import pytest
 from click.testing import CliRunner
 
 from runtime.errors import BadInputError, SiltstoneError
-from runtime.settings.table import AddressInUseError, Settings
+from runtime.settings.addresses import AddressInUseError
+from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
@@ -372,7 +373,7 @@ def test_an_agent_with_memory_beside_a_store_that_lasts_writes_nothing_there(tmp
     command = [sys.executable, "-m", "siltstone", "agent", "--listen", "127.0.0.1:0", *places]
     outcome = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60)
     assert outcome.returncode == 1
-    assert "error: memory:// is named beside a place that lasts" in outcome.stderr
+    assert "error: one of object.store.url and metadata.url is memory://, and the other is not" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
 

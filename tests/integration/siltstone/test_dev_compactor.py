@@ -13,12 +13,7 @@ from runtime.settings.table import Settings
 from siltstone.embedded.stack import child_settings, run_stack
 from tests.integration.siltstone.test_dev import alive, children_in, descendants, dev, get, read, until, write
 
-SCALED = {
-    "SILTSTONE_COMPACTION_L0_FILES_MIN": "2",
-    "SILTSTONE_COMPACTION_L0_WAIT_MS": "100",
-    "SILTSTONE_COMPACTION_L0_WAIT_MAX_MS": "300",
-    "SILTSTONE_COMPACTOR_PLAN_INTERVAL_MS": "50",
-}
+SCALED = {"SILTSTONE_COMPACTION_L0_WAIT_MAX_MS": "300"}
 
 
 def until_leveled(bootstrap: str, levels_dir: Path) -> None:

@@ -23,7 +23,7 @@ from tests.fixtures.record_batches import with_payload
 from wire.records import NewRecord, build_batch
 
 OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--set", "job.limit.base.ms=6000")
-AT_ONCE = ("--set", "compaction.l0.wait.ms=100", "--set", "compaction.l0.wait.max.ms=100")
+AT_ONCE = ("--set", "compaction.l0.wait.max.ms=100")
 COMPACTED, PLAIN, ODD = "users", "orders", "odd"
 
 
@@ -178,8 +178,7 @@ def test_what_the_planner_leaves_is_told_by_the_settings_that_are_given(damaged:
     asyncio.run(produce(damaged.stack.bootstrap, "table", "compact", [large]))
     until(lambda: "in L0" not in {each["code"] for each in damaged.reasons("table")} or None)
     # when it is explained for compactors that force a pass for any byte, and none over 64 KiB
-    small = ["forced.dirty.bytes.min=0", "forced.interval.ms=1"]
-    small += [f"compaction.{name}=65536" for name in ("output.bytes", "plain.bytes.max", "merge.bytes.max")]
+    small = ["forced.dirty.bytes.min=0", "forced.interval.ms=1", "compaction.merge.bytes.max=65536"]
     words = ["--data", damaged.data, *(word for each in small for word in ("--set", each))]
     # then it is due and not planned, and the setting is named
     said = run_ok("topics", "explain", "table", *words)

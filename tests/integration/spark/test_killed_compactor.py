@@ -12,7 +12,7 @@ from tests.fixtures.faults import Processes, create_topic
 from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, check_fsck, check_log, read_log, wait_until
 
 PARTITIONS = 40
-LEVEL_ONLY = {"compaction_l1_runs_min": 1_000, "compaction_l0_wait_max_ms": 200}
+LEVEL_ONLY = {"l1_runs_min": 1_000, "compaction_l0_wait_max_ms": 200}
 ON_SPARK = {
     "spark_submitter": "local",
     "spark_master": "local[1]",

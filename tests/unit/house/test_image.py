@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.settings.table import declarations, environment_name, load_settings
+from runtime.settings.loading import declarations, environment_name, load_settings
 from siltstone.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -18,7 +18,7 @@ from metadata.configs.broker import (
 from metadata.configs.text import render_configs_markdown
 from metadata.configs.topic import TOPIC_CONFIGS
 from metadata.configs.values import InvalidConfigError, check_value
-from runtime.settings.table import declarations
+from runtime.settings.loading import declarations
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_A_BROKER_CONFIG = {

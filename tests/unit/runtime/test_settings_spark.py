@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.settings.table import Settings, SettingsError, is_local_master, load_settings, memory_mib
+from runtime.settings.loading import load_settings
+from runtime.settings.spark import is_local_master, memory_mib
+from runtime.settings.table import Settings
+from runtime.settings.values import SettingsError
 
 EMR = {
     "spark.submitter": "emr-serverless",

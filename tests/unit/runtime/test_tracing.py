@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.settings.table import Settings, SettingsError
+from runtime.settings.table import Settings
+from runtime.settings.values import SettingsError
 from runtime.tracing import CURRENT_SPAN, NO_SPAN, NO_TRACING, child_span, current
 
 

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 
 from runtime.metrics import Metrics
-from runtime.settings.table import AddressInUseError, SettingsError
+from runtime.settings.addresses import AddressInUseError
+from runtime.settings.values import SettingsError
 from siltstone.processes.http_endpoint import HttpEndpoint
 
 
