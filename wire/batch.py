@@ -58,6 +58,18 @@ class CorruptBatchError(SiltstoneError):
     """These bytes are not a record batch of format v2."""
 
 
+class ProducerStamp(NamedTuple):
+    """The producer's part of a batch header: who wrote the batch, and where it stands in that producer's sequence."""
+
+    producer_id: int
+    epoch: int = NO_PRODUCER_EPOCH
+    base_sequence: int = NO_SEQUENCE
+
+
+NO_PRODUCER = ProducerStamp(NO_PRODUCER_ID)
+"""The stamp of a batch from a producer that is not idempotent."""
+
+
 class BatchHeader(NamedTuple):
     """A batch header as read; timestamps in ms since the epoch, -1 where absent."""
 

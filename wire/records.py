@@ -23,11 +23,10 @@ from wire.batch import (
     HEADER_TAIL,
     LOG_APPEND_TIME_BIT,
     MAGIC_V2,
-    NO_PRODUCER_EPOCH,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
+    NO_PRODUCER,
     TRANSACTIONAL_BIT,
     CorruptBatchError,
+    ProducerStamp,
     read_header,
 )
 from wire.codecs import Codec, compress, decompress
@@ -311,9 +310,7 @@ def build_batch(
     *,
     codec: Codec = Codec.NONE,
     base_offset: int = 0,
-    producer_id: int = NO_PRODUCER_ID,
-    producer_epoch: int = NO_PRODUCER_EPOCH,
-    base_sequence: int = NO_SEQUENCE,
+    producer: ProducerStamp = NO_PRODUCER,
     transactional: bool = False,
     log_append_time_ms: int | None = None,
 ) -> bytes:
@@ -336,9 +333,7 @@ def build_batch(
         len(records) - 1,
         base_timestamp_ms,
         log_append_time_ms if is_log_append_time else max(record.timestamp_ms for record in records),
-        producer_id,
-        producer_epoch,
-        base_sequence,
+        *producer,
         len(records),
     )
     crc = crc32c(payload, crc32c(tail))

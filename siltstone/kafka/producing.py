@@ -23,7 +23,7 @@ from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import InputRecord
 from siltstone.kafka.records import ProduceResult, new_producer, produce_batches
 from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient, is_passing
-from wire.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_MAX
+from wire.batch import NO_PRODUCER, SEQUENCE_MAX, ProducerStamp
 from wire.codecs import Codec
 from wire.error_codes import ErrorCode
 from wire.records import Headers, NewRecord, build_batch
@@ -164,17 +164,11 @@ class TopicWriter:
         now_ms = self._clock.wall_ms()
         batches: dict[int, bytes] = {}
         for partition, batch in sent.items():
-            producer_id, epoch, sequence = (
-                self._sequences.of(partition)
-                if self._is_idempotent
-                else (NO_PRODUCER_ID, NO_PRODUCER_EPOCH, NO_SEQUENCE)
-            )
+            producer = ProducerStamp(*self._sequences.of(partition)) if self._is_idempotent else NO_PRODUCER
             batches[partition] = build_batch(
                 [_new_record(each, options.headers, now_ms) for each in batch],
                 codec=options.codec,
-                producer_id=producer_id,
-                producer_epoch=epoch,
-                base_sequence=sequence,
+                producer=producer,
             )
 
         async def produce(client: KafkaClient) -> Mapping[int, ProduceResult]:

@@ -17,6 +17,7 @@ from wire.batch import (
     DELETE_HORIZON_BIT,
     LOG_APPEND_TIME_BIT,
     TRANSACTIONAL_BIT,
+    ProducerStamp,
     read_header,
 )
 from wire.codecs import Codec, compress
@@ -126,7 +127,9 @@ class _Maker:
 
     def empty(self) -> bytes:
         r = self.r
-        batch = build_batch([NewRecord(1, b"k", b"v")], base_offset=self.end, producer_id=r.choice((-1, 1, 2)))
+        batch = build_batch(
+            [NewRecord(1, b"k", b"v")], base_offset=self.end, producer=ProducerStamp(r.choice((-1, 1, 2)))
+        )
         return with_header(
             batch[:BATCH_HEADER_BYTES],
             batch_length=BATCH_HEADER_BYTES - 12,

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from runtime.errors import SiltstoneError
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
-from wire.batch import BATCH_HEADER_BYTES, crc_matches, iter_headers, read_header, stamp_log_append_time, stamp_offset
+from wire.batch import (
+    BATCH_HEADER_BYTES,
+    ProducerStamp,
+    crc_matches,
+    iter_headers,
+    read_header,
+    stamp_log_append_time,
+    stamp_offset,
+)
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch, iter_records, read_payload, record_facts, walk
 
@@ -79,9 +87,7 @@ def test_other_readers_read_what_we_build(
         records,
         codec=codec if codec in codecs else Codec.NONE,
         base_offset=base_offset,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
+        producer=ProducerStamp(producer_id, producer_epoch, base_sequence),
         transactional=transactional,
         log_append_time_ms=log_append_time_ms,
     )

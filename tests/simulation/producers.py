@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.book import Batch, TopicPartition
 from tests.simulation.clients import Client, Line, LineLostError
 from tests.simulation.faults import Fault, Path
+from wire.batch import ProducerStamp
 from wire.codecs import Codec
 from wire.error_codes import ErrorCode
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -56,9 +57,7 @@ class Producer(Client):
         codec = Codec.ZSTD if self.versions[0] >= 7 and batch.number % 7 == 3 else Codec.NONE
         if not batch.is_idempotent:
             return build_batch(records, codec=codec)
-        return build_batch(
-            records, codec=codec, producer_id=producer_id, producer_epoch=0, base_sequence=batch.sequence
-        )
+        return build_batch(records, codec=codec, producer=ProducerStamp(producer_id, 0, batch.sequence))
 
     def request_of(self, batches: list[tuple[Batch, bytes]], acks: int) -> ProduceRequest:
         topics: dict[str, list[PartitionProduceData]] = {}

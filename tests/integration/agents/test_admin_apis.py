@@ -12,6 +12,7 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from tests.contract.merges import merge
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.fleet import fleet, until
+from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.alter_configs import (
     AlterableConfig,
@@ -439,7 +440,7 @@ async def test_producers_are_described_with_epoch_and_last_sequence(
     await client.create_topic("t", partitions=2)
     [producer_id, *_] = await agent.metadata.allocate_producer_ids(3)
     records = [NewRecord(1, None, b"v")] * 3
-    await client.produce("t", 1, build_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=0))
+    await client.produce("t", 1, build_batch(records, producer=ProducerStamp(producer_id, 0, 0)))
 
     asked = [TopicRequest(name="t", partition_indexes=[0, 1, 2]), TopicRequest(name="nope", partition_indexes=[0])]
     answer = await raw.call(DescribeProducersRequest(topics=asked), DescribeProducersResponse, 0)

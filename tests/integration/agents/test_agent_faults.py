@@ -25,6 +25,7 @@ from storage.keys import parse_file_key
 from storage.memory import MemoryStore
 from storage.objects import Body, PutInDoubtError, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
+from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from wire.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
@@ -85,7 +86,7 @@ class DoubtfulMetadata(MemoryMetadata):
         return await super().heartbeat(lease, draining=draining)
 
 
-def batch(value: bytes = b"v", **options: int) -> bytes:
+def batch(value: bytes = b"v", **options: object) -> bytes:
     return build_batch([NewRecord(int(time.time() * 1000), b"k", value)], **options)  # type: ignore[arg-type]
 
 
@@ -273,7 +274,7 @@ async def test_a_producer_that_waits_too_long_is_told_and_may_retry(dial: Dial, 
     running = await start_agent(store=store)
     client, raw = await with_topic(dial, running)
     producer_id = (await running.metadata.allocate_producer_ids(1))[0]
-    records = batch(b"once", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+    records = batch(b"once", producer=ProducerStamp(producer_id, 0, 0))
     store.gate.clear()
     await raw.begin(produce(records, timeout_ms=1), 9)
     error, _ = await answer_of(raw)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fixtures.agents import Dial, RawConnection, StartAgent, read_all, records_of
 from tests.fixtures.fleet import fleet, until
+from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -28,7 +29,7 @@ LAGGING = {"tail_poll_ms": 60_000}
 """Such an agent hears of nothing by itself; hints are for files."""
 
 
-def batch(value: bytes, **numbered: int) -> bytes:
+def batch(value: bytes, **numbered: object) -> bytes:
     return build_batch([NewRecord(int(time.time() * 1000), None, value)], **numbered)  # type: ignore[arg-type]
 
 
@@ -154,9 +155,7 @@ async def test_pipelined_batches_keep_their_order_while_the_topic_is_looked_for(
             await client.create_topic(name, partitions=1)
             topic_id = (await client.topic(name)).topic_id
             producer_id = (await agents[1].metadata.allocate_producer_ids(1))[0]
-            numbered = [
-                batch(b"%d" % at, producer_id=producer_id, producer_epoch=0, base_sequence=at) for at in range(8)
-            ]
+            numbered = [batch(b"%d" % at, producer=ProducerStamp(producer_id, 0, at)) for at in range(8)]
             for at, records in enumerate(numbered):
                 await raw.begin(writes(topic_id, records), 13)
                 if at % 3 == turn % 3:

@@ -20,6 +20,7 @@ from tests.fixtures.agents import Dial
 from tests.fixtures.compacted_systems import Gate, System, start_beside
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
+from wire.batch import ProducerStamp
 from wire.records import NewRecord, build_batch
 
 SECRET = b"what-nobody-may-find-again"
@@ -66,7 +67,7 @@ class Deleted:
             sequence = next(self._sequence)
             now_ms = int(time.time() * 1000)
             records = [NewRecord(now_ms, b"k%d" % (sequence + at), SECRET) for at in range(10)]
-            batch = build_batch(records, producer_id=77, producer_epoch=0, base_sequence=sequence)
+            batch = build_batch(records, producer=ProducerStamp(77, 0, sequence))
             await asyncio.gather(self._client.produce("gone", 0, batch), self.system.write("stays", 1))
 
     async def rows(self) -> dict[str, int]:

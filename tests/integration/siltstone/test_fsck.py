@@ -20,7 +20,7 @@ from siltstone.ops.fsck import Finding, check_system
 from storage.memory import MemoryStore
 from tests.contract.merges import claim, commit_of, job, output_extent, output_file, output_key, read_ranges
 from tests.fixtures.agents import StartAgent
-from wire.batch import stamp_offset
+from wire.batch import ProducerStamp, stamp_offset
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
 
@@ -92,7 +92,7 @@ async def produce_some(client: KafkaClient) -> None:
     await client.create_topic("orders", partitions=PARTITIONS)
     for number in range(BATCHES):
         records = [NewRecord(1_700_000_000_000, b"key", f"value {number}".encode())]
-        batch = build_batch(records, producer_id=7, producer_epoch=0, base_sequence=number // PARTITIONS)
+        batch = build_batch(records, producer=ProducerStamp(7, 0, number // PARTITIONS))
         await client.produce("orders", number % PARTITIONS, batch)
 
 

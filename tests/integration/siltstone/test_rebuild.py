@@ -38,6 +38,7 @@ from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.s3 import BucketUrl
+from wire.batch import ProducerStamp
 from wire.crc import crc32c
 from wire.records import NewRecord, build_batch
 
@@ -450,7 +451,7 @@ async def catalogued(store_url: str, postgres_url: str) -> None:
 def idempotent(sequence: int) -> bytes:
     """A batch of one record of producer 7."""
     record = NewRecord(int(time.time() * 1000), b"k", b"%d" % sequence)
-    return build_batch([record], producer_id=7, producer_epoch=0, base_sequence=sequence)
+    return build_batch([record], producer=ProducerStamp(7, 0, sequence))
 
 
 async def all_leveled(metadata: Metadata) -> None:

@@ -12,7 +12,7 @@ from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.record_batches import some_records, with_header
-from wire.batch import iter_headers, read_header
+from wire.batch import ProducerStamp, iter_headers, read_header
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from wire.messages.list_offsets import (
@@ -33,7 +33,7 @@ from wire.records import NewRecord, build_batch
 VERSION = 9
 
 
-def batch(*values: bytes, timestamp_ms: int | None = None, **options: int) -> bytes:
+def batch(*values: bytes, timestamp_ms: int | None = None, **options: object) -> bytes:
     now_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     return build_batch([NewRecord(now_ms, b"k", value) for value in values], **options)  # type: ignore[arg-type]
 
@@ -99,7 +99,7 @@ async def test_a_retry_and_its_original_in_one_file_are_stored_once(
     producer_id = (await agent.metadata.allocate_producer_ids(1))[0]
 
     def numbered(sequence: int, *values: bytes) -> bytes:
-        return batch(*values, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+        return batch(*values, producer=ProducerStamp(producer_id, 0, sequence))
 
     # given: original, retry of it, and the next batch, pipelined so that they share a file
     before = agent.metric("l0_files_total", reason="linger")
@@ -132,7 +132,7 @@ async def test_a_refused_batch_in_mid_extent_is_a_hole_that_readers_do_not_see(
     client = await dial.kafka(agent.address)
     await client.create_topic("t", partitions=1)
     producer_id = (await agent.metadata.allocate_producer_ids(1))[0]
-    out_of_order = batch(b"never", producer_id=producer_id, producer_epoch=0, base_sequence=7)
+    out_of_order = batch(b"never", producer=ProducerStamp(producer_id, 0, 7))
     for records in (batch(b"a"), out_of_order, batch(b"b", b"c")):
         await raw.begin(produce("t", (0, records)), VERSION)
     answers = [only(await raw.answer(ProduceResponse, VERSION)) for _ in range(3)]

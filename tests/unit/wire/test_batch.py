@@ -8,6 +8,7 @@ from tests.fixtures.record_batches import NOW_MS, as_sent, one_batch, some_recor
 from wire.batch import (
     BATCH_HEADER_BYTES,
     CorruptBatchError,
+    ProducerStamp,
     crc_matches,
     iter_headers,
     read_header,
@@ -52,9 +53,7 @@ def golden_batch() -> bytes:
             NewRecord(1_700_000_001_070, None, None),
         ],
         base_offset=7,
-        producer_id=1000,
-        producer_epoch=5,
-        base_sequence=9,
+        producer=ProducerStamp(1000, 5, 9),
         transactional=True,
     )
 
@@ -176,7 +175,7 @@ def test_a_stamp_of_something_too_short_is_an_error() -> None:
 
 @pytest.mark.parametrize("codec", Codec)
 def test_a_log_append_time_stamp_changes_only_the_bit_the_max_timestamp_and_the_crc(codec: Codec) -> None:
-    sent = build_batch(some_records(20), codec=codec, producer_id=4, producer_epoch=1, base_sequence=0)
+    sent = build_batch(some_records(20), codec=codec, producer=ProducerStamp(4, 1, 0))
     before = read_header(sent)
 
     stamp = stamp_log_append_time(memoryview(sent), NOW_MS + 99)

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.errors import BadInputError
 from tests.fixtures.record_batches import NOW_MS, one_batch, some_records, with_header, with_payload
-from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
+from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, ProducerStamp, read_header
 from wire.codecs import Codec, DecompressedTooLargeError
 from wire.crc import crc32c
 from wire.records import (
@@ -177,9 +177,7 @@ def test_a_built_batch_without_options_has_no_producer_and_one_with_them_has_wha
             some_records(2),
             codec=Codec.LZ4,
             base_offset=2**33,
-            producer_id=2**40,
-            producer_epoch=7,
-            base_sequence=2**31 - 1,
+            producer=ProducerStamp(2**40, 7, 2**31 - 1),
             transactional=True,
             log_append_time_ms=NOW_MS + 60_000,
         )

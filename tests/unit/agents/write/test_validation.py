@@ -9,7 +9,7 @@ import pytest
 
 from agents.write.validation import RecordError, Refusal, TopicRules, check_produced
 from tests.fixtures.record_batches import NOW_MS, as_sent, one_batch, some_records, with_header, with_payload
-from wire.batch import BatchHeader, read_header
+from wire.batch import BatchHeader, ProducerStamp, read_header
 from wire.codecs import Codec
 from wire.error_codes import ErrorCode
 from wire.records import NewRecord, build_batch
@@ -41,7 +41,7 @@ def error_of(batch: bytes | None, rules: TopicRules = RULES, api_version: int = 
 @pytest.mark.parametrize("rules", [RULES, COMPACTED, LOG_APPEND_TIME, OLDEST_AN_HOUR])
 @pytest.mark.parametrize("codec", Codec)
 def test_a_good_batch_answers_with_its_header(codec: Codec, rules: TopicRules) -> None:
-    batch = build_batch(some_records(50), codec=codec, producer_id=9, producer_epoch=0, base_sequence=0)
+    batch = build_batch(some_records(50), codec=codec, producer=ProducerStamp(9, 0, 0))
 
     assert check(batch, rules) == read_header(batch)
 

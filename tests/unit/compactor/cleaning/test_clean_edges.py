@@ -16,7 +16,7 @@ from compactor.cleaning.payloads import CodecAtError, CorruptRecordAtError, Payl
 from runtime.errors import BadInputError, BugError
 from tests.fixtures.cleaning import CLEANERS, Cleaned, Log, bounds_of, by_kernels, by_oracle, pairs, split
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
-from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, read_header
+from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, ProducerStamp, read_header
 from wire.codecs import Codec, CodecError, decompress
 from wire.kernels.batches import CorruptBatchAtError, read_batches
 from wire.records import DECOMPRESSED_BYTES_MAX, CorruptRecordError, NewRecord, build_batch
@@ -316,7 +316,7 @@ def test_tables_of_the_output_describe_it() -> None:
     log = Log()
     log.append(("a", 1), ("b", None), log_append_time_ms=NOW_MS)
     log.append(("a", 2))
-    log.append(("b", 3), producer_id=8, base_sequence=4, producer_epoch=0)
+    log.append(("b", 3), producer=ProducerStamp(8, 0, 4))
     window = b"".join(log.batches)
     cleaner = PartitionCleaner(DedupeBuffer(10), log.bounds())
     scan_all(cleaner, window)

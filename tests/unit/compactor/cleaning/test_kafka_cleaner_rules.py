@@ -23,7 +23,7 @@ from tests.fixtures.cleaning import (
     stored,
 )
 from tests.fixtures.record_batches import NOW_MS, with_header
-from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT, read_header
+from wire.batch import CONTROL_BIT, TRANSACTIONAL_BIT, ProducerStamp, read_header
 from wire.codecs import Codec
 from wire.records import NewRecord, build_batch
 
@@ -210,7 +210,7 @@ def test_one_empty_batch_is_left_of_a_partition_whose_last_batch_lost_all(clean:
     """LogCleanerTest.testCleanSegmentsRetainingLastEmptyBatch, MemoryRecordsTest.testFilterToEmptyBatchRetention"""
     log = Log()
     log.append(("a", None), ("b", None))
-    log.append(("c", None), producer_id=23, producer_epoch=5, base_sequence=10)
+    log.append(("c", None), producer=ProducerStamp(23, 5, 10))
     stamped = again(log, clean(log.batches, log.bounds()))
 
     cleaned = clean(stamped.batches, at(stamped, LATER_MS))
@@ -258,9 +258,7 @@ def test_a_batch_that_loses_records_keeps_its_offsets_sequences_and_producer(cle
     batch = build_batch(
         [NewRecord(NOW_MS + n, key, b"%d" % n) for n, key in enumerate((b"a", b"b", b"c"))],
         base_offset=7,
-        producer_id=99,
-        producer_epoch=4,
-        base_sequence=2**31 - 2,
+        producer=ProducerStamp(99, 4, 2**31 - 2),
         transactional=True,
     )
     log = Log()
@@ -281,11 +279,11 @@ def test_a_batch_that_loses_records_keeps_its_offsets_sequences_and_producer(cle
 def test_the_last_batch_of_a_producer_is_not_kept_for_its_sequence(clean: Clean) -> None:
     """LogCleanerTest.testLogCleanerRetainsProducerLastSequence: there the emptied batch of producer 2 stays, at 1."""
     log = Log()
-    log.append((0, 0), producer_id=1, producer_epoch=0, base_sequence=0)
-    log.append((1, 1), producer_id=2, producer_epoch=0, base_sequence=0)
-    log.append((0, 2), producer_id=1, producer_epoch=0, base_sequence=1)
+    log.append((0, 0), producer=ProducerStamp(1, 0, 0))
+    log.append((1, 1), producer=ProducerStamp(2, 0, 0))
+    log.append((0, 2), producer=ProducerStamp(1, 0, 1))
     log.append((1, 3))
-    log.append((0, 4), producer_id=1, producer_epoch=0, base_sequence=2)
+    log.append((0, 4), producer=ProducerStamp(1, 0, 2))
 
     assert clean(log.batches, log.bounds()).last_offsets == [3, 4]
 
@@ -340,12 +338,12 @@ def test_aborted_data_goes_at_once_and_hides_nothing(clean: Clean) -> None:
     """LogCleanerTest.testBasicTransactionAwareCleaning"""
     log = Log()
     log.append((1, "old"), (2, "old"))
-    first_1 = log.append((1, "aborted"), producer_id=11, transactional=True)
-    log.append((2, "committed"), producer_id=12, transactional=True)
-    log.append((3, "aborted"), producer_id=11, transactional=True)
+    first_1 = log.append((1, "aborted"), producer=ProducerStamp(11), transactional=True)
+    log.append((2, "committed"), producer=ProducerStamp(12), transactional=True)
+    log.append((3, "aborted"), producer=ProducerStamp(11), transactional=True)
     abort = log.marker(ABORT, 11)
     log.marker(COMMIT, 12)
-    log.append((4, "after"), producer_id=11, transactional=True)
+    log.append((4, "after"), producer=ProducerStamp(11), transactional=True)
     log.marker(COMMIT, 11)
 
     cleaned = clean(log.batches, log.bounds(aborted=[(11, first_1, abort)]))
@@ -358,7 +356,7 @@ def test_aborted_data_goes_at_once_and_hides_nothing(clean: Clean) -> None:
 def test_aborted_data_goes_through_every_clear_of_the_table(clean: Clean) -> None:
     """LogCleanerTest.testMultiPassSegmentCleaningWithAbortedTransactions"""
     log = Log()
-    first = log.append(*((n, n) for n in range(9)), producer_id=5, transactional=True)
+    first = log.append(*((n, n) for n in range(9)), producer=ProducerStamp(5), transactional=True)
     abort = log.marker(ABORT, 5)
     log.append(*((n, "kept") for n in range(9)))
     aborted = [(5, first, abort)]
@@ -376,7 +374,7 @@ def test_only_what_is_decided_is_cleaned(clean: Clean) -> None:
     log = Log()
     log.append((1, "a"), (2, "a"))
     log.append((1, "b"), (2, "b"))
-    first = log.append((1, "undecided"), producer_id=7, transactional=True)
+    first = log.append((1, "undecided"), producer=ProducerStamp(7), transactional=True)
     log.append((2, "after"))
 
     open_still = clean(log.batches, log.bounds(first_uncleanable_offset=first, last_stable_offset=first))
@@ -391,7 +389,7 @@ def test_only_what_is_decided_is_cleaned(clean: Clean) -> None:
 def test_a_marker_goes_two_passes_after_the_data_of_its_transaction(clean: Clean, kind: int) -> None:
     """LogCleanerTest.testCommitMarkerRemoval, testAbortMarkerRemoval, testCommittedTransactionSpanningSegments"""
     log = Log()
-    first = log.append((1, "x"), (2, "x"), producer_id=3, transactional=True)
+    first = log.append((1, "x"), (2, "x"), producer=ProducerStamp(3), transactional=True)
     marker = log.marker(kind, 3, timestamp_ms=NOW_MS - 77)
     log.append((1, "y"), (2, "y"))
     changed = {"aborted": [(3, first, marker)]} if kind == ABORT else {}
@@ -414,7 +412,7 @@ def test_an_empty_batch_of_a_transaction_keeps_its_marker(clean: Clean) -> None:
     """LogCleanerTest.testCommitMarkerRetentionWithEmptyBatch, testAbortMarkerRetentionWithEmptyBatch"""
     log = Log()
     log.append(("old", 1))
-    first = log.append((1, "x"), producer_id=3, transactional=True)
+    first = log.append((1, "x"), producer=ProducerStamp(3), transactional=True)
     changed = {"first_uncleanable_offset": log.end, "last_stable_offset": log.end}
     emptied = again(log, clean(log.batches, log.bounds(**changed, aborted=[(3, first, first + 9)])))
     assert is_empty(emptied.batches[1])  # it ends below the first uncleanable offset
@@ -457,10 +455,10 @@ def test_control_records_other_than_markers_are_left_alone(clean: Clean) -> None
 def test_each_marker_is_judged_by_the_data_of_its_own_transaction(clean: Clean) -> None:
     """LogCleanerTest.testEmptyBatchRemovalWithSequenceReuse: a producer goes on from transaction to transaction."""
     log = Log()
-    log.append(("kept", 1), producer_id=3, transactional=True)
+    log.append(("kept", 1), producer=ProducerStamp(3), transactional=True)
     log.marker(COMMIT, 3)
     log.marker(ABORT, 3)
-    log.append(("also kept", 1), producer_id=3, transactional=True)
+    log.append(("also kept", 1), producer=ProducerStamp(3), transactional=True)
     log.marker(COMMIT, 3)
 
     cleaned = clean(log.batches, log.bounds())
@@ -471,7 +469,7 @@ def test_each_marker_is_judged_by_the_data_of_its_own_transaction(clean: Clean) 
 def test_a_control_batch_of_two_records_is_none_that_we_know(clean: Clean) -> None:
     log = Log()
     records = [NewRecord(1, bytes((0, 0, 0, COMMIT)), bytes(6)) for _ in range(2)]
-    batch = build_batch(records, producer_id=4, producer_epoch=0)
+    batch = build_batch(records, producer=ProducerStamp(4, 0))
     log.add(with_header(batch, attributes=CONTROL_BIT | TRANSACTIONAL_BIT))
     log.append(("k", "v"))
 
@@ -483,10 +481,10 @@ def test_a_key_with_the_bytes_of_a_markers_key_neither_removes_it_nor_is_removed
     commit_key = bytes((0, 0, 0, COMMIT))
     log = Log()
     log.append((commit_key, "before"), ("other", 1))
-    log.append(("data", 1), producer_id=1, transactional=True)
+    log.append(("data", 1), producer=ProducerStamp(1), transactional=True)
     log.marker(COMMIT, 1)
     log.append((commit_key, "after"))
-    log.append(("data", 1), producer_id=1, transactional=True)
+    log.append(("data", 1), producer=ProducerStamp(1), transactional=True)
     log.marker(COMMIT, 1)
 
     cleaned = clean(log.batches, log.bounds())

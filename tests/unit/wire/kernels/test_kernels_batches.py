@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures.record_batches import NOW_MS, one_batch, with_header
-from wire.batch import stamp_offset
+from wire.batch import ProducerStamp, stamp_offset
 from wire.codecs import Codec
 from wire.crc import Body, crc32c
 from wire.kernels.batches import (
@@ -36,7 +36,7 @@ def at(offset: int, batch: bytes) -> bytes:
 def three() -> tuple[bytes, bytes, bytes]:
     return (
         at(100, one_batch(3)),
-        at(2**40, one_batch(50, codec=Codec.ZSTD, producer_id=77, producer_epoch=1, base_sequence=3)),
+        at(2**40, one_batch(50, codec=Codec.ZSTD, producer=ProducerStamp(77, 1, 3))),
         at(2**40 + 60, one_batch(1, log_append_time_ms=NOW_MS + 5)),
     )
 
