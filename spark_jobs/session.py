@@ -50,7 +50,6 @@ def local_session(
     attempts: int = ATTEMPTS,
     java_options: str = "",
     conf: Mapping[str, str] | None = None,
-    environ: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """A new session in this process, on `cores` (None: all) of this machine. `conf` wins over our defaults.
 
@@ -59,7 +58,7 @@ def local_session(
     """
     if SparkSession.getActiveSession() is not None:
         raise BadInputError("this process has a Spark session already", remedy="use it, or stop it first")
-    environment = find_environment(os.environ if environ is None else environ)
+    environment = find_environment(os.environ)
     cores = cores or len(os.sched_getaffinity(0))
     chosen = {
         "spark.master": f"local[{cores},{attempts}]",

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -67,9 +67,10 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
     await check_cluster(store, cluster_id=CLUSTER_ID, store_bound=False)
     print(f"{records:,} records of {VALUE_BYTES} B in {files} files", file=sys.stderr)
     claimed = await _claim(store, records, files)
+    size_bytes = sum(each.length for each in claimed.extents)
     tiny = await _claim(store, tiny_units * BATCH_RECORDS, tiny_units)
     embedded = await _least(lambda: _embedded(store, claimed), repeats)
-    rows: list[list[Cell]] = [_row("embedded", 1, 1, claimed, records, embedded, embedded)]
+    rows: list[list[Cell]] = [_row("embedded", 1, _Work(size_bytes, records, 1), embedded, embedded)]
     per_unit: list[str] = []
     for cores in (1, 2):
         started = _now()
@@ -79,13 +80,13 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
             await _on_spark(store, folder, spark, tiny, 1)  # workers are started, kernels loaded
             units = len((await _plan(store, claimed, 1)).units)
             spent = await _least(lambda: _on_spark(store, folder, spark, claimed, 1), repeats)  # noqa: B023
-            rows.append(_row("Spark, warm", cores, units, claimed, records, spent, embedded))
+            rows.append(_row("Spark, warm", cores, _Work(size_bytes, records, units), spent, embedded))
             small = await _least(lambda: _on_spark(store, folder, spark, tiny, 1), repeats)  # noqa: B023
             own = await _least(lambda: _each_embedded(store, tiny), repeats)
             each_ms = (small.cpu_s - own.cpu_s) / tiny_units * 1000
             wall_ms = small.wall_s / tiny_units * 1000
             per_unit.append(f"{cores} core{'s' * (cores > 1)}: {each_ms:.0f} ms of CPU, {wall_ms:.0f} ms")
-            rows.append(_row("Spark's start", cores, 0, None, 0, start, embedded))
+            rows.append(_row("Spark's start", cores, _Work(), start, embedded))
         finally:
             await asyncio.to_thread(_end, spark)
     return Table(
@@ -109,14 +110,20 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
     )
 
 
-def _row(
-    name: str, cores: int, units: int, claimed: ClaimedJob | None, records: int, spent: Spent, embedded: Spent
-) -> list[Cell]:
-    size = 0 if claimed is None else sum(each.length for each in claimed.extents)
+class _Work(NamedTuple):
+    """The work of one row; nothing of it where only a session was started."""
+
+    size_bytes: int = 0
+    records: int = 0
+    units: int = 0
+
+
+def _row(engine: str, cores: int, work: _Work, spent: Spent, embedded: Spent) -> list[Cell]:
+    size, records = work.size_bytes, work.records
     return [
-        name,
+        engine,
         cores,
-        units or None,
+        work.units or None,
         spent.wall_s,
         spent.cpu_s,
         size / spent.wall_s / 1e6 if size else None,

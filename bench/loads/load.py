@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bench.loads.clients import ConsumeJob, ProduceJob, create_topic, run_consume, run_produce
 from bench.measures.usage import Usage
@@ -184,11 +184,7 @@ def _run_librdkafka(target: Target, load: Load, seconds: float) -> Measured:
         target,
         load,
         target.read() - before,
-        stored_bytes=result.acked_bytes,
-        mb_per_s=result.mb_per_s,
-        p50_ms=result.p50_ms,
-        p99_ms=result.p99_ms,
-        client_ms_per_mb=result.cpu_ms_per_mb,
+        _ClientSide(result.acked_bytes, result.mb_per_s, result.p50_ms, result.p99_ms, result.cpu_ms_per_mb),
     )
 
 
@@ -214,15 +210,12 @@ def _run_tool(target: Target, load: Load, seconds: float, jars: Jars) -> Measure
         )
         used = target.read() - before
         stored_bytes = result.records * load.record_bytes
+        cpu_ms_per_mb = result.cpu_s * 1000 / (stored_bytes / 1e6)
         return used, _measured(
             target,
             load,
             used,
-            stored_bytes=stored_bytes,
-            mb_per_s=result.mb_per_s,
-            p50_ms=result.p50_ms,
-            p99_ms=result.p99_ms,
-            client_ms_per_mb=result.cpu_s * 1000 / (stored_bytes / 1e6),
+            _ClientSide(stored_bytes, result.mb_per_s, result.p50_ms, result.p99_ms, cpu_ms_per_mb),
         )
 
     _, warm = run(TOOL_WARMUP_BYTES // load.record_bytes)
@@ -236,17 +229,18 @@ def _new_topic(target: Target, load: Load) -> str:
     return topic
 
 
-def _measured(
-    target: Target,
-    load: Load,
-    used: Reading,
-    *,
-    stored_bytes: int,
-    mb_per_s: float,
-    p50_ms: float | None,
-    p99_ms: float | None,
-    client_ms_per_mb: float | None,
-) -> Measured:
+class _ClientSide(NamedTuple):
+    """The client's own figures of one load."""
+
+    stored_bytes: int
+    mb_per_s: float
+    p50_ms: float | None
+    p99_ms: float | None
+    cpu_ms_per_mb: float | None
+
+
+def _measured(target: Target, load: Load, used: Reading, client: _ClientSide) -> Measured:
+    stored_bytes = client.stored_bytes
     if not stored_bytes:
         raise RuntimeError("nothing was stored: " + "; ".join(target.complaints()[-COMPLAINT_LINES:]))
     megabytes = stored_bytes / 1e6
@@ -256,12 +250,12 @@ def _measured(
         target=target.name,
         store=target.store,
         load=load,
-        mb_per_s=mb_per_s,
-        p50_ms=p50_ms,
-        p99_ms=p99_ms,
+        mb_per_s=client.mb_per_s,
+        p50_ms=client.p50_ms,
+        p99_ms=client.p99_ms,
         broker_ms_per_mb=used.agents.cpu_s * 1000 / megabytes,
         postgres_ms_per_mb=used.postgres.cpu_s * 1000 / megabytes if ours else None,
-        client_ms_per_mb=client_ms_per_mb,
+        client_ms_per_mb=client.cpu_ms_per_mb,
         requests_per_gib=per_gib(used.counters.sum("requests_total", api="Produce"), stored_bytes) if ours else None,
         puts_per_gib=per_gib(puts, stored_bytes) if ours else None,
         put_mb_mean=used.counters.sum("object_bytes_total", op="put") / 1e6 / puts if puts else None,

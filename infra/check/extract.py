@@ -164,7 +164,7 @@ def block_of(source: Source, type_name: str, arguments: str, body: str, *, top: 
             struct = BLOCK_STRUCT.search(value.replace("listMapperHcl(", ""))
             if struct is None:
                 raise UnknownBindings(f"block {name} of {type_name}: {value}")
-            blocks[name] = nested_block(source, type_name, struct[1], kind, required, members.get(name), storage)
+            blocks[name] = nested_block(source, type_name, struct[1], kind, required, members.get(name))
             continue
         else:
             shape = SCALARS[storage] if kind == "simple" else list_type(storage, kind)
@@ -193,7 +193,6 @@ def nested_block(
     kind: str,
     required: bool,
     member: tuple[str, bool] | None,
-    storage: str,
 ) -> Json:
     """A nested block. The bindings keep one object where at most one may be given, and a list of them otherwise."""
     body = source.classes.get(f"{struct}OutputReference".lower(), "")
