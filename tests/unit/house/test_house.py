@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[3]
 DECISIONS = ROOT / "docs" / "decisions"
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
+FOLDER_MODULES_MAX = 16
+API_FOLDERS = {"agents/handlers", "wire/messages"}
+"""A module for each Kafka API: their number is Kafka's, not ours."""
 ROOMS = ("agents", "compactor", "metadata", "runtime", "siltstone", "spark_jobs", "storage", "wire")
 S3_CLIENTS = {"aioboto3", "aiobotocore", "boto3", "botocore"}
 
@@ -85,22 +89,33 @@ class Facts(NamedTuple):
 
     functions: Sequence[tuple[str, int, int]]
     """Name, first line, lines."""
-    imported: frozenset[str]
+    imports: Sequence[tuple[str, Sequence[str]]]
+    """(module, names taken from it) of every import of the file: in functions and under TYPE_CHECKING too."""
+
+    @property
+    def imported(self) -> frozenset[str]:
+        return frozenset(module for module, _ in self.imports)
 
 
 @functools.cache
 def facts(path: Path) -> Facts:
     functions: list[tuple[str, int, int]] = []
-    imported: set[str] = set()
+    imports: list[tuple[str, Sequence[str]]] = []
     for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             functions.append((node.name, node.lineno, node.end_lineno - node.lineno + 1))
         elif isinstance(node, ast.Import):
-            imported.update(alias.name for alias in node.names)
+            imports += [(alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imported.add(node.module)
-    return Facts(functions, frozenset(imported))
+            imports.append((node.module, [alias.name for alias in node.names]))
+    return Facts(functions, imports)
+
+
+def modules() -> dict[str, Path]:
+    """The files of all rooms by the name under which they are imported."""
+    paths = (path for path in tracked(".py") if path.relative_to(ROOT).parts[0] in (*ROOMS, "bench", "infra"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
@@ -157,6 +172,12 @@ def test_no_function_is_longer_than_a_screen() -> None:
             if lines > FUNCTION_LINES_MAX:
                 long[f"{shown(path)}:{first} {name}"] = lines
     assert long == {}
+
+
+def test_no_folder_holds_more_modules_than_a_reader_can_hold() -> None:
+    counts = Counter(shown(path.parent) for path in modules().values() if path.name != "__init__.py")
+    crowded = {folder: count for folder, count in counts.items() if count > FOLDER_MODULES_MAX}
+    assert {folder: count for folder, count in crowded.items() if folder not in API_FOLDERS} == {}
 
 
 def test_every_dependency_is_pinned_and_none_has_an_address() -> None:
