@@ -38,7 +38,7 @@ from bench.loads.merge_inputs import (
 )
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX, CleanBounds
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX, CleanBounds
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.kernels import Limits, judge
 from compactor.cleaning.oracle import compact

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import DedupeBuffer, PythonDedupeBuffer
 from wire.batch import BATCH_HEADER_BYTES
 from wire.crc import crc32c

@@ -1,16 +1,16 @@
-"""The table of keys that decides which record of a key is the last, in a fixed amount of memory.
+"""The table of keys that finds the last record of each key, in a fixed amount of memory.
 
 One allocation holds two arrays. *Entries*, 36 bytes each, lie in the order in which their keys came: the hash of the
-key (32) and the ordinal of the last record that had it (4). The *index* has 5 slots of 4 bytes for 4 entries: 22 bits
+key (32) and the ordinal of the last record with that key (4). The *index* has 5 slots of 4 bytes for 4 entries: 22 bits
 are the number of an entry, 10 are bits of its hash (the tag), and all ones mean empty. That is 41 bytes a key:
-134,217,720 for 3,273,603. A key is looked for from slot `hash * slots >> 32` on, by the first 32 bits of its hash, to
-the first empty slot; a slot with another tag costs no look at its entry. New entries are written one behind the other,
-and clearing the table is filling the index.
+134,217,720 for 3,273,603. A search starts at slot `hash * slots >> 32`, by the first 32 bits of the hash, and ends at
+the first empty slot; an entry is read only if the tag of its slot matches. New entries are appended. Clearing the table
+means filling the index with ones.
 
-In a large table each look-up misses the processor's caches twice, so while one row is entered the slot of a row to come
-is asked for already, and the entry of one that comes sooner.
+In a large table each look-up misses the processor's caches twice. So while one row is entered, the kernel prefetches
+the slot of a later row and the entry of a nearer one.
 
-A hash stands for its key: that two keys have the same 256 bits is not provided for.
+A hash stands for its key. Two keys with the same 256 bits would count as one key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from runtime.errors import BadInputError, BugError, SiltstoneError
 from wire.kernels.compiled import address_of, compiled, contiguous, inlined, register_warm
 from wire.kernels.memory import (
@@ -44,26 +44,26 @@ ENTRIES_MAX = _ENTRY_MASK
 """Entry 2^22 - 1 is never used: with a tag of all ones its slot would look empty."""
 _SLOTS_AHEAD, _ENTRIES_AHEAD = 32, 16
 _SLOTS_LOOKED_AT = 16
-"""For an entry to ask for: a line of the cache holds as many."""
+"""Slots searched for an entry to prefetch: a cache line holds 16 slots."""
 _OUTSIDE = -1
 
 
 class OrdinalOverflowError(SiltstoneError):
-    """A partition has more records in one pass than numbers of 32 bits can name."""
+    """A partition has more records in one pass than 32-bit ordinals."""
 
 
 class DedupeBuffer:
     """At most `keys_max` keys, each with the ordinal of its last record.
 
-    `keys_max` is a parameter so that tests can fill the table; below 4 the index takes some bytes more than 41 a key.
-    Raises BadInputError when it is not from 1 to 4,194,303.
+    `keys_max` is a parameter so that tests can fill the table. Below 4 the index takes a few bytes more than 41 a key.
+    Raises BadInputError unless it is from 1 to 4,194,303.
     """
 
     def __init__(self, keys_max: int = DEDUPE_KEYS_MAX) -> None:
         if not 1 <= keys_max <= ENTRIES_MAX:
-            raise BadInputError(f"a table of {keys_max} keys: from 1 to {ENTRIES_MAX} can be")
+            raise BadInputError(f"the dedupe buffer holds from 1 to {ENTRIES_MAX} keys, not {keys_max}")
         self.keys_max = keys_max
-        self._slots_count = max(keys_max * 5 // 4, keys_max + 1)  # one is always empty: there a search ends
+        self._slots_count = max(keys_max * 5 // 4, keys_max + 1)  # one slot is always empty, so that every search ends
         self._memory = np.empty(keys_max * _ENTRY_BYTES + self._slots_count * _SLOT_BYTES, dtype=np.uint8)
         self._slots = self._memory[keys_max * _ENTRY_BYTES :]
         self._keys = np.zeros(1, dtype=np.int64)
@@ -71,7 +71,7 @@ class DedupeBuffer:
 
     @property
     def keys(self) -> int:
-        """Entries now."""
+        """The number of entries now."""
         return int(self._keys[0])
 
     @property
@@ -79,7 +79,7 @@ class DedupeBuffer:
         return self._memory.nbytes
 
     def clear(self) -> None:
-        """Forgets all keys; the ordinals that were entered are not looked at again."""
+        """Forgets all keys and their ordinals."""
         self._slots.fill(0xFF)
         self._keys[0] = 0
 
@@ -119,6 +119,7 @@ class DedupeBuffer:
             np.uint64(range_hi),
         )
         if done == _OUTSIDE:
+            # The bitmap must be at least as long as in every call before.
             raise BugError(f"an ordinal that was entered earlier has no bit in {len(dead)} bytes of dead records")
         return done
 
@@ -126,11 +127,11 @@ class DedupeBuffer:
 def _checked(
     hashes: NDArray[np.uint64], key_lengths: NDArray[np.int32], first_ordinal: int, dead: NDArray[np.uint8]
 ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """The columns as the kernel takes them, once nothing in them leads out of an array."""
+    """The columns as the kernel takes them, checked: the kernel does not check bounds."""
     rows = len(key_lengths)
     if first_ordinal < 0 or first_ordinal + rows > ORDINAL_MAX + 1:
         raise OrdinalOverflowError(
-            f"{rows} records from ordinal {first_ordinal} on: a pass over a partition can number {ORDINAL_MAX + 1}",
+            f"{rows} records from ordinal {first_ordinal} on: one pass over a partition takes {ORDINAL_MAX + 1}",
             remedy="let a forced or deep pass take the partition in smaller parts",
         )
     if hashes.shape != (rows, _HASH_WORDS):
@@ -152,13 +153,13 @@ def _slot_of(first_word: np.uint64, slots_count: int) -> int:
 
 @inlined
 def _tag_of(first_word: np.uint64) -> int:
-    """Bits of the hash that the place of its slot does not depend on."""
+    """Bits of the hash that do not decide its slot."""
     return to_int(first_word & np.uint64(_TAG_MASK))
 
 
 @inlined
 def _ask_ahead(entries: int, slots: int, slots_count: int, hashes: NDArray[np.uint64], row: int, rows: int) -> None:
-    """Has the processor fetch what the rows to come will touch; asking for a row that is skipped does no harm."""
+    """Prefetches the memory of later rows. A prefetch for a row that is skipped later does no harm."""
     ahead = row + _SLOTS_AHEAD
     if ahead < rows:
         prefetch(slots + _SLOT_BYTES * _slot_of(hashes[ahead, 0], slots_count))
@@ -218,7 +219,7 @@ def _enter(
     range_lo: np.uint64,
     range_hi: np.uint64,
 ) -> int:
-    """Rows done; -1 when an entry has an ordinal for which there is no bit."""
+    """Rows done; -1 when the ordinal of an entry has no bit in `dead`."""
     rows, entered = len(key_lengths), keys[0]
     for row in range(rows):
         _ask_ahead(entries, slots, slots_count, hashes, row, rows)

@@ -1,6 +1,7 @@
-"""The rules of `compactor/cleaning/oracle.py` compiled: which rows enter the table, and what becomes of every record.
+"""The rules of `compactor/cleaning/oracle.py`, compiled: the rows that enter the table, and the fate of every record.
 
-The oracle is to be read; this file must say the same, row by row, over the columns of `wire.kernels.scan`.
+Read the oracle to learn the rules. This file must give the same result, row by row, over the columns of
+`wire.kernels.scan`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _TIMESTAMP_LEAST = -(2**63)
 
 
 class Limits(NamedTuple):
-    """What the rows are judged by."""
+    """The bounds by which rows are judged."""
 
     first_uncleanable_offset: int
     horizons_end_offset: int
@@ -49,14 +50,15 @@ class Limits(NamedTuple):
 
 
 class EnteredRows(NamedTuple):
-    """Rows of a chunk, by what the scan does with them."""
+    """The counts of one chunk in the scan."""
 
     records: int
-    """Of data batches, below the first uncleanable offset."""
+    """Records of data batches below the first uncleanable offset."""
     dead_at_once: int
-    """Of those: keyless, or of aborted transactions."""
+    """Those of `records` that have no key or belong to aborted transactions."""
     broken_row: int
-    """The first row whose offset delta is not above the one before, or leaves its batch; -1 when all are right."""
+    """The first row whose offset delta is not above the one before, or lies outside its batch; -1 when all are right.
+    """
 
 
 def pick_rows(
@@ -81,13 +83,13 @@ def pick_rows(
 
 
 class Verdicts(NamedTuple):
-    """What becomes of the batches and records of a chunk."""
+    """The fate of the batches and records of a chunk."""
 
     keep: NDArray[np.uint8]
     """Per record: 1 = stays."""
     rewrites: Rewrites
     tombstones: int
-    """That stay."""
+    """Tombstones that stay."""
     tombstones_dropped: int
     keyless_dropped: int
 
@@ -102,7 +104,7 @@ def judge(
     first_ordinal: int,
     limits: Limits,
 ) -> Verdicts:
-    """`dead` has a bit per record of the partition, row 0 of the chunk at `first_ordinal`."""
+    """`dead` has a bit for each record of the partition; bit `first_ordinal` belongs to row 0 of the chunk."""
     keep = np.empty(len(columns.key_lengths), dtype=np.uint8)
     rewrites = new_rewrites(len(modes))
     counted = _judge(address_of(arena), columns, table, modes, first_rows, dead, first_ordinal, limits, keep, rewrites)
@@ -215,7 +217,7 @@ def _stamped_bytes(
     limits: Limits,
     keep: NDArray[np.uint8],
 ) -> int:
-    """Of the payload once its timestamps count from the horizon; -1 when readers would refuse so many."""
+    """The payload size once timestamps count from the horizon; -1 when readers would refuse a payload of that size."""
     total = 0
     shift = table.base_timestamps_ms[index] - limits.delete_horizon_ms
     for row in range(first_rows[index], first_rows[index + 1]):
@@ -240,7 +242,7 @@ def _settle(
     max_timestamp_ms: int,
     rewrites: Rewrites,
 ) -> None:
-    """The action on one batch, and its header."""
+    """Sets the action on one batch, and its new header."""
     count = table.record_counts[index]
     attributes, base_timestamp_ms = table.attributes[index], table.base_timestamps_ms[index]
     next_offset = table.last_offsets[index] + 1

@@ -1,16 +1,16 @@
-"""How one compacted partition is cleaned: the rules in plain Python, to be read and to hold the compiled cleaner to.
+"""The cleaning of one compacted partition in plain Python: for readers, and as the oracle of the compiled cleaner.
 
-Two passes over the same batches. The scan enters every keyed record below the first uncleanable offset into a table of
-key hashes; a record whose key comes again while its entry is still there is dead. The table holds `keys_max` keys: when
-one more would not fit it is cleared and starts afresh, so a key may keep one record per filling, and never loses its
-latest. The rewrite drops the dead, the keyless, records of aborted transactions, and tombstones whose time has come.
+Cleaning takes two passes over the same batches. The scan enters every keyed record below the first uncleanable offset
+into a table of key hashes. A record is dead if its key comes again while its entry is still in the table. The table
+holds `keys_max` keys. When one more key does not fit, the table is cleared, so a key may keep one record per filling
+and never loses its latest record. The rewrite drops dead records, records without a key, records of aborted
+transactions, and tombstones past their delete horizon.
 
-Offsets, order, keys, values, headers and timestamps of what stays never change. Records of two batches are never put
-into one: a batch that loses records is built anew at the same offsets, all others are copied.
+Records that stay keep their offsets, order, keys, values, headers and timestamps. Records of two batches are never
+joined into one batch: a batch that loses records is rebuilt at the same offsets, and all others are copied.
 
-`compactor/cleaning/partition_cleaner.py` does the same over compiled kernels: same bytes, whatever the input. Source:
-Kafka's
-`Cleaner`, `MemoryRecords.filterTo`; docs/decisions/0011-cleaning-rules.md says where and why this differs.
+`compactor/cleaning/partition_cleaner.py` gives the same bytes for every input, over compiled kernels. Source: Kafka's
+`Cleaner` and `MemoryRecords.filterTo`; docs/decisions/0011-cleaning-rules.md lists the differences and their reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
 from compactor.cleaning.rules import (
     MARKER_KEY_BYTES_MIN,
     MARKER_TYPES,
@@ -47,7 +47,7 @@ from wire.records import DECOMPRESSED_BYTES_MAX, CorruptRecordError, Record, ite
 
 
 class Entry(NamedTuple):
-    """One record, and the bytes it is made of."""
+    """One record and its bytes."""
 
     offset: int
     timestamp_ms: int
@@ -57,14 +57,14 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """One batch, opened."""
+    """One batch, decompressed and split into records."""
 
     whole: bytes
     header: BatchHeader
     is_aborted: bool
     """Its transaction was aborted."""
     outlived: bool
-    """It is a marker, and no data of its transaction is left in the inputs."""
+    """The batch is a marker, and the inputs hold no data of its transaction."""
     entries: list[Entry]
 
     @property
@@ -86,9 +86,9 @@ def should_retain(
 
 
 def drop_tombstone(entry: Entry, batch: Batch, bounds: CleanBounds, first_clear_offset: int | None) -> bool:
-    """Whether a tombstone, or a marker without data, may go: everything it hides has gone before, and long enough ago.
+    """Whether a tombstone, or a marker without data, may go: all records that it hides have gone, long enough ago.
 
-    The first cleaning that was sure of that has stamped the horizon into the batch. This pass must be sure too.
+    The first cleaning that knew this has stamped the horizon into the batch. This pass must know it again.
     """
     horizon_ms = batch.horizon_ms
     return (
@@ -122,13 +122,14 @@ def compact(
     passes: int = 1,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> tuple[list[bytes], ScanResult, CleanedStats]:
-    """Clean one partition: `batches` are whole, offset-stamped, in offset order.
+    """Cleans one partition: `batches` are whole, offset-stamped, in offset order.
 
-    With `passes` above 1 (deep) the table takes one part of the hashes at a time, so that it never overflows: one
-    record per key. Here that is a table without a bound. Raises CorruptBatchError, CorruptRecordError, CodecError.
+    With `passes` above 1 (deep) the compiled cleaner takes one part of the hashes at a time, so its table never
+    overflows and one record per key is left. The oracle uses a table without a bound instead. Raises CorruptBatchError,
+    CorruptRecordError, CodecError.
     """
     if keys_max < 1:
-        raise BadInputError(f"a table of {keys_max} keys cannot hold one")
+        raise BadInputError(f"the table must hold at least 1 key, not {keys_max}")
     opened = list(_opened(batches, bounds, decompressed_bytes_max))
     superseded, scanned = _scan(opened, bounds, keys_max if passes == 1 else None)
     out: list[bytes] = []
@@ -190,7 +191,7 @@ def _entries(whole: bytes, header: BatchHeader, decompressed_bytes_max: int) -> 
 
 
 def _scan(opened: Sequence[Batch], bounds: CleanBounds, keys_max: int | None) -> tuple[set[int], ScanResult]:
-    """Offsets of the superseded, and what the scan saw. `keys_max` None: a table without a bound."""
+    """The offsets of superseded records, and the counts of the scan. `keys_max` None: a table without a bound."""
     table: dict[bytes, int] = {}
     superseded: set[int] = set()
     scanned = ScanResult(records=0, dead_records=0, keys=0, clears=0, first_clear_offset=None)
@@ -230,7 +231,7 @@ def _clean(
     decompressed_bytes_max: int,
     stats: CleanedStats,
 ) -> tuple[bytes | None, CleanedStats]:
-    """What becomes of one batch (None: removed), and the stats with it."""
+    """One batch after cleaning (None: removed), and the stats with this batch counted."""
     kept = [
         entry
         for entry in batch.entries
@@ -278,7 +279,7 @@ def _stamps(
 ) -> bool:
     """Whether the batch gets its delete horizon now: it keeps tombstones (or is a spent marker), and all may have one.
 
-    A batch that would then unfold to more than readers allow is left without.
+    A batch gets no horizon if its records would then take more bytes than readers decompress.
     """
     if batch.horizon_ms is not None:
         return False
@@ -290,7 +291,7 @@ def _stamps(
 
 
 def _rebuilt(header: BatchHeader, kept: Sequence[Entry], stamped_horizon_ms: int | None) -> bytes:
-    """The batch with these records only, at the same offsets; deltas count from the horizon once it is stamped."""
+    """The batch with only these records, at the same offsets. Timestamp deltas count from a stamped horizon."""
     attributes, base_timestamp_ms = header.attributes, header.base_timestamp_ms
     if stamped_horizon_ms is None:
         plain = b"".join(entry.raw for entry in kept)
@@ -313,7 +314,7 @@ def _rebuilt(header: BatchHeader, kept: Sequence[Entry], stamped_horizon_ms: int
 
 
 def _emptied(header: BatchHeader) -> bytes:
-    """61 bytes that keep the batch's offsets, and its producer's place."""
+    """61 bytes that keep the batch's offsets and the state of its producer."""
     return _assembled(
         header._replace(
             attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT),
@@ -334,7 +335,7 @@ def _assembled(header: BatchHeader, payload: bytes) -> bytes:
 
 
 def _restamped(entry: Entry, base_timestamp_ms: int) -> bytes:
-    """The record with its timestamp counted from another base; every other byte as it was."""
+    """The record with its timestamp counted from another base. Every other byte is copied."""
     _, attributes_at = _read_varint(entry.raw, 0)
     _, offset_delta_at = _read_varint(entry.raw, attributes_at + 1)
     delta = _varint(_wrapped(entry.timestamp_ms - base_timestamp_ms))
@@ -343,12 +344,12 @@ def _restamped(entry: Entry, base_timestamp_ms: int) -> bytes:
 
 
 def _wrapped(number: int) -> int:
-    """In 64 bits, as Java adds: a reader that adds a delta to its base wraps back."""
+    """The number wrapped to 64 bits, as Java adds: a reader that adds a delta to its base wraps back."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _read_varint(data: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """(value, position after) of a zigzag varint in a record that was walked before."""
+    """(value, position after it) of a zigzag varint in a record that was walked before."""
     raw = shift = 0
     while True:
         byte = data[position]

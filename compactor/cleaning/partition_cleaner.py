@@ -1,18 +1,18 @@
-"""One compacted partition in one merge, cleaned over compiled kernels: what `compactor/cleaning/oracle.py` says, fast.
+"""One compacted partition in one merge, cleaned over compiled kernels by the rules of `compactor/cleaning/oracle.py`.
 
 Windows of whole batches come in offset order, all of them for each pass. The scan enters keys into the dedupe buffer
-and marks records that were superseded in a bitmap, one bit each; that and the buffer are all that grows with a
-partition. The rewrite judges every record by the bitmap and the bounds and gives back the batches that stay.
+and marks superseded records in a bitmap, one bit each. Only the bitmap and the buffer grow with a partition. The
+rewrite judges every record by the bitmap and the bounds and returns the batches that stay.
 
-Deep (`passes` above 1): each scan takes one part of the hashes (equal stretches of the last hash word) into the buffer.
-A part that overflows all the same is split in two, and each half scanned for itself; marks that the first try has made
-are right and stay. Nothing is ever cleared, so one record per key is left, in bounded memory.
+A deep cleaning (`passes` above 1) enters one part of the hashes per scan (equal stretches of the last hash word). If a
+part overflows the buffer all the same, it is split in two and each half gets its own scan; marks from the first try are
+right and stay. The buffer is never cleared within a part, so one record per key is left, in bounded memory.
 
-A batch whose records cannot be read, though its CRC-32C is right, is left as it is
-(`compactor/cleaning/unreadable.py`); every pass goes round it.
+A batch with a right CRC-32C whose records cannot be read is left as it is (`compactor/cleaning/unreadable.py`); every
+pass skips it.
 
-Nothing is written here: a crash loses the work and nothing else. An error ends the cleaner's use: whoever owns the
-merge copies what was corrupt as it is, in another.
+The cleaner writes nothing, so a crash loses only its work. A cleaner cannot be used after an error: the merge starts
+another one that copies the corrupt extents as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.kernels import ABORTED, KEPT, OUTLIVED, Limits, judge, pick_rows
 from compactor.cleaning.payloads import Chunk, CodecAtError, CorruptRecordAtError, Payloads, corrupt_record
@@ -47,23 +47,23 @@ _OFFSET_MAX = 2**63 - 1
 
 
 class CleanedWindow(NamedTuple):
-    """What is left of a window."""
+    """A window after cleaning."""
 
     data: Body
     """Whole batches, joined; the window itself when nothing in it changed."""
     table: BatchTable
-    """Of `data`."""
+    """The table of the batches in `data`."""
     tombstones: int
-    """Kept in it; a batch that cannot be read counts as one."""
+    """Tombstones kept; an unreadable batch counts as one."""
 
 
 @dataclass(slots=True)
 class ScanPass:
-    """Where a pass over the windows has got to, and what it has met."""
+    """The progress of one pass over the windows, and its counts."""
 
     batches: int = 0
     ordinal: int = 0
-    """Of the next record: its bit in the bitmap."""
+    """The next record's ordinal, which is its bit in the bitmap."""
     next_offset: int = 0
     records: int = 0
     dead_at_once: int = 0
@@ -71,7 +71,7 @@ class ScanPass:
     """This part of the hashes does not fit: the rest of the pass is skipped."""
 
     def passed(self, table: BatchTable) -> None:
-        """All of this window."""
+        """Counts all batches of this window as passed."""
         self.batches += len(table.positions)
         if len(table.positions):
             self.next_offset = int(table.last_offsets[-1]) + 1
@@ -107,16 +107,16 @@ class PartitionCleaner:
         records_max: int = RECORDS_MAX,
         keep_unreadable: bool = True,
     ) -> None:
-        """The buffer is cleared, and lent until the rewrite begins. Raises BadInputError for less than one pass.
+        """The cleaner clears the buffer and uses it until the rewrite begins. Raises BadInputError if `passes` < 1.
 
-        Without a buffer it is half a cleaner, for who has another table (`compactor/heavy/`): a subclass that takes the
-        keys of a scan (`_enter`), or one that knows what a scan of somebody else has found (`_dead_rows`).
+        `compactor/heavy/` keeps keys in tables of its own and passes no buffer: one subclass takes the keys of a scan
+        (`_enter`), another one gets the result of an earlier scan (`_dead_rows`).
 
-        `records_max`: a batch of more counts as unreadable. `keep_unreadable` False: there is no such thing, and
-        records that cannot be read are an error, as they are to the oracle.
+        `records_max`: a batch with more records counts as unreadable. `keep_unreadable` False: no batch counts as
+        unreadable, and records that cannot be read are an error, as in the oracle.
         """
         if passes < 1:
-            raise BadInputError(f"{passes} passes cannot scan anything")
+            raise BadInputError(f"a scan needs at least 1 pass, not {passes}")
         if buffer is not None:
             buffer.clear()
         self._lent_buffer = buffer
@@ -128,7 +128,7 @@ class PartitionCleaner:
         self._parts = [
             (part * _HASHES_END // passes, (part + 1) * _HASHES_END // passes - 1) for part in reversed(range(passes))
         ]
-        """Stretches of the last hash word still to be scanned, first and last of each, the present one at the end."""
+        """Stretches of the last hash word (first, last) that are still to be scanned; the present one is at the end."""
         self._dead = np.zeros(_DEAD_BYTES_MIN, dtype=np.uint8)
         self._pass = ScanPass()
         self._keys = 0
@@ -145,12 +145,12 @@ class PartitionCleaner:
     # The scan
 
     def scan(self, data: Body, table: BatchTable, *, crcs_due: bool = False) -> None:
-        """The next window: `table` is all of `data`. `crcs_due`: its batches' CRC-32C is still to be checked.
+        """Takes the next window: `table` covers all of `data`. `crcs_due`: no CRC-32C of its batches was checked yet.
 
-        A window that comes after the pass has been given up is not looked at; it will come again.
+        After the buffer overflowed in a deep pass, further windows are ignored; they come again in the next pass.
 
-        Raises CorruptBatchAtError for a CRC that is wrong or batches out of offset order, OrdinalOverflowError above
-        2^32 records; and CorruptRecordAtError and CodecAtError, naming the batch, unless these are kept.
+        Raises CorruptBatchAtError for a wrong CRC or batches out of offset order, and OrdinalOverflowError above 2^32
+        records. Raises CorruptRecordAtError and CodecAtError, which name the batch, unless unreadable batches are kept.
         """
         if self._scanned is not None:
             raise BugError("a window came after the scan had ended")
@@ -175,6 +175,8 @@ class PartitionCleaner:
             except (CorruptRecordAtError, CodecAtError) as error:
                 if not self._keep_unreadable:
                     raise
+                # Leave this batch out and read the rest of the window again. After too many failures, leave out the
+                # rest of the window, because each costs another read.
                 failures += 1
                 bad = int(np.searchsorted(table.positions, error.position))
                 stop = bad + 1 if failures < FAILED_READS_MAX else rows
@@ -184,7 +186,7 @@ class PartitionCleaner:
         self._pass.passed(table)
 
     def _scan_chunk(self, table: BatchTable, chunk: Chunk) -> None:
-        """What raises for a batch that cannot be read comes before anything of the chunk is entered."""
+        """Finds unreadable batches before it enters any key of the chunk, so that a failed chunk leaves no trace."""
         first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
         part = chunk.of(table)
         columns, first_rows = chunk.columns(table), _first_rows(part)
@@ -200,14 +202,14 @@ class PartitionCleaner:
         self._pass.ordinal += len(columns.key_lengths)
 
     def end_scan(self) -> bool:
-        """True: feed all windows once more."""
+        """Whether the caller must pass all windows to `scan` once more."""
         if self._scanned is not None:
             raise BugError("the scan ended twice")
         part = self._parts.pop()
         if self._pass.overflowed:
             first, last = part
             if first == last:
-                raise BugError(f"a buffer of {self._buffer.keys} keys is too small for one hash")
+                raise BugError(f"the dedupe buffer overflowed at {self._buffer.keys} keys with a single hash")
             middle = first + (last - first) // 2
             self._parts += ((middle + 1, last), (first, middle))
         else:
@@ -227,7 +229,7 @@ class PartitionCleaner:
 
     @property
     def scanned(self) -> ScanResult:
-        """Known once `end_scan` has said False."""
+        """Known once `end_scan` has returned False."""
         if self._scanned is None:
             raise BugError("the scan has not ended")
         return self._scanned
@@ -235,13 +237,13 @@ class PartitionCleaner:
     @property
     def _buffer(self) -> DedupeBuffer:
         if self._lent_buffer is None:
-            raise BugError("a cleaner without a dedupe buffer has entered a key")
+            raise BugError("a cleaner without a dedupe buffer was asked to enter a key")
         return self._lent_buffer
 
     def _enter(
         self, arena: NDArray[np.uint8], columns: KeyColumns, part: BatchTable, first_rows: NDArray[np.int64]
     ) -> None:
-        """The keys of a chunk, in order, into the buffer; when it is full it is cleared, or the part given up."""
+        """Enters the keys of a chunk, in order. Clears the buffer when it is full; a deep pass gives up the part."""
         rows = len(columns.key_lengths)
         self._make_room(self._pass.ordinal + rows)
         range_lo, range_hi = self._parts[-1]
@@ -284,7 +286,7 @@ class PartitionCleaner:
     # The rewrite
 
     def rewrite(self, data: Body, table: BatchTable, *, crcs_due: bool = False) -> CleanedWindow:
-        """The next window again: the same batches, though windows may end elsewhere. Raises as `scan` does."""
+        """Takes the next window of the same batches; windows may end elsewhere now. Raises as `scan` does."""
         if self._rewriting is None:
             self._rewriting = ScanPass()
         limits = self._limits()
@@ -312,7 +314,7 @@ class PartitionCleaner:
 
     @property
     def stats(self) -> CleanedStats:
-        """Of the windows rewritten so far."""
+        """The counts of the windows rewritten so far."""
         return CleanedStats(**asdict(self._counted))
 
     def _limits(self) -> Limits:
@@ -367,14 +369,14 @@ class PartitionCleaner:
     def _dead_rows(
         self, part: BatchTable, columns: KeyColumns, first_rows: NDArray[np.int64], first_ordinal: int
     ) -> tuple[NDArray[np.uint8], int]:
-        """A bitmap of superseded records, and the bit of the chunk's first one."""
+        """A bitmap of superseded records, and the bit of the chunk's first record."""
         return self._dead, first_ordinal
 
     def _unread(self, data: Body, part: BatchTable, crcs_due: bool) -> CleanedWindow:
-        """Batches that cannot be read, as they are."""
+        """Copies unreadable batches."""
         if crcs_due:
             check_crcs(data, part)
-        self._modes(part, self._transactions)  # their headers say of which transactions they are
+        self._modes(part, self._transactions)  # their headers still name their transactions
         start, end = int(part.positions[0]), int(part.positions[-1] + part.sizes[-1])
         counted, records = self._counted, int(part.record_counts.sum())
         counted.records_in += records
@@ -388,7 +390,7 @@ class PartitionCleaner:
     # Both
 
     def _stretch(self, table: BatchTable, row: int, done: ScanPass) -> tuple[bool, BatchTable]:
-        """The next rows of a window: all of them unreadable, or none as far as is known."""
+        """The next rows of a window: either all unreadable, or none known to be."""
         is_unreadable, stop = self.unreadable.stretch(done.batches + row)
         stop = min(stop - done.batches, len(table.positions))
         if not is_unreadable and self._keep_unreadable:
@@ -403,7 +405,7 @@ class PartitionCleaner:
         return is_unreadable, BatchTable._make(column[row:stop] for column in table)
 
     def _modes(self, part: BatchTable, transactions: OpenTransactions | None) -> NDArray[np.uint8]:
-        """How each batch is judged. `transactions` is None in the scan, which enters no control record anyway."""
+        """The mode of each batch. `transactions` is None in the scan, which enters no control record anyway."""
         modes = np.zeros(len(part.positions), dtype=np.uint8)
         is_control = (part.attributes & CONTROL_BIT) != 0
         modes[is_control] = KEPT
@@ -422,7 +424,7 @@ class PartitionCleaner:
 
 
 def _check_order(table: BatchTable, done: ScanPass) -> None:
-    """Raises CorruptBatchAtError unless offsets rise in the window, from those of the window before."""
+    """Raises CorruptBatchAtError unless offsets rise within the window and from the window before."""
     if not len(table.positions):
         return
     before = np.concatenate((np.array([done.next_offset - 1], dtype=np.int64), table.last_offsets[:-1]))
@@ -435,7 +437,7 @@ def _check_order(table: BatchTable, done: ScanPass) -> None:
 
 
 def _first_rows(part: BatchTable) -> NDArray[np.int64]:
-    """The first record of each batch among those of the chunk, and their number at the end."""
+    """The index of each batch's first record in the chunk, and the number of records at the end."""
     rows = np.zeros(len(part.positions) + 1, dtype=np.int64)
     np.cumsum(part.record_counts, out=rows[1:])
     return rows

@@ -1,9 +1,9 @@
-"""A window of batches in chunks that kernels can walk: what is compressed unfolded, memory bounded.
+"""A window of batches in chunks that kernels can walk: payloads decompressed, in bounded memory.
 
-A chunk is some neighbouring batches and an *arena* that holds their payloads. Where none is compressed the arena is the
-window itself, and most windows are one chunk. Else the payloads are laid side by side in one, and cut so that a chunk
-holds about `CHUNK_BYTES`, or one batch, whatever compressed batches unfold to. What was unfolded is kept for the next
-pass while all that is kept is within a bound; the rest is unfolded again.
+A chunk is a few neighbouring batches and an *arena* that holds their payloads. If no batch is compressed, the arena is
+the window itself, and most windows are one chunk. Otherwise the payloads are copied side by side into an arena, and
+chunks are cut at about `CHUNK_BYTES` or one batch, however large the decompressed batches are. Decompressed payloads
+are kept for the next pass up to a bound; the others are decompressed again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from wire.kernels.scan import CorruptPayloadError, KeyColumns, PayloadChecksumEr
 from wire.records import CorruptRecordError
 
 CHUNK_BYTES = 4 << 20
-"""Of unfolded payloads."""
+"""The size of a chunk of decompressed payloads."""
 PLAIN_CHUNK_BYTES = 16 << 20
-"""Of a window in which nothing is compressed, which is in memory anyway."""
+"""The size of a chunk of a window without compressed batches, which is in memory anyway."""
 CHUNK_RECORDS = 1 << 17
-"""Columns of a record take 41 bytes."""
+"""Records of a chunk: the columns take 41 bytes a record."""
 
 
 class CorruptRecordAtError(CorruptRecordError):
-    """A record that breaks a rule, and the batch it is in."""
+    """A record breaks a rule of the format. Names the batch that holds the record."""
 
     def __init__(self, position: int, base_offset: int, record_index: int, message: str) -> None:
         super().__init__(record_index, f"{message} (in the batch of base offset {base_offset} at position {position})")
@@ -40,7 +40,7 @@ class CorruptRecordAtError(CorruptRecordError):
 
 
 class CodecAtError(CodecError):
-    """A batch that does not unfold, or unfolds to more than is allowed."""
+    """A batch cannot be decompressed, or its decompressed size is above the limit."""
 
     def __init__(self, position: int, base_offset: int, message: str) -> None:
         super().__init__(f"{message} (the batch of base offset {base_offset} at position {position})")
@@ -56,16 +56,19 @@ class Chunk(NamedTuple):
     stop: int
     arena: NDArray[np.uint8]
     starts: NDArray[np.int64]
-    """Of the payloads in the arena."""
+    """Where each payload starts in the arena."""
     ends: NDArray[np.int64]
     crcs_due: bool
-    """The CRC-32C of its batches is still to be checked; the arena is the window then."""
+    """The CRC-32C of its batches is not checked yet. The arena is the window then."""
 
     def of(self, table: BatchTable) -> BatchTable:
         return BatchTable._make(column[self.first : self.stop] for column in table)
 
     def columns(self, table: BatchTable) -> KeyColumns:
-        """The records; `table` is the window's. Raises CorruptRecordAtError, and CorruptBatchAtError for a CRC."""
+        """The records of the chunk; `table` is the window's.
+
+        Raises CorruptRecordAtError, and CorruptBatchAtError when a CRC-32C is wrong.
+        """
         counts = table.record_counts[self.first : self.stop]
         try:
             return scan_records(self.arena, self.starts, self.ends, counts, check_crc=self.crcs_due)
@@ -85,7 +88,7 @@ class Payloads:
 
     def __init__(self, *, kept_bytes_max: int, decompressed_bytes_max: int) -> None:
         self._kept: dict[int, bytes] = {}
-        """By the batch's number in the partition."""
+        """Decompressed payloads by the batch's number in the partition."""
         self._kept_bytes = 0
         self._kept_bytes_max = kept_bytes_max
         self._decompressed_bytes_max = decompressed_bytes_max
@@ -93,10 +96,15 @@ class Payloads:
     def chunks(
         self, data: Body, table: BatchTable, first_batch: int, *, crcs_due: bool = False, last_pass: bool = False
     ) -> Iterator[Chunk]:
-        """`first_batch`: the number of the window's first batch in the partition.
+        """The chunks of a window.
 
-        `crcs_due`: the CRC-32C of batches was not checked. Those of chunks that are to be unfolded are checked here,
-        those of others by `Chunk.columns`. Raises CorruptBatchAtError, CodecAtError.
+        Args:
+            first_batch: the number of the window's first batch in the partition.
+            crcs_due: no CRC-32C of the batches was checked yet. This method checks them before it decompresses;
+                `Chunk.columns` checks those of plain chunks.
+            last_pass: payloads are not kept any longer.
+
+        Raises CorruptBatchAtError, CodecAtError.
         """
         if not (table.attributes & CODEC_MASK).any():
             return self._plain(data, table, crcs_due)

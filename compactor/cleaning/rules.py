@@ -1,7 +1,7 @@
-"""The rules of cleaning that speak of whole batches and of ranges, shared by the oracle and by the compiled cleaner.
+"""The rules of cleaning for whole batches and ranges, shared by the oracle and the compiled cleaner.
 
-Source: Kafka's `Cleaner` and `CleanedTransactionMetadata`; where a merge differs, because it sees some files and not
-the whole log, docs/decisions/0011-cleaning-rules.md says why.
+Source: Kafka's `Cleaner` and `CleanedTransactionMetadata`. A merge sees some files and not the whole log, so some rules
+differ: see docs/decisions/0011-cleaning-rules.md.
 """
 
 from __future__ import annotations
@@ -9,29 +9,30 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 
 MARKER_TYPES = (0, 1)
-"""Keys of control records that end a transaction: ABORT, COMMIT. Others are not ours to judge."""
+"""The types of control records that end a transaction: ABORT, COMMIT. Cleaning keeps every other type."""
 MARKER_KEY_BYTES_MIN = 4
 """Version i16, type i16."""
 
 
 def horizons_end_offset(bounds: CleanBounds, first_clear_offset: int | None) -> int:
-    """Below this offset a pass knows all that a tombstone or marker hides, so it may stamp a horizon or act on one.
+    """The exclusive end of the offsets below which a pass may stamp a delete horizon or act on one.
 
-    Exclusive. Above the first uncleanable offset nothing is touched; above `whole_through_offset` an extent that is not
-    among the inputs may hold an old value; from the first clear of the buffer on, the pass itself may have kept one.
+    Below it the pass knows every record that a tombstone or marker hides. Above the first uncleanable offset nothing is
+    touched. Above `whole_through_offset` an extent outside the inputs may hold an old value. From the first clear of
+    the buffer on, the pass itself may have kept an old value.
     """
     end = min(bounds.first_uncleanable_offset, bounds.whole_through_offset)
     return end if first_clear_offset is None else min(end, first_clear_offset)
 
 
 def stays_when_emptied(last_offset: int, bounds: CleanBounds) -> bool:
-    """Whether a batch that lost all its records stays as an empty one, so that readers get past its offsets.
+    """Whether a batch that lost all its records stays as an empty batch, so that readers get past its offsets.
 
-    The last of the partition, and the one below each bound that a reader may wait at. One that reaches over the first
-    uncleanable offset is not ours to remove either.
+    This holds for the last batch of the partition and for the batch that ends at a bound where a reader may wait. A
+    batch that reaches beyond the first uncleanable offset stays too.
     """
     next_offset = last_offset + 1
     return next_offset >= bounds.first_uncleanable_offset or next_offset in (
@@ -41,10 +42,10 @@ def stays_when_emptied(last_offset: int, bounds: CleanBounds) -> bool:
 
 
 class AbortedBatches:
-    """Which transactional data batches belong to aborted transactions."""
+    """Tells whether a transactional data batch belongs to an aborted transaction."""
 
     def __init__(self, aborted: Sequence[tuple[int, int, int]]) -> None:
-        """`aborted`: (producer id, first offset, offset of the marker) of each."""
+        """`aborted`: (producer id, first offset, offset of the marker) of each transaction."""
         self._transactions: dict[int, tuple[list[int], list[int]]] = {}
         for producer_id, first_offset, marker_offset in sorted(aborted, key=lambda one: one[1]):
             firsts, markers = self._transactions.setdefault(producer_id, ([], []))
@@ -64,11 +65,11 @@ class AbortedBatches:
 
 
 class OpenTransactions:
-    """Which markers have outlived the data of their transaction. Fed with every transactional batch in offset order.
+    """Tells which markers have outlived their transaction's data. Takes every transactional batch, in offset order.
 
-    Batches count as they are read, before cleaning: a marker whose data goes in this pass is judged by the next. An
-    empty batch is data too: it holds its producer's place. Only what lies in the inputs is known, so the answer holds
-    for markers below `whole_through_offset` alone.
+    Batches count as they are read, before cleaning: a marker whose data goes in this pass can go in the next. An empty
+    batch counts as data, because it keeps its producer's state. Only batches of the inputs are known, so the answer is
+    right only for markers below `whole_through_offset`.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class OpenTransactions:
         self._producer_ids.add(producer_id)
 
     def marker(self, producer_id: int) -> bool:
-        """True when no data batch of the transaction that this marker ends was seen."""
+        """Whether the inputs hold no data batch of the transaction that this marker ends."""
         if producer_id in self._producer_ids:
             self._producer_ids.remove(producer_id)
             return False

@@ -1,9 +1,9 @@
-"""Batches that are sound by header and CRC-32C and whose records cannot be read: which they are, in one partition.
+"""The unreadable batches of one partition: header and CRC-32C are right, but the records cannot be read.
 
-A client can send such a batch to a plain topic, where nobody looks at its records, and the topic may be made a
-compacted one later. The cleaner leaves it where and as it is: consumers get what Kafka would give them, and what
-others wrote before and after is cleaned as if it were not there, save that it may hide an old value of any key, so
-tombstones from it on wait.
+A client can send such a batch to a plain topic, where no agent looks at its records, and the topic may become a
+compacted one later. The cleaner leaves the batch where and as it is, so consumers get the bytes that Kafka would give
+them. Records before and after it are cleaned as if the batch were not there, with one exception: the batch may hold an
+old value of any key, so tombstones above it stay.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ from bisect import bisect_left, bisect_right
 from runtime.errors import BugError
 
 STRETCHES_END = 2**62
-"""Behind every batch number."""
+"""Above every batch number."""
 FAILED_READS_MAX = 100
-"""Of one window: each costs a second look at a part of it. After these the rest of the window counts as unreadable."""
+"""Failed reads of one window, each of which makes the cleaner read a part of the window again. After the last one, the
+rest of the window counts as unreadable."""
 RECORDS_MAX = 1 << 20
-"""Of one batch: its columns take 41 bytes a record, however small it is in the file. More count as unreadable;
-compacted topics take no such batch."""
+"""Records of one batch. A batch with more counts as unreadable, because its columns take 41 bytes a record, however
+small the batch is in the file. Agents refuse such batches on compacted topics."""
 PARTITIONS_TOLD_MAX, REASON_CHARS_MAX = 100, 200
-"""How much the result of one merge tells of them, which lasts as long as what it wrote."""
+"""The most partitions, and characters of each reason, that the stored result of a merge lists. The result stays as long
+as the files that the merge wrote."""
 
 
 class UnreadableBatches:
-    """By number in the partition. Found in any order: a look at a window meets codecs that do not unfold before records
-    that cannot be walked, and these before offsets that do not rise."""
+    """Unreadable batches by their number in the partition, added in any order.
+
+    The order varies because a read of a window fails first at batches that cannot be decompressed, then at records that
+    cannot be walked, then at offsets that do not rise.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,12 +38,12 @@ class UnreadableBatches:
         self.first_reason = ""
         self._firsts: list[int] = []
         self._stops: list[int] = []
-        """Of stretches that neither overlap nor touch, in rising order."""
+        """`_firsts` and `_stops` are stretches that neither overlap nor touch, in rising order."""
 
     def add(self, first: int, stop: int, base_offset: int, reason: str) -> None:
-        """Batches `first` to `stop` (exclusive), of which some may be known; base offset and reason of the first."""
+        """Adds batches `first` to `stop` (exclusive); some may be known. Base offset and reason are the first's."""
         if stop <= first:
-            raise BugError(f"unreadable batches {first} to {stop}")
+            raise BugError(f"an empty stretch of unreadable batches, {first} to {stop}")
         if self.first_offset is None or base_offset < self.first_offset:
             self.first_offset, self.first_reason = base_offset, reason
         low, high = bisect_left(self._stops, first), bisect_right(self._firsts, stop)
@@ -50,11 +55,11 @@ class UnreadableBatches:
         self.count += stop - first
 
     def stretches(self) -> list[tuple[int, int]]:
-        """First and stop (exclusive) of each, in order."""
+        """First and stop (exclusive) of each stretch, in order."""
         return list(zip(self._firsts, self._stops, strict=True))
 
     def stretch(self, number: int) -> tuple[bool, int]:
-        """Whether the batch of this number is unreadable, and the next number for which the answer is another."""
+        """Whether the batch of this number is unreadable, and the next number for which the answer changes."""
         at = bisect_right(self._firsts, number) - 1
         if at >= 0 and number < self._stops[at]:
             return True, self._stops[at]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.kway_merge import class_of, order_inputs
 from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES

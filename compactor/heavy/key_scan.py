@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.cleaning.unreadable import UnreadableBatches
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult
@@ -36,7 +36,7 @@ from compactor.heavy.units import HeavyPlan, Unit, UnitKind
 from compactor.merging.cursors import WINDOW_BYTES, Cursors
 from compactor.merging.execute import check_formats
 from compactor.merging.kway_merge import InputExtent, MergeInputs, PartitionInputs, order_inputs
-from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError, Window, windows
+from compactor.merging.windows import BatchWindow, Flags, KernelCaller, LateCorruptionError, windows
 from compactor.planning.spec import MIB, PartitionSpec
 from runtime.errors import BadInputError
 from storage.objects import ObjectStore
@@ -121,7 +121,7 @@ class _KeyCollector(PartitionCleaner):
         self.last_is_data: dict[int, bool] = {}
         """Producer -> whether its last transactional batch so far is data, else it is a marker."""
 
-    def scan_window(self, window: Window) -> None:
+    def scan_window(self, window: BatchWindow) -> None:
         self.scan(window.data, window.table, crcs_due=window.crcs_due)
         table = window.table
         rows = np.flatnonzero(table.attributes & TRANSACTIONAL_BIT)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import CleanBounds, ScanResult
+from compactor.cleaning.bounds import CleanBounds, ScanResult
 from compactor.cleaning.kernels import pick_rows
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.heavy.manifest import ManifestMismatchError

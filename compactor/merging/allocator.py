@@ -1,11 +1,12 @@
-"""How the C library keeps the memory of merges: freed windows are used again, not given back and asked for anew.
+"""Settings of the C library that keep freed buffers in the process, for the next window of a merge.
 
 A merge frees and allocates buffers of megabytes for every window. By default the C library returns such memory to the
-kernel at once, and each page of the next buffer costs a fault: in all about as much as every kernel together. Threads
-also get heaps of their own, so that a buffer freed by one is not found by another.
+operating system at once, and each page of the next buffer costs a page fault; together these faults cost about as much
+as all compiled kernels. By default threads also have heaps of their own, so one thread cannot use a buffer that another
+one freed.
 
-Process-wide, so it is for whoever owns the process. It says nothing about how much is used at most; up to
-`KEPT_FREE_BYTES` stay with the process when a merge has ended.
+The settings are process-wide, so only the entry point of a process may call this. They do not bound the memory in use;
+up to `KEPT_FREE_BYTES` stay with the process after a merge has ended.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import ctypes
 from compactor.planning.spec import MIB
 
 KEPT_FREE_BYTES = 256 * MIB
-"""More than a merge has free at any time but its end: with half of that, whether each pass over 1 KiB values gave its
-buffers back and faulted them in again was a matter of luck, and cost 40 % when it happened."""
+"""More than a merge has free at any time before its end. With half of that, passes over 1 KiB values sometimes returned
+their buffers and faulted them in again, which cost 40 %."""
 HEAP_BYTES_MAX = 32 * MIB
-"""What is larger is mapped for itself, and unmapped when it is freed. The most that glibc accepts."""
+"""Larger buffers are mapped one by one, and unmapped when freed. glibc accepts no larger value."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Parameters of mallopt(3)."""
 
 
 def keep_freed_memory() -> bool:
-    """To be called once, before threads are started. False where the C library has no such settings (not glibc)."""
+    """Call once, before threads are started. False when the C library has no such settings (it is not glibc)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -1,12 +1,13 @@
 """The bytes of a merge's inputs, each file read front to back, in few large requests.
 
-`plan_reads` (pure) decides all requests beforehand. Of a file only what a pass wants is read: stretches that touch are
-joined and divided into windows of 8 MiB; less, down to 1 MiB, when so many files are open at once that their windows
+`plan_reads` (pure) decides all requests beforehand. It reads only the bytes that a pass wants: stretches that touch are
+joined and divided into windows of 8 MiB, or less, down to 1 MiB, when so many files are open at once that their windows
 would not fit the budget. A dead stretch ends a request. An L0 file is read whole when it is small or most of it is
 wanted. So a pass makes at most one request per file, one more per dead stretch, and one per 8 MiB.
 
-`Cursors` carries them out in the order in which they are needed: a window is requested when its first byte is, or some
-requests earlier while the budget lasts, is kept until its last byte was taken, and is read once. Nothing is written.
+`Cursors` sends the requests in the order in which their bytes are needed. It requests a window when its first byte is
+needed, or a few requests earlier while the budget lasts, and keeps it until its last byte is taken. Each window is read
+once. Nothing is written.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from storage.objects import Body, ObjectNotFoundError, ObjectStore, StoreUnavail
 WINDOW_BYTES = 8 * MIB
 WINDOW_BYTES_MIN = MIB
 READS_AHEAD = 4
-"""Requests on their way at once, beside the one that is waited for."""
+"""Requests in flight at once, beside the one that the merge waits for."""
 L0_READS_AHEAD = 16
 """L0 files are small, and nearly all are needed from the first partition on."""
 SMALL_L0_BYTES = 256 * 1024
-"""Below this a request more costs more than the dead bytes it saves."""
+"""Below this size, one more request costs more than the dead bytes it saves."""
 
 
 class Read(NamedTuple):
@@ -40,7 +41,7 @@ class Read(NamedTuple):
     start: int
     length: int
     first_need: int
-    """Number of the extent, in merge order, that needs it first."""
+    """The number, in merge order, of the extent that needs the read first."""
 
     @property
     def end(self) -> int:
@@ -53,23 +54,23 @@ class ReadPlan:
     """In the order in which they are needed."""
     window_bytes: int
     open_max: int
-    """Most files open at the same time."""
+    """The largest number of files open at the same time."""
 
 
 class ByteSource(Protocol):
-    """Where a pass gets the bytes of its inputs."""
+    """The bytes of the inputs of one pass."""
 
     def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
         """All bytes of one extent, in order. Extents are asked for in merge order, each at most once."""
         ...
 
     def at_hand(self, extent: InputExtent) -> memoryview | None:
-        """The same as one piece, where that needs no waiting; None = ask for `chunks`."""
+        """The same bytes as one piece, if that needs no waiting; None = use `chunks`."""
         ...
 
 
 def plan_reads(extents: Sequence[InputExtent], files: Mapping[int, InputFile], *, budget_bytes: int) -> ReadPlan:
-    """`extents`: what the pass wants, in merge order; in one file their positions rise with it."""
+    """`extents`: the inputs that the pass wants, in merge order. Positions within one file rise in that order."""
     wanted: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     spans: dict[int, tuple[int, int]] = {}
     for number, extent in enumerate(extents):
@@ -92,7 +93,7 @@ def plan_reads(extents: Sequence[InputExtent], files: Mapping[int, InputFile], *
 
 
 def _joined(stretches: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """Stretches that touch made one."""
+    """The stretches, with touching ones joined."""
     joined: list[tuple[int, int]] = []
     for start, end, _ in stretches:
         if joined and start <= joined[-1][1]:
@@ -105,7 +106,7 @@ def _joined(stretches: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
 def _windows(
     file_id: int, runs: Sequence[tuple[int, int]], stretches: Sequence[tuple[int, int, int]], window_bytes: int
 ) -> list[Read]:
-    """Each run divided into windows; who needs a window first is the first stretch that ends behind its start."""
+    """Each run divided into windows. The need for a window is that of the first extent in merge order inside it."""
     reads: list[Read] = []
     at = 0
     for run_start, run_end in runs:
@@ -132,7 +133,7 @@ def _l0_reads(file: InputFile, stretches: Sequence[tuple[int, int, int]]) -> lis
 
 
 def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:
-    """How many of these inclusive spans share a number at most."""
+    """The largest number of these inclusive spans that share a number."""
     edges: list[tuple[int, int]] = []
     for first, last in spans:
         edges += [(first, 1), (last + 1, -1)]
@@ -145,7 +146,7 @@ def _most_at_once(spans: Iterable[tuple[int, int]]) -> int:
 
 
 class Cursors:
-    """The windows of one pass. Extents are asked for in merge order (`skip_rest` passes some over); then `close`."""
+    """The windows of one pass. Ask for extents in merge order (`skip_rest` skips some); then `close`."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Cursors:
         *,
         budget_bytes: int,
     ) -> None:
-        """`budget_bytes` bounds what is held of L1 and L2 files; L0 files are held whole, their job is small."""
+        """`budget_bytes` bounds the held bytes of L1 and L2 files. L0 files are held whole: L0 jobs are small."""
         self.plan = plan_reads(extents, files, budget_bytes=budget_bytes)
         self.requests = 0
         self.bytes_read = 0
@@ -166,26 +167,27 @@ class Cursors:
         self._reads_ahead = L0_READS_AHEAD if l0_bytes else READS_AHEAD
         self._held_bytes = 0
         self._next = 0
-        """The first read that was not started."""
+        """The first read that is not started yet."""
         self._tasks: dict[int, asyncio.Task[bytes]] = {}
         self._on_their_way = 0
         self._closed = False
         self._asked = (-1, -1)
-        """(partition, base offset) of the extent that was asked for last."""
+        """(partition, base offset) of the last extent that the pass asked for."""
         self._numbers: dict[int, list[int]] = {}
-        """File id -> its reads by position, as numbers in the plan."""
+        """File id -> its reads in order of position, as numbers in the plan."""
         self._starts: dict[int, list[int]] = {}
         self._index_reads()
         self._uses = [0] * len(self.plan.reads)
-        """Of each read: how many extents will still take from it."""
+        """For each read, the number of extents that still need bytes from it."""
         for extent in extents:
             for number in self._reads_of(extent):
                 self._uses[number] += 1
 
     async def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:
-        """The extent's bytes, in order, one piece of each window it lies in. A piece lives while it is referenced.
+        """The extent's bytes, in order, one piece of each window that holds some of them. A piece keeps its window in
+        memory while it is referenced.
 
-        Raises MergeInputError when the object is gone or ends too soon, and whatever else the store raises.
+        Raises MergeInputError when the object is gone or too short, and the errors of the store.
         """
         self._asked = (extent.partition_id, extent.base_offset)
         left = self._reads_of(extent)
@@ -218,7 +220,7 @@ class Cursors:
         return memoryview(data)[start : start + extent.length]
 
     def skip_rest(self, extents: Sequence[InputExtent]) -> None:
-        """The pass does not want those of these extents that it has not asked for yet."""
+        """Skips those of these extents that the pass has not asked for yet."""
         for extent in extents:
             if (extent.partition_id, extent.base_offset) > self._asked:
                 self._asked = (extent.partition_id, extent.base_offset)
@@ -226,7 +228,7 @@ class Cursors:
                     self._release(number)
 
     async def close(self) -> None:
-        """Ends requests that are on their way. May be repeated."""
+        """Cancels requests in flight. May be called again."""
         self._closed = True
         tasks = list(self._tasks.values())
         self._tasks.clear()
@@ -242,7 +244,7 @@ class Cursors:
             self._starts.setdefault(read.file_id, []).append(read.start)
 
     def _reads_of(self, extent: InputExtent) -> list[int]:
-        """The reads an extent lies in, in order."""
+        """The reads that hold the extent, in order."""
         if not extent.length:
             return []
         numbers, starts = self._numbers[extent.file_id], self._starts[extent.file_id]
@@ -262,7 +264,7 @@ class Cursors:
             raise MergeInputError(
                 f"{extent.key!r}, which holds {where}, is not in the object store",
                 file_ids=[extent.file_id],
-                remedy="`siltstone fsck` shows what is missing",
+                remedy="`siltstone fsck` lists missing files",
             ) from error
         except UnknownFormatError as error:
             raise unknown_format(extent, error) from error
@@ -271,9 +273,10 @@ class Cursors:
             raise InputUnavailableError(message, file_ids=[extent.file_id]) from error
         if len(data) < read.length:
             raise MergeInputError(
-                f"{extent.key!r}, which holds {where}, ends at byte {read.start + len(data)}, not behind {read.end}",
+                f"{extent.key!r}, which holds {where}, ends at byte {read.start + len(data)},"
+                f" but should have at least {read.end} bytes",
                 file_ids=[extent.file_id],
-                remedy="`siltstone fsck` shows what is damaged",
+                remedy="`siltstone fsck` lists damaged files",
             )
         return data
 
@@ -289,7 +292,7 @@ class Cursors:
             self._start_ahead()
 
     def _start_ahead(self) -> None:
-        """Start what is needed next, as far as the budget and the number of requests allow."""
+        """Starts the next reads, as far as the budget and the number of requests allow."""
         while not self._closed and self._next < len(self.plan.reads) and self._on_their_way <= self._reads_ahead:
             if self._uses[self._next] and self._next not in self._tasks:
                 if self._held_bytes + self.plan.reads[self._next].length > self._budget_bytes:
@@ -298,7 +301,7 @@ class Cursors:
             self._next += 1
 
     def _release(self, number: int) -> None:
-        """One extent is done with this read; with the last one its bytes go."""
+        """One extent needs this read no more. The bytes are freed with the last one."""
         self._uses[number] -= 1
         if not self._uses[number]:
             task = self._tasks.pop(number, None)
@@ -319,8 +322,11 @@ class Cursors:
 
 
 def check_format(trailer: Body, file_size: int) -> None:
-    """Refuse a file of a format we do not know. Its index is not looked at, and its trailer may be damaged: what the
-    metadata say is the truth about what it holds, and each batch has a CRC. Raises UnknownFormatError."""
+    """Raises UnknownFormatError for a file of a format that this release does not know.
+
+    A damaged trailer is accepted and the index is not read: the metadata is the truth about the contents of a file, and
+    each batch has a CRC.
+    """
     try:
         read_trailer(trailer, file_size)
     except UnknownFormatError:
@@ -337,10 +343,10 @@ def unknown_format(extent: InputExtent, error: UnknownFormatError) -> MergeInput
 
 
 class KeptBytes:
-    """Inputs that lie in memory between the passes over them."""
+    """Inputs of one partition, kept in memory between the passes over them."""
 
     def __init__(self, kept: Mapping[tuple[int, int], bytes]) -> None:
-        """By `InputExtent.place`."""
+        """`kept`: bytes by `InputExtent.place`."""
         self._kept = kept
 
     async def chunks(self, extent: InputExtent) -> AsyncGenerator[memoryview]:

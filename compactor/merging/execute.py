@@ -1,18 +1,18 @@
-"""Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. It does not commit.
+"""Runs one merge: reads its inputs, merges, dedupes, writes and completes the outputs. The caller commits.
 
 Order: inputs in merge order (`compactor/merging/kway_merge.py`) -> per partition the windows of its inputs
 (`compactor/merging/windows.py`) -> copied or deduped (`compactor/merging/partition_merge.py`) -> cut into extents and
-files (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller hands to the metadata store.
-Whatever ends a run early, a crash apart, aborts the uploads that are open; files completed by then, and after a crash
-all of them, are orphans that no metadata names. So a run may be ended anywhere and made again.
+files (`compactor/merging/outputs.py`). The result is a `CommitMerge`, which the caller passes to the metadata store.
+A run that ends early aborts its open uploads, unless the process crashes. Files that were complete by then (after a
+crash, all of them) are orphans that no metadata names. So a run may end anywhere and may be repeated.
 
-Bytes that are found corrupt never end a merge: their extent is copied as it is, flagged, and the rest goes on. Where
-that is found only after parts of the extent were written, the run begins anew with the extent flagged. But bytes of a
-later format are not corrupt: before an extent is flagged for the first time its file is asked for its format, and a
-merge of one that we cannot know fails.
+Corrupt bytes never end a merge: their extent is flagged and copied as it is, and the rest goes on. If the corruption is
+found after parts of the extent were written, the run starts again with the extent flagged. Bytes of a later format are
+not corrupt: before an extent is flagged for the first time, the format of its file is checked, and a merge of a file
+with an unknown format fails.
 
-Memory: L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, made once and lent to one partition after
-the other; a partition of up to 64 MiB between its passes; parts on their way out (24 MiB for each class).
+Memory: L0 files whole, else windows within `cursor_bytes`; a dedupe buffer, allocated once and used by one partition
+after the other; a partition of up to 64 MiB between its passes; parts of outputs in flight (24 MiB for each class).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.heavy.rewrite_slice import SliceRewrite, SliceSurvivors
 from compactor.merging.cursors import Cursors, check_format, unknown_format
@@ -52,16 +52,16 @@ _log = get_logger(__name__)
 
 
 class Progress(NamedTuple):
-    """How far a merge is, after a window."""
+    """The progress of a merge after a window."""
 
     fraction: float
-    """Of the bytes of all passes that are planned, 0 to 1. Deep passes may turn out to be more."""
+    """Share of the bytes of all planned passes, 0 to 1. A deep merge may need more passes than planned."""
     step: str
     """For people."""
     bytes_done: int
     bytes_planned: int
     engine: str = ""
-    """Who runs it elsewhere; empty = this process."""
+    """The external engine that runs the merge; empty = this process."""
 
 
 def _ignore_progress(_: Progress) -> None: ...
@@ -71,7 +71,7 @@ def _never_stop() -> None: ...
 
 
 class MergeEngine:
-    """Runs merges in this process; several at once share one dedupe buffer, a partition at a time."""
+    """Runs merges in this process. Merges that run at once take turns at one dedupe buffer, a partition at a time."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MergeEngine:
         in_thread: bool = True,
         kept_bytes_max: int = KEPT_BYTES_MAX,
     ) -> None:
-        """`in_thread` runs kernel calls on threads; the simulation wants all on the loop."""
+        """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable."""
         self.store = store
         self.clock = clock
         self.ids = ids
@@ -99,7 +99,7 @@ class MergeEngine:
 
     @property
     def buffer(self) -> DedupeBuffer:
-        """Only to be used under `buffer_lock`."""
+        """Use it only while `buffer_lock` is held."""
         if self._buffer is None:
             self._buffer = DedupeBuffer(self.keys_max)
         return self._buffer
@@ -113,14 +113,14 @@ class MergeEngine:
         began_ms: int | None = None,
         slices: Mapping[int, SliceSurvivors] | None = None,
     ) -> CommitMerge:
-        """What to commit. `keep_going` is called at least once per window and may raise to stop the merge.
+        """The commit of the merge. `keep_going` is called at least once per window and may raise to stop the merge.
 
-        `began_ms`: the metadata store's time now, where the claim is not of now; for keys and footers alone.
-        `slices`: of partitions (ids) whose inputs here are one slice of many, to be deduped by survivors.
+        `began_ms`: the metadata store's time now, if the claim is older; only keys and footers use it.
+        `slices`: by partition id, for partitions whose inputs here are one slice of many; deduped by survivors.
 
-        Raises MergeInputError for inputs that are not as the metadata says, SpecError for a spec of another release,
-        StoreUnavailableError, PutInDoubtError and StoreFullError (try again later), and what `keep_going` raises.
-        Nothing of it may be committed then.
+        Raises MergeInputError for inputs that contradict the metadata, SpecError for a spec of another release,
+        StoreUnavailableError, PutInDoubtError and StoreFullError (try again later), and the errors of `keep_going`.
+        After an error, nothing of the merge may be committed.
         """
         spec = MergeSpec.from_json(claimed.job.spec)
         inputs = await self.kernels.call(_planning_bytes(claimed), order_inputs, claimed, spec)
@@ -137,7 +137,7 @@ class MergeEngine:
         start_ms = claimed.now_ms if began_ms is None else began_ms
 
         def store_now_ms() -> int:
-            """By the metadata store's clock, as all times in files and keys: ours may jump."""
+            """All times in files and keys follow the metadata store's clock, because the local clock may jump."""
             return start_ms + int(self.clock.monotonic_ms() - asked_ms)
 
         while True:
@@ -150,12 +150,12 @@ class MergeEngine:
             except LateCorruptionError as error:
                 if error.extent.place in known:
                     raise BugError(f"a flagged extent was read: {error.message}") from error
-                _log.warning("a merge begins anew", reason=error.message)
+                _log.warning("a merge starts again with a corrupt extent flagged", reason=error.message)
                 flags[error.extent.place] = error.reason
 
 
 async def check_formats(store: ObjectStore, inputs: MergeInputs, flagged: Collection[tuple[int, int]]) -> None:
-    """Of the files of these extents, which were found corrupt. Raises MergeInputError."""
+    """Checks the format of the files of corrupt extents. Raises MergeInputError for an unknown format."""
     extents = [each for partition in inputs.partitions for each in partition.extents if each.place in flagged]
     for extent in {each.file_id: each for each in reversed(extents)}.values():
         size = inputs.files[extent.file_id].size_bytes
@@ -208,7 +208,7 @@ class _Run:
         }
         twice = [each for each in inputs.partitions if self._is_read_twice(each)]
         everything = [extent for each in inputs.partitions for extent in each.extents]
-        # Where the rewrite of large partitions reads for itself, scan and rewrite have 3/8 each, further passes 1/4.
+        # With large partitions, the scan and the rewrite get 3/8 of the budget each, and further passes 1/4.
         shares = (3, 8) if twice else (1, 1)
         budget_bytes = engine.cursor_bytes * shares[0] // shares[1]
         self._first = Cursors(engine.store, everything, inputs.files, budget_bytes=budget_bytes)
@@ -221,7 +221,7 @@ class _Run:
             flags=flags,
             totals=self._totals,
             steps=self._step,
-            # The store's clock may have been ahead at either: no horizon has passed unless it has by both.
+            # The store's clock may have been ahead at one of the two: a horizon has passed only if both are past it.
             now_ms=min(spec.now_ms, claimed.now_ms),
             waited_ms=max(claimed.now_ms - spec.now_ms, 0),
             extra_bytes=engine.cursor_bytes // 4,
@@ -320,5 +320,5 @@ class _Run:
 
 
 def _planning_bytes(claimed: ClaimedJob) -> int:
-    """How much there is to look at before the merge begins."""
+    """The size of the inputs' metadata, which is read before the merge begins."""
     return sum(len(file.index) for file in claimed.l0_files) + 100 * len(claimed.extents)

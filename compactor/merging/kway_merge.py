@@ -1,8 +1,8 @@
-"""Inputs of a merge job in the order in which they are merged: by partition id, then by offset. Pure.
+"""The inputs of a merge job in merge order: by partition id, then by offset. Pure.
 
-Every input file is sorted that way itself (L0 by partition, one stretch after another), so the order reads each file
-front to back: that is what makes it a k-way merge. Left out is what died since the job was planned: what belongs to a
-partition that is gone and, of L0 files, rows wholly below the log start (extents that died are not in the claim).
+Every input file is sorted in the same order (L0 files by partition, one stretch after another), so the merge reads each
+file front to back: this makes it a k-way merge. Inputs that died after the job was planned are left out: extents of
+deleted partitions and, in L0 files, rows wholly below the log start. (The claim does not list extents that died.)
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from storage.objects import StoreUnavailableError
 
 
 class MergeInputError(SiltstoneError):
-    """An input is not what the metadata says: gone, shorter, or overlapping another. The same try fails again.
+    """An input contradicts the metadata: its object is gone or too short, or its offsets overlap another input's.
 
-    `file_ids` are the files concerned; the job should be failed and they be left alone for a while.
+    A retry would fail in the same way. The job should fail, and the planner should leave the files alone for a while;
+    `file_ids` names them.
     """
 
     def __init__(self, message: str, *, file_ids: Sequence[int], remedy: str = "") -> None:
@@ -33,7 +34,7 @@ class MergeInputError(SiltstoneError):
 
 
 class InputUnavailableError(StoreUnavailableError):
-    """An input cannot be read now. `file_ids` are to be left alone for a while when that does not pass."""
+    """An input cannot be read now. If that lasts, the planner should leave the files `file_ids` alone for a while."""
 
     def __init__(self, message: str, *, file_ids: Sequence[int]) -> None:
         super().__init__(message)
@@ -51,20 +52,20 @@ class InputExtent(NamedTuple):
     position: int
     length: int
     is_l0: bool
-    """Batches carry no offsets yet: they follow from `base_offset`, and fill the range without holes."""
+    """Its batches carry no offsets yet: they count up from `base_offset` and fill the range without holes."""
     record_count: int
-    """L0: of the offsets."""
+    """In L0: the number of offsets."""
     min_timestamp_ms: int
     max_timestamp_ms: int
     crc32c: int
-    """Of all its bytes; 0 and without meaning in L0."""
+    """CRC-32C of all its bytes; 0 and meaningless in L0."""
     may_have_tombstones: bool
     flagged_reason: str | None
 
     @property
     def place(self) -> tuple[int, int]:
-        """(partition, base offset): names an input within a job. Its position does not: an empty extent shares it with
-        the one behind it."""
+        """(partition, base offset), which identifies an input within a job. A position would not: an empty extent has
+        the same position as the extent after it."""
         return self.partition_id, self.base_offset
 
 
@@ -82,7 +83,7 @@ class PartitionInputs:
 
     partition: InputPartition
     file_class: FileClass
-    """Of the outputs: by the topic's policy at the claim."""
+    """The class of the outputs, by the topic's policy at the claim."""
     dedupe: bool
     extents: Sequence[InputExtent]
 
@@ -101,11 +102,11 @@ class MergeInputs:
     partitions: Sequence[PartitionInputs]
     """In merge order; each has at least one extent."""
     files: Mapping[int, InputFile]
-    """By file id: those that the job holds, also where none of their bytes is wanted any more."""
+    """All files of the job by file id, including files of which no bytes are wanted any more."""
 
 
 def order_inputs(claimed: ClaimedJob, spec: MergeSpec) -> MergeInputs:
-    """Raises MergeInputError for a packed index that cannot be read and for extents that overlap."""
+    """The inputs in merge order. Raises MergeInputError for an unreadable packed index and for overlapping extents."""
     grouped: defaultdict[int, list[InputExtent]] = defaultdict(list)
     files: dict[int, InputFile] = {}
     for file in claimed.l0_files:
@@ -132,15 +133,16 @@ def order_inputs(claimed: ClaimedJob, spec: MergeSpec) -> MergeInputs:
 
 
 def class_of(partition: InputPartition) -> FileClass:
-    """COMPACTED where `compact` is in the policy in force."""
+    """COMPACTED if the policy in force contains `compact`."""
     policies = as_list(resolve(partition.configs), "cleanup.policy")
     return FileClass.COMPACTED if "compact" in policies else FileClass.PLAIN
 
 
 def whole_through(inputs: PartitionInputs) -> int:
-    """Up to which offset (exclusive) the inputs hold everything from the log start on; the log start if not even that.
+    """The exclusive end up to which the inputs hold every offset from the log start on.
 
-    The log start is that of the claim: what lay below it when the job was planned is readable no more.
+    It is the log start itself if the inputs begin above it. The log start is that of the claim: records that retention
+    or DeleteRecords has removed since the job was planned need not be among the inputs.
     """
     reached = inputs.partition.log_start_offset
     for extent in inputs.extents:
@@ -159,8 +161,8 @@ def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[
                 continue
             if row.length < 1 or row.position < 0 or row.position + row.length > file.size_bytes:
                 raise MergeInputError(
-                    f"the index of {file.key!r} says {row.length} bytes at {row.position} for partition"
-                    f" {row.partition_id}, offset {row.base_offset}; the file has {file.size_bytes}",
+                    f"the index of {file.key!r} lists {row.length} bytes at {row.position} for partition"
+                    f" {row.partition_id}, offset {row.base_offset}, but the file has {file.size_bytes} bytes",
                     file_ids=[file.file_id],
                 )
             rows.append(
@@ -182,7 +184,9 @@ def _live_rows(file: L0Input, partitions: Mapping[int, InputPartition]) -> list[
                 )
             )
     except PackedIndexError as error:
-        raise MergeInputError(f"the packed index of {file.key!r}: {error}", file_ids=[file.file_id]) from error
+        raise MergeInputError(
+            f"the packed index of {file.key!r} cannot be read: {error}", file_ids=[file.file_id]
+        ) from error
     return rows
 
 

@@ -1,7 +1,7 @@
 """A bound on the memory of the merges that run at once in one process.
 
-A merge waits here before it reads anything. Those that come first go first, so a large one is not passed for ever by
-small ones. One that is larger than everything runs alone.
+A merge waits here before it reads anything. Merges enter in the order in which they came, so small ones cannot overtake
+a large one for ever. A merge that needs more than the whole bound runs alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from runtime.errors import SiltstoneError
 
 WAITS_FOR_MEMORY = "waiting for memory"
-"""What a merge says it is doing until its turn comes."""
+"""The step that a merge reports until its turn comes."""
 
 
 class TurnGivenUpError(SiltstoneError):
-    """Whoever waits was halted before its turn came. It holds nothing."""
+    """The merge was halted while it waited for memory. It holds no memory."""
 
 
 class MemoryGate:
@@ -30,9 +30,9 @@ class MemoryGate:
 
     @asynccontextmanager
     async def held(self, size_bytes: int, *, halted: asyncio.Event | None = None) -> AsyncGenerator[None]:
-        """Wait until there is room for `size_bytes`, and keep it while the block runs.
+        """Waits until `size_bytes` are free, and holds them while the block runs.
 
-        `halted`: when it is set, leave the line. Raises TurnGivenUpError.
+        Raises TurnGivenUpError when `halted` is set during the wait.
         """
         size_bytes = min(size_bytes, self._bytes_max)
         if self._waiting or self.held_bytes + size_bytes > self._bytes_max:
@@ -51,13 +51,13 @@ class MemoryGate:
         self._waiting.append(entry)
         halting = asyncio.ensure_future(halted.wait())
         try:
-            # `wait` cancels neither when we are cancelled: that the turn is over is for `_admit` alone to say
+            # `wait` does not cancel these futures when this task is cancelled: only `_admit` may end the turn.
             await asyncio.wait({turn, halting}, return_when=asyncio.FIRST_COMPLETED)
             if not turn.done():
-                raise TurnGivenUpError("halted while it waited for memory")
+                raise TurnGivenUpError("the merge was halted while it waited for memory")
         except BaseException:
             if turn.done():
-                self._hold(-size_bytes)  # the turn came in the moment of giving up
+                self._hold(-size_bytes)  # the turn came at the moment of cancellation
             else:
                 self._waiting.remove(entry)
             self._admit()

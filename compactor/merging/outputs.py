@@ -1,9 +1,9 @@
-"""Where a merge writes: per class one file at a time, per partition one extent at a time.
+"""The outputs of a merge: per class one file at a time, per partition one extent at a time.
 
-`ClassFiles` cuts files, `PartitionOutput` cuts extents (`compactor/merging/segments.py` says where) and keeps the rule
-that an extent answers for exactly the offsets of its inputs. A file that is complete lies in the store under a key
-that no metadata names until the merge commits; when it never does, the janitor takes the file for an orphan. `abort`
-ends the upload of a file that is not complete and leaves nothing of it.
+`ClassFiles` cuts files. `PartitionOutput` cuts extents (by `compactor/merging/segments.py`) and keeps the rule that an
+extent covers exactly the offsets of its inputs. A complete file lies in the store under a key that no metadata names
+until the merge commits. If the merge never commits, the janitor treats the file as an orphan. `abort` ends the upload
+of an incomplete file and leaves no bytes of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 class JobFacts(NamedTuple):
-    """What every file of a merge says of it."""
+    """The facts about a merge that the footer of each of its files holds."""
 
     job_id: int
     epoch: int
@@ -43,7 +43,7 @@ class JobFacts(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """An extent of the open file, beside its row."""
+    """Facts about a written extent of the open file that its row does not hold."""
 
     partition_id: int
     may_have_tombstones: bool
@@ -75,7 +75,7 @@ class ClassFiles:
         self._topics: dict[UUID, TopicProperty] = {}
 
     async def start_extent(self, inputs: PartitionInputs, next_bytes: int) -> FileWriter:
-        """The file in which the next extent goes, an extent begun in it. `next_bytes`: about what stays together."""
+        """Begins an extent and returns the file that takes it. `next_bytes`: about the size of the extent."""
         writer = self._writer
         if writer is not None and ends_file(
             file_bytes=writer.extents_bytes,
@@ -98,7 +98,7 @@ class ClassFiles:
         self._ended.append(_Ended(partition_id, may_have_tombstones, flagged_reason))
 
     async def finish(self) -> None:
-        """Complete the open file, if there is one."""
+        """Completes the open file, if there is one."""
         writer = self._writer
         if writer is None:
             return
@@ -135,13 +135,13 @@ class ClassFiles:
         self._writer = None
 
     async def abort(self) -> None:
-        """Give up the open file. What the store does not abort now it is asked again to by the janitor, by age."""
+        """Gives up the open file. The janitor aborts uploads by age, in case the store does not abort this one now."""
         writer, self._writer = self._writer, None
         if writer is not None:
             try:
                 await writer.abort()
             except ObjectStoreError as error:
-                _log.warning("an upload was not aborted", key=writer.key, error=str(error))
+                _log.warning("could not abort an upload", key=writer.key, error=str(error))
 
     def _new_writer(self) -> FileWriter:
         self._ended, self._topics = [], {}
@@ -185,18 +185,19 @@ class PartitionOutput:
         self._rule = segment_rule(inputs.partition.configs, output_bytes=files.facts.output_bytes)
         self._cutter = ExtentCutter(self._rule)
         self._left_bytes = inputs.input_bytes
-        """Of the inputs, not yet written: how large the rest of the partition is at most."""
+        """Bytes of the inputs that are not written yet: the largest possible size of the rest of the partition."""
         self._writer: FileWriter | None = None
         self._base_offset = 0
-        """Of the open extent."""
+        """The base offset of the open extent."""
         self._covered_last = -1
-        """Up to where the inputs so far reach."""
+        """The last offset of the inputs so far."""
         self._may_have_tombstones = False
 
     async def write(
         self, base_offset: int, last_offset: int, data: Body, table: BatchTable, *, may_have_tombstones: bool
     ) -> None:
-        """Batches that are all that is left of inputs with this range; a range may come in several windows."""
+        """Writes the batches that are left of inputs with this range; a range may come in several windows."""
+        # A gap in the inputs: an extent must not cover offsets that its inputs do not hold.
         if self._writer is not None and base_offset > self._covered_last + 1:
             self._end_extent(self._covered_last)
         if self._writer is None:
@@ -211,11 +212,11 @@ class PartitionOutput:
             await self._start_extent(next_base)
             start = cut
         await self._write_rows(data, table, start, len(table.positions), may_have_tombstones)
-        # A partition that lost records to dedupe ends sooner than its inputs said; nothing depends on the estimate.
+        # Dedupe removes records, so the partition may end earlier than this estimate; nothing depends on it.
         self._left_bytes = max(self._left_bytes - len(data), 0)
 
     async def write_flagged(self, extent: InputExtent, data: Body, reason: str, *, begins: bool, ends: bool) -> None:
-        """The next bytes of an extent that stays as it is and alone."""
+        """Writes the next bytes of a flagged extent, which stays as it is and alone."""
         if begins:
             if self._writer is not None:
                 self._end_extent(self._covered_last)
@@ -261,7 +262,7 @@ class PartitionOutput:
         self._may_have_tombstones |= may_have_tombstones
         self.records += int(table.record_counts.sum())
         self.bytes += len(data)
-        # Every batch's own CRC was checked on its way in, or was summed when the batch was made anew.
+        # The batches' own CRCs are right: they were checked on the way in, or computed when a batch was rebuilt.
         (crc,) = runs_crc32c(data, table, np.array([0, len(table.positions)])).tolist()
         await writer.write(data, table, crc32c=crc)
 

@@ -1,13 +1,13 @@
 """One partition in a merge: copied as it is, or deduped in passes.
 
-Copying is one pass: windows in, the same batches out. Dedupe scans the keys of all windows (several times when it is
-deep), then rewrites them; a partition below 64 MiB is kept in memory between the passes. Nothing of a partition is
-written before its scan has ended, so corruption found by the scan costs no output: the extent is flagged and the scan
-begins anew without it. A record in a flagged extent may be an older value of any key, so in that pass tombstones from
-its base offset on stay as they are.
+Copying is one pass: windows in, the same batches out. Dedupe scans the keys of all windows (several times if it is
+deep), then rewrites them; a partition below 64 MiB stays in memory between the passes. No byte of a partition is
+written before its scan has ended, so corruption found by the scan costs no output: the extent is flagged, and the scan
+starts again without it. A flagged extent may hold an older value of any key, so tombstones from its base offset on
+stay as they are.
 
-Records that cannot be read in a batch that is sound by header and CRC-32C are no corruption: the cleaner leaves that
-batch as it is and goes round it.
+Unreadable records in a batch with a right header and CRC-32C are not corruption: the cleaner leaves that batch as it is
+and skips it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from compactor.cleaning.cleaning import CleanBounds, CleanedStats, ScanResult
+from compactor.cleaning.bounds import CleanBounds, CleanedStats, ScanResult
 from compactor.cleaning.dedupe_buffer import DedupeBuffer
 from compactor.cleaning.partition_cleaner import CleanedWindow, PartitionCleaner
 from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX, REASON_CHARS_MAX, UnreadableBatches
@@ -25,11 +25,11 @@ from compactor.merging.cursors import ByteSource, Cursors, KeptBytes
 from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, whole_through
 from compactor.merging.outputs import PartitionOutput
 from compactor.merging.windows import (
+    BatchWindow,
     FlaggedBytes,
     Flags,
     KernelCaller,
     LateCorruptionError,
-    Window,
     flag_broken_batches,
     reason_of,
     windows,
@@ -51,41 +51,41 @@ KEPT_BYTES_MAX = 64 * MIB
 
 @dataclass(slots=True)
 class MergeTotals:
-    """What a merge did, while it does it."""
+    """The counts of a merge, updated as it runs."""
 
     records_in: int = 0
     records_out: int = 0
     bytes_in: int = 0
-    """Of the inputs, each counted once."""
+    """Bytes of the inputs, each counted once."""
     bytes_out: int = 0
-    """Of extents."""
+    """Bytes of the output extents."""
     tombstones_kept: int = 0
     tombstones_dropped: int = 0
     keyless_dropped: int = 0
     keys: int = 0
     partition_keys_max: int = 0
-    """Of the partition with the most."""
+    """The keys of the partition with the most keys."""
     clears: int = 0
     passes: int = 0
-    """Most over one partition, the rewrite included; 1 where all is copied."""
+    """The most passes over one partition, the rewrite included; 1 if everything is copied."""
     gets: int = 0
     flagged_extents: int = 0
     unreadable_batches: int = 0
-    """Of deduped partitions: left as they are, because their records cannot be read."""
+    """Batches of deduped partitions that were left as they are, because their records cannot be read."""
     unreadable: list[dict[str, object]] = field(default_factory=list[dict[str, object]])
-    """Where these batches are: topic, partition, partition_id, batches, first_offset, reason; so many partitions at
-    most."""
+    """The partitions with such batches, up to PARTITIONS_TOLD_MAX: topic, partition, partition_id, batches,
+    first_offset, reason."""
     deduped_partitions: int = 0
 
 
 class Steps(Protocol):
-    """Hears of each window, once, when it is done with. May raise to stop the merge."""
+    """Called once per window, after the work on it. May raise to stop the merge."""
 
     def __call__(self, doing: str, size_bytes: int) -> None: ...
 
 
 class MergeContext(NamedTuple):
-    """What the partitions of a merge share."""
+    """The parts that all partitions of a merge share."""
 
     store: ObjectStore
     files: Mapping[int, InputFile]
@@ -94,18 +94,18 @@ class MergeContext(NamedTuple):
     totals: MergeTotals
     steps: Steps
     now_ms: int
-    """Of the spec or the claim, the earlier: what horizons are measured by."""
+    """The time of the spec or of the claim, whichever is earlier: delete horizons at or below it have passed."""
     waited_ms: int
-    """From the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim: so the
-    horizons of the spec move by this."""
+    """The time from the spec to the claim. Old values vanish at the commit, whose time limit runs from the claim, so
+    the horizons of the spec are moved by this time."""
     extra_bytes: int
-    """Budget of the cursors of passes beside the first scan and the rewrite."""
+    """The budget of the cursors of all passes but the first scan and the rewrite."""
 
 
 async def copy_partition(
     context: MergeContext, inputs: PartitionInputs, source: ByteSource, output: PartitionOutput
 ) -> None:
-    """Every batch as it is. Raises LateCorruptionError."""
+    """Copies every batch as it is. Raises LateCorruptionError."""
     doing = f"copying {inputs.name}"
     context.totals.passes = max(context.totals.passes, 1)
     reading = windows(inputs.extents, source, context.flags, context.kernels, _as_it_is)
@@ -129,7 +129,7 @@ async def copy_partition(
     output.end()
 
 
-def _as_it_is(_: Window) -> None: ...
+def _as_it_is(_: BatchWindow) -> None: ...
 
 
 async def write_flagged(context: MergeContext, output: PartitionOutput, flagged: FlaggedBytes) -> None:
@@ -138,7 +138,7 @@ async def write_flagged(context: MergeContext, output: PartitionOutput, flagged:
         context.totals.flagged_extents += 1
         context.totals.records_in += extent.record_count
         _log.warning(
-            "an extent is copied unread",
+            "a corrupt extent is copied unread",
             key=extent.key,
             partition_id=extent.partition_id,
             base_offset=extent.base_offset,
@@ -146,12 +146,12 @@ async def write_flagged(context: MergeContext, output: PartitionOutput, flagged:
         )
     reason = flagged.reason
     if extent.flagged_reason is None and not extent.is_l0:
-        reason = with_written_crc(reason, extent.crc32c)  # its new row has that of the bytes as they are
+        reason = with_written_crc(reason, extent.crc32c)  # the new row gets the CRC of the bytes as they are now
     await output.write_flagged(extent, flagged.data, reason, begins=flagged.begins, ends=flagged.ends)
 
 
 class PartitionDedupe:
-    """The passes over one compacted partition. `run` once."""
+    """The passes over one compacted partition. Call `run` once."""
 
     def __init__(
         self,
@@ -170,9 +170,9 @@ class PartitionDedupe:
         self._scans = 0
 
     async def run(self, first: Cursors, second: Cursors | None, output: PartitionOutput) -> CleanedPartition:
-        """`first` feeds the first scan; `second` the rewrite, and is None where the partition is to be kept in memory.
+        """`first` feeds the first scan, `second` the rewrite. Without `second` the partition is kept in memory.
 
-        Raises LateCorruptionError for an extent that was sound when scanned and is not when rewritten.
+        Raises LateCorruptionError for an extent that was sound in the scan and is corrupt in the rewrite.
         """
         kept = KeptBytes(await self._kept_bytes(first)) if second is None else None
         cleaner = await self._scan(first, kept)
@@ -202,7 +202,7 @@ class PartitionDedupe:
     # The scan
 
     async def _scan(self, first: Cursors, kept: KeptBytes | None) -> PartitionCleaner:
-        """All scan passes; begun anew as often as an extent had to be flagged."""
+        """All scan passes; they start again each time that an extent has to be flagged."""
         unread: Cursors | None = first
         while True:
             cleaner = PartitionCleaner(self._buffer, self._bounds(), passes=self._spec.passes)
@@ -218,7 +218,7 @@ class PartitionDedupe:
 
     @asynccontextmanager
     async def _source(self, unread: Cursors | None, kept: KeptBytes | None) -> AsyncGenerator[ByteSource]:
-        """For one scan: the bytes in memory, else the merge's first cursors once, else cursors of its own."""
+        """The source of one scan: the bytes in memory, else the merge's first cursors (once), else new cursors."""
         context = self._context
         if kept is not None:
             yield kept
@@ -234,11 +234,11 @@ class PartitionDedupe:
                 context.totals.gets += cursors.requests
 
     async def _scan_pass(self, cleaner: PartitionCleaner, source: ByteSource) -> bool:
-        """False when an extent was found corrupt, and flagged: what the cleaner was fed is worth nothing then."""
+        """False when a corrupt extent was found and flagged. The cleaner's state is useless then."""
         context, known = self._context, len(self._context.flags)
         doing = f"reading keys of {self._inputs.name}"
 
-        def scan(window: Window) -> None:
+        def scan(window: BatchWindow) -> None:
             self._scan_window(cleaner, window, known)
 
         reading = windows(self._inputs.extents, source, context.flags, context.kernels, scan, crcs_due=True)
@@ -250,9 +250,9 @@ class PartitionDedupe:
                 context.flags.setdefault(error.extent.place, error.reason)
         return len(context.flags) == known
 
-    def _scan_window(self, cleaner: PartitionCleaner, window: Window, known: int) -> None:
-        """Once an extent was found corrupt, more than `known`, the rest of the pass looks for others alone, so that
-        all are known when the scan begins anew."""
+    def _scan_window(self, cleaner: PartitionCleaner, window: BatchWindow, known: int) -> None:
+        """Scans a window. After the first new corrupt extent (more flags than `known`), the rest of the pass only looks
+        for other corrupt extents, so that all are known when the scan starts again."""
         flags = self._context.flags
         if len(flags) == known:
             try:
@@ -269,7 +269,7 @@ class PartitionDedupe:
         known = dict(context.flags)
         doing = f"writing {self._inputs.name}"
 
-        def rewrite(window: Window) -> CleanedWindow:
+        def rewrite(window: BatchWindow) -> CleanedWindow:
             try:
                 return cleaner.rewrite(window.data, window.table, crcs_due=window.crcs_due)
             except (CorruptBatchError, CodecError) as error:
@@ -295,7 +295,7 @@ class PartitionDedupe:
                 context.steps(doing, len(window.data))
         output.end()
 
-    # What the pass may do and has done
+    # Bounds and results
 
     def _bounds(self) -> CleanBounds:
         spec = self._spec
@@ -311,11 +311,11 @@ class PartitionDedupe:
         )
 
     def _whole_through(self) -> int:
-        """As planned, and as the inputs that are still there bear out."""
+        """The planned offset, or less if inputs have died since."""
         return min(self._spec.whole_through_offset, whole_through(self._inputs))
 
     def _cleaned_through(self, scanned: ScanResult) -> int | None:
-        """Flagged extents count as cleaned: nothing can be, and else their partition would look dirty for ever."""
+        """Flagged extents count as cleaned. They can never be cleaned, and the partition would look dirty for ever."""
         reached = self._whole_through()
         if reached <= self._inputs.partition.log_start_offset:
             return None
@@ -354,20 +354,21 @@ class PartitionDedupe:
 
 
 def passes_needed(scanned: ScanResult, keys_max: int) -> int:
-    """Of the next dedupe: 1 where the keys fit one filling of the buffer.
+    """The passes of the next dedupe: 1 if the keys fit the buffer at once.
 
-    A deep pass never clears, yet its keys may be more than one filling: the next must be deep too.
+    A deep pass never clears the buffer, but its keys may be more than fit at once: then the next dedupe must be deep
+    too.
     """
     needed = max(-(-scanned.keys // keys_max), 1)
     return max(needed, 2) if scanned.clears else needed
 
 
-def culprit(window: Window, error: Exception) -> InputExtent:
-    """Whose batch it is that `error` names by its position in the window."""
+def culprit(window: BatchWindow, error: Exception) -> InputExtent:
+    """The input that holds the batch at the error's position in the window."""
     position = getattr(error, "position", None)
     if len(window.pieces) == 1:
         return window.pieces[0].extent
     if not isinstance(position, int):
-        raise BugError(f"an error that does not say which batch it means: {error!r}") from error
+        raise BugError(f"an error without the position of its batch: {error!r}") from error
     row = int(window.table.positions.searchsorted(position, side="right")) - 1
     return next(piece.extent for piece in window.pieces if piece.first <= row < piece.end)

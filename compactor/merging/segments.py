@@ -1,4 +1,4 @@
-"""Where merged extents and files are cut. Pure.
+"""The places where merged extents and files are cut. Pure.
 
 An extent (Kafka's segment) ends
 
@@ -10,10 +10,10 @@ An extent (Kafka's segment) ends
    young ones in the same extent;
 4. around an extent whose bytes cannot be read as batches, which stays alone.
 
-Rules 2 and 3 are `ExtentCutter`, the others need no state beyond the inputs' ranges. Ranges tile: an extent cut before
-a batch ends right below that batch's base offset, the next one begins there.
+`ExtentCutter` implements rules 2 and 3; the other rules need only the ranges of the inputs. Ranges tile: an extent that
+is cut before a batch ends right below that batch's base offset, and the next extent begins there.
 
-A file ends at the border between extents that leaves its size nearest to what is wanted.
+A file ends at the border between extents that leaves its size nearest to the wanted size.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from metadata.configs.topic import as_int, as_list, resolve
 
 EXTENTS_MAX = 200_000
-"""In one file: an index of 19 MiB, which every reader of it must hold."""
+"""Extents of one file: their index takes 19 MiB, which every reader of the file must hold."""
 RETENTION_SHARE = 8
 _LOOK_AHEAD = 64
-"""Batches first looked at for a cut by time; doubled until it is found."""
+"""Batches that the search for a cut by time looks at first; doubled until the cut is found."""
 
 
 class SegmentRule(NamedTuple):
@@ -39,13 +39,13 @@ class SegmentRule(NamedTuple):
     bytes_max: int
     """A single batch above it is an extent of its own."""
     span_ms_max: int | None
-    """None = however long."""
+    """None = no limit."""
 
 
 def segment_rule(configs: Mapping[str, str], *, output_bytes: int) -> SegmentRule:
-    """From a topic's overrides. An extent never exceeds a file, so `output_bytes` bounds it too.
+    """The rule from a topic's overrides. An extent never exceeds a file, so `output_bytes` bounds it too.
 
-    `retention.ms` counts only where the policy deletes. Raises InvalidConfigError for a value that is no number.
+    `retention.ms` counts only if the cleanup policy deletes. Raises InvalidConfigError for a value that is no number.
     """
     resolved = resolve(configs)
     span_ms = as_int(resolved, "segment.ms")
@@ -62,7 +62,7 @@ class ExtentCutter:
         self._rule = rule
         self._bytes = 0
         self._first_timestamp_ms: int | None = None
-        """Of the first batch of the open extent that has a timestamp."""
+        """The timestamp of the first batch of the open extent that has one."""
 
     def start(self) -> None:
         """A new extent begins for another reason (a gap, a flagged neighbour)."""
@@ -70,7 +70,7 @@ class ExtentCutter:
         self._first_timestamp_ms = None
 
     def cuts(self, sizes: NDArray[np.int64], max_timestamps_ms: NDArray[np.int64]) -> list[int]:
-        """The next batches are these: before which of them (rising indexes) does a new extent begin?"""
+        """Takes the next batches; returns the indexes, rising, of the batches before which a new extent begins."""
         ends = np.cumsum(sizes)
         batches = len(sizes)
         cuts: list[int] = []
@@ -86,7 +86,7 @@ class ExtentCutter:
         return cuts
 
     def _full_at(self, ends: NDArray[np.int64], at: int) -> int:
-        """The first batch from `at` on that does not fit; the first of an extent always does."""
+        """The first batch from `at` on that does not fit; the first batch of an extent always fits."""
         begun = int(ends[at - 1]) if at else 0
         full = int(ends.searchsorted(begun + self._rule.bytes_max - self._bytes, side="right"))
         return max(full, at if self._bytes else at + 1)
@@ -105,7 +105,7 @@ class ExtentCutter:
 
 
 def _first_above(values: NDArray[np.int64], at: int, bound: int) -> int:
-    """Index of the first value above `bound` from `at` on; how many there are when none is."""
+    """The index of the first value above `bound` from `at` on; the number of values when there is none."""
     if bound >= np.iinfo(np.int64).max:
         return len(values)
     look_ahead = _LOOK_AHEAD
@@ -119,7 +119,7 @@ def _first_above(values: NDArray[np.int64], at: int, bound: int) -> int:
 
 
 def ends_file(*, file_bytes: int, file_extents: int, next_bytes: int, output_bytes: int) -> bool:
-    """Whether a file that has `file_bytes` should end before about `next_bytes` more that stay together."""
+    """Whether a file of `file_bytes` should end before an extent of about `next_bytes`."""
     if not file_extents:
         return False
     if file_extents >= EXTENTS_MAX:
@@ -129,7 +129,7 @@ def ends_file(*, file_bytes: int, file_extents: int, next_bytes: int, output_byt
 
 
 def joined_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint inclusive (base, last) ranges in order, those that touch made one."""
+    """Disjoint inclusive (base, last) ranges in order, with touching ranges joined."""
     joined: list[tuple[int, int]] = []
     for base, last in ranges:
         if joined and joined[-1][1] + 1 == base:

@@ -1,7 +1,8 @@
-"""What the span of a merge says. All merges of a compactor are traced where tracing is on: there are few of them.
+"""The trace span of a merge. With tracing on, every merge is traced, because a compactor runs few of them.
 
-Below it: the claim, the wait for memory, the merge itself (with a span for each request to the object store: ranged
-GETs read the inputs, parts of uploads write the outputs; or one for each driver of a Spark job), and the commit.
+Its child spans are the claim, the wait for memory, the merge itself, and the commit. The merge has a span for each
+request to the object store (ranged GETs read the inputs, parts of uploads write the outputs), or one for each driver of
+a Spark job.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from metadata.contract.compaction import ClaimedJob, CommitMerge
 from runtime.tracing import CURRENT_SPAN, Span, SpanKind, Tracing
 
 SHOWN = ("records_in", "records_out", "bytes_in", "bytes_out", "gets", "outputs", "passes")
-"""Of a merge's summary."""
+"""The figures of a merge's summary that become attributes."""
 
 
 def merge_span(tracing: Tracing, claimed: ClaimedJob, claim_ms: float) -> Span:
-    """`claim_ms`: how long ago the job was asked for; it was given just now."""
+    """`claim_ms`: the time since the claim was sent. The answer has come just now."""
     job = claimed.job
     span = tracing.start(
         f"merge {job.kind}",

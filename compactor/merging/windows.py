@@ -1,16 +1,16 @@
 """From the bytes of a partition's inputs to *windows*: whole batches with their offsets, checked, in offset order.
 
-What decides whether bytes are good, before anything is done with them: each batch's header and CRC-32C; that offsets
-rise inside the range the metadata gives their extent (L0: that they fill it, which is what gives them their offsets);
-and the CRC-32C that the metadata has of the extent, which is joined from those of its batches. The batches' own may be
-left to whoever walks their records anyway (`crcs_due`). What fails becomes *flagged bytes*:
-the extent as it is, with the reason, to be copied and never read. An extent too long to be seen whole before its first
-window leaves is checked as it passes; when it fails later, `LateCorruptionError` says so and the merge begins anew
-with that extent flagged.
+Bytes are checked before any use: the header and CRC-32C of each batch; that offsets rise inside the range that the
+metadata gives their extent (in L0, that they fill it, because that range gives them their offsets); and the extent's
+CRC-32C in the metadata, against the value joined from its batches. The check of batch CRCs may be left to the code that
+walks the records anyway (`crcs_due`). An extent that fails a check becomes *flagged bytes*: the extent as it is with
+the reason, to be copied and never read. An extent too long to be in memory whole is checked window by window. If it
+fails after its first window has left, `LateCorruptionError` is raised, and the merge starts again with that extent
+flagged.
 
-Small inputs that touch in offsets are joined, up to 8 MiB, so that thousands of small ones cost a few kernel calls.
-A batch that lies across two reads is carried over; one that is longer than a window makes that window longer.
-What is to be done with windows is done on the thread that cuts them. Nothing is written here.
+Small inputs whose offsets touch are joined, up to 8 MiB, so that thousands of small inputs cost a few kernel calls.
+A batch that lies across two reads is carried over; a batch longer than a window makes that window longer. The work on a
+window runs on the thread that cut the window. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from wire.kernels.batches import BatchTable, check_crcs, read_batches, runs_crc3
 
 JOINED_PIECES_MAX = 8_192
 INLINE_BYTES_MAX = 64 * 1024
-"""Kernel calls over less are not worth a thread."""
+"""Kernel calls over fewer bytes run at once: handing them to a thread costs more than the call."""
 REASON_CHARACTERS_MAX = 300
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ _EPOCH_BYTES = np.arange(12, 16)
 
 
 class Piece(NamedTuple):
-    """Which batches of a window are of which input."""
+    """The batches of a window that belong to one input."""
 
     extent: InputExtent
     first: int
@@ -49,18 +49,18 @@ class Piece(NamedTuple):
     end: int
 
 
-class Window(NamedTuple):
+class BatchWindow(NamedTuple):
     """Whole batches of one partition, offsets stamped. Its inputs touch each other."""
 
     data: Body
     table: BatchTable
     pieces: Sequence[Piece]
     crcs_due: bool
-    """The CRC-32C of its batches is still to be checked."""
+    """The CRC-32C of its batches is not checked yet."""
 
     @property
     def base_offset(self) -> int:
-        """Of the range that its inputs answer for."""
+        """The first offset of the range that its inputs cover."""
         return self.pieces[0].extent.base_offset
 
     @property
@@ -69,14 +69,14 @@ class Window(NamedTuple):
 
 
 class Done(NamedTuple, Generic[T]):
-    """A window, and what came of the work on it."""
+    """A window and the result of the work on it."""
 
-    window: Window
+    window: BatchWindow
     result: T
 
 
 class FlaggedBytes(NamedTuple):
-    """A stretch of an extent that is copied as it is."""
+    """A piece of an extent that is copied as it is."""
 
     extent: InputExtent
     reason: str
@@ -86,7 +86,7 @@ class FlaggedBytes(NamedTuple):
 
 
 class LateCorruptionError(SiltstoneError):
-    """An extent of which windows have left already is corrupt. The merge begins anew with it flagged."""
+    """An extent turned out to be corrupt after windows of it had left. The merge starts again with it flagged."""
 
     def __init__(self, extent: InputExtent, reason: str) -> None:
         super().__init__(f"{extent.key!r}, partition {extent.partition_id}, offset {extent.base_offset}: {reason}")
@@ -95,11 +95,11 @@ class LateCorruptionError(SiltstoneError):
 
 
 Flags = dict[tuple[int, int], str]
-"""`InputExtent.place` -> why its bytes are not read as batches."""
+"""`InputExtent.place` -> the reason why its bytes are not read as batches."""
 
 
 class KernelCaller:
-    """Runs what is long on a thread (kernels release the interpreter's lock), what is short at once."""
+    """Runs long kernel calls on a thread (kernels release the interpreter's lock), short ones at once."""
 
     def __init__(self, *, in_thread: bool) -> None:
         self._in_thread = in_thread
@@ -111,7 +111,7 @@ class KernelCaller:
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            # A thread cannot be stopped; what it works on (the dedupe buffer) must not go to another meanwhile.
+            # A thread cannot be stopped, and no other merge may use its dedupe buffer before it has ended.
             await asyncio.wait([running])
             raise
 
@@ -121,16 +121,16 @@ async def windows(
     source: ByteSource,
     flags: Flags,
     kernels: KernelCaller,
-    work: Callable[[Window], T],
+    work: Callable[[BatchWindow], T],
     *,
     crcs_due: bool = False,
 ) -> AsyncGenerator[Done[T] | FlaggedBytes]:
-    """One pass over a partition, `work` done on each window, in order, on a thread.
+    """One pass over a partition: runs `work` on each window, in order, on a thread.
 
-    Extents found corrupt are added to `flags`; those in it when they are reached are not looked at. `crcs_due`: `work`
-    checks the CRC-32C of every batch, without which that of the extent says nothing.
+    The pass adds corrupt extents to `flags` and does not read extents that are in `flags` when it reaches them.
+    `crcs_due`: `work` checks the CRC-32C of every batch; the check of the extent's CRC means nothing without that.
 
-    Raises LateCorruptionError, and what the source and `work` raise.
+    Raises LateCorruptionError, and the errors of the source and of `work`.
     """
     group: list[tuple[InputExtent, Body]] = []
     group_bytes = 0
@@ -190,16 +190,16 @@ async def _flagged_bytes(extent: InputExtent, source: ByteSource, reason: str) -
 
 
 def _group_done(
-    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool, work: Callable[[Window], T]
+    group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool, work: Callable[[BatchWindow], T]
 ) -> list[Done[T] | FlaggedBytes]:
     found = _group_windows(group, flags, crcs_due)
-    return [Done(each, work(each)) if isinstance(each, Window) else each for each in found]
+    return [Done(each, work(each)) if isinstance(each, BatchWindow) else each for each in found]
 
 
 def _group_windows(
     group: Sequence[tuple[InputExtent, Body]], flags: Flags, crcs_due: bool
-) -> list[Window | FlaggedBytes]:
-    """One window of all; where something is wrong, each input for itself."""
+) -> list[BatchWindow | FlaggedBytes]:
+    """One window over all inputs; if a check fails, each input alone, so that only corrupt ones are flagged."""
     try:
         return [_joined_window(group, crcs_due)]
     except CorruptBatchError as error:
@@ -210,12 +210,12 @@ def _group_windows(
         return [FlaggedBytes(extent, reason, data, True, True)]
 
 
-def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) -> Window:
+def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) -> BatchWindow:
     """Raises CorruptBatchError."""
     is_l0 = group[0][0].is_l0
     data: Body = group[0][1]
     if is_l0:
-        data = bytearray().join([data for _, data in group])  # to be stamped
+        data = bytearray().join([data for _, data in group])  # writable: offsets are stamped into it
     elif len(group) > 1:
         data = b"".join([data for _, data in group])
     table = read_batches(data, check_crc=not crcs_due)
@@ -231,11 +231,11 @@ def _joined_window(group: Sequence[tuple[InputExtent, Body]], crcs_due: bool) ->
             check_extent_crc(extent, int(crcs[number]))
             check_offsets(table, int(firsts[number]), int(firsts[number + 1]), extent, after=extent.base_offset - 1)
     pieces = [Piece(extent, int(firsts[number]), int(firsts[number + 1])) for number, extent in enumerate(extents)]
-    return Window(data, table, pieces, crcs_due)
+    return BatchWindow(data, table, pieces, crcs_due)
 
 
 def _check_borders(table: BatchTable, starts: NDArray[np.int64], firsts: NDArray[np.int64]) -> None:
-    """Raise unless a batch begins where each input does."""
+    """Raises CorruptBatchError unless a batch begins at the start of each input."""
     ends = np.append(table.positions, starts[-1])
     wrong = np.flatnonzero(ends[firsts] != starts)
     if len(wrong):
@@ -243,9 +243,9 @@ def _check_borders(table: BatchTable, starts: NDArray[np.int64], firsts: NDArray
 
 
 def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firsts: NDArray[np.int64]) -> BatchTable:
-    """Give the batches of L0 inputs their offsets and leader epoch 0, in `data` itself; the table that is then true.
+    """Writes offsets and leader epoch 0 into the batches of L0 inputs, in `data` itself; returns the new table.
 
-    The offsets of an input follow each other from its base offset. None of this is covered by a batch's CRC.
+    The offsets of an input count up from its base offset. The CRC of a batch covers neither field.
     """
     counts = table.last_offsets - table.base_offsets + 1
     before = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts)))
@@ -272,9 +272,9 @@ def _stamped(data: Body, table: BatchTable, extents: Sequence[InputExtent], firs
 
 
 async def _streamed(
-    extent: InputExtent, source: ByteSource, kernels: KernelCaller, crcs_due: bool, work: Callable[[Window], T]
+    extent: InputExtent, source: ByteSource, kernels: KernelCaller, crcs_due: bool, work: Callable[[BatchWindow], T]
 ) -> AsyncGenerator[Done[T]]:
-    """Raises LateCorruptionError: by then nothing, or some windows, have left."""
+    """Raises LateCorruptionError, possibly after some windows have left."""
     stream = _ExtentStream(extent, crcs_due=crcs_due)
 
     def done(chunk: Body) -> list[Done[T]]:
@@ -287,7 +287,7 @@ async def _streamed(
 
 
 class _ExtentStream:
-    """Cuts one extent's bytes into windows at batches; keeps what is left of the last batch."""
+    """Cuts one extent's bytes into windows at batches, and keeps the beginning of an incomplete batch."""
 
     def __init__(self, extent: InputExtent, *, crcs_due: bool) -> None:
         self._extent = extent
@@ -295,13 +295,13 @@ class _ExtentStream:
         self._carried: list[Body] = []
         self._carried_bytes = 0
         self._needed_bytes = 0
-        """No batch is whole below this many."""
+        """Fewer carried bytes hold no whole batch."""
         self._taken_bytes = 0
         self._crc32c = 0
         self._last_offset = extent.base_offset - 1
 
-    def windows(self, chunk: Body) -> Sequence[Window]:
-        """What is whole after the next bytes, if any batch is. Raises LateCorruptionError."""
+    def windows(self, chunk: Body) -> Sequence[BatchWindow]:
+        """The windows that are complete after the next bytes. Raises LateCorruptionError."""
         self._taken_bytes += len(chunk)
         self._carried.append(chunk)
         self._carried_bytes += len(chunk)
@@ -313,21 +313,21 @@ class _ExtentStream:
         except CorruptBatchError as error:
             raise LateCorruptionError(self._extent, reason_of(error)) from error
 
-    def _cut(self, is_last: bool) -> Sequence[Window]:
-        found: list[Window] = []
+    def _cut(self, is_last: bool) -> Sequence[BatchWindow]:
+        found: list[BatchWindow] = []
         rest = b""
         for data in self._pieces():
             table = read_batches(data, check_crc=not self._crcs_due, allow_cut=not is_last)
             rows = len(table.positions)
             end = int(table.positions[-1] + table.sizes[-1]) if rows else 0
-            # A copy, so that what is left of one batch does not keep a whole window in memory.
+            # A copy, so that the rest of one batch does not keep a whole window in memory.
             rest = bytes(memoryview(data)[end:])
             if rows:
                 check_offsets(table, 0, rows, self._extent, after=self._last_offset)
                 self._last_offset = int(table.last_offsets[-1])
                 (self._crc32c,) = runs_crc32c(data, table, np.array([0, rows]), first_value=self._crc32c).tolist()
                 pieces = (Piece(self._extent, 0, rows),)
-                found.append(Window(memoryview(data)[:end], table, pieces, self._crcs_due))
+                found.append(BatchWindow(memoryview(data)[:end], table, pieces, self._crcs_due))
         if is_last:
             check_extent_crc(self._extent, self._crc32c)
         self._carried = [rest] if rest else []
@@ -336,8 +336,8 @@ class _ExtentStream:
         return found
 
     def _pieces(self) -> Sequence[Body]:
-        """What is carried: the batch that lies across reads, joined, and what follows it as it came. To join a whole
-        read for the sake of its first batch would cost as much as a kernel."""
+        """The carried bytes: the batch that lies across reads, joined, and the rest of the last read as it came.
+        Joining the whole read for the sake of its first batch would cost as much as a kernel."""
         *before, last = self._carried
         front = b"".join(before)
         if not front:
@@ -351,17 +351,17 @@ class _ExtentStream:
         return [front + bytes(view[:missing_bytes]), view[missing_bytes:]]
 
     def _whole_batch_bytes(self, rest: Body) -> int:
-        """How many bytes the batch that begins `rest` says it has."""
+        """The bytes needed for the batch at the start of `rest`, by its header."""
         if len(rest) < BATCH_HEADER_BYTES:
             return BATCH_HEADER_BYTES
         size_bytes = read_header(rest).size_bytes
         left = self._extent.length - self._taken_bytes + len(rest)
         if size_bytes > left:
-            raise CorruptBatchError(f"a batch says {size_bytes} bytes, {left} are left of its extent")
+            raise CorruptBatchError(f"a batch claims {size_bytes} bytes, but its extent has only {left} left")
         return size_bytes
 
 
-# What makes an extent good
+# Checks of an extent
 
 
 def check_extent_crc(extent: InputExtent, actual: int) -> None:
@@ -371,7 +371,7 @@ def check_extent_crc(extent: InputExtent, actual: int) -> None:
 
 
 def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, *, after: int) -> None:
-    """Raise CorruptBatchError unless offsets rise from above `after` and stay inside the extent's range."""
+    """Raises CorruptBatchError unless offsets rise from above `after` and stay inside the extent's range."""
     if first == end:
         return
     bases, lasts = table.base_offsets[first:end], table.last_offsets[first:end]
@@ -384,8 +384,8 @@ def check_offsets(table: BatchTable, first: int, end: int, extent: InputExtent, 
         )
 
 
-def flag_broken_batches(window: Window, flags: Flags) -> None:
-    """Those of its inputs that have a batch whose CRC-32C is wrong."""
+def flag_broken_batches(window: BatchWindow, flags: Flags) -> None:
+    """Flags the inputs of the window that have a batch with a wrong CRC-32C."""
     for extent, first, end in window.pieces:
         try:
             check_crcs(window.data, BatchTable._make(column[first:end] for column in window.table))
@@ -394,5 +394,5 @@ def flag_broken_batches(window: Window, flags: Flags) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """For `flagged_reason`."""
+    """The text for `flagged_reason`."""
     return (error.message if isinstance(error, SiltstoneError) else repr(error))[:REASON_CHARACTERS_MAX]

@@ -22,7 +22,7 @@ from metadata.contract.compaction import LeveledExtent, PartitionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class PassCandidate:
     """A partition that is due for a pass, with the extents that the pass would take."""
 
     partition: PartitionView
@@ -45,7 +45,7 @@ def plan_forced(draft: PlanDraft) -> None:
     """Runs after all other rules, when the files that they wait for are reserved."""
     blocked_files = _blocked_files(draft)
     blocked = draft.unavailable_extents
-    due_now: list[Candidate] = []
+    due_now: list[PassCandidate] = []
     for partition in draft.view.partitions.values():
         found = _candidate(draft, partition, blocked, blocked_files)
         if found is not None:
@@ -75,7 +75,7 @@ def _blocked_files(draft: PlanDraft) -> set[int]:
 
 def _candidate(
     draft: PlanDraft, partition: PartitionView, blocked: AbstractSet[int], blocked_files: set[int]
-) -> Candidate | None:
+) -> PassCandidate | None:
     """None when no pass is due or there is nothing to take."""
     dirtiness = draft.view.dirtiness[partition.partition_id]
     stretch = [
@@ -86,7 +86,7 @@ def _candidate(
     reached = stretch_end(partition, stretch)
     found = due(partition, dirtiness, draft.options, now_ms=draft.now_ms, reached_offset=reached)
     if found is not None and stretch:
-        return Candidate(partition=partition, dirtiness=dirtiness, stretch=stretch, due=found)
+        return PassCandidate(partition=partition, dirtiness=dirtiness, stretch=stretch, due=found)
     leveled = dirtiness.leveled_through_offset
     if found is None and reached < leveled:
         # The pass would be due if nothing were in the way: note what is.

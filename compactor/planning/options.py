@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compactor.cleaning.cleaning import DEDUPE_ENTRY_BYTES
+from compactor.cleaning.bounds import DEDUPE_ENTRY_BYTES
 from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from runtime.settings.table import Settings
 

@@ -139,7 +139,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class LaneRecords:
     """Records of one partition that follow each other."""
 
     base_offset: int
@@ -294,7 +294,7 @@ class SimulatedCluster:
         if after <= first:
             return
         for lane in self.lanes:
-            stretch = Stretch(
+            stretch = LaneRecords(
                 base_offset=first,
                 last_offset=after - 1,
                 record_count=after - first,
@@ -368,7 +368,7 @@ class SimulatedCluster:
             old = outputs.pop() if outputs and outputs[-1].base_offset == each.last_offset + 1 else None
             if old is not None:
                 records += old.record_count
-            stretch = Stretch(
+            stretch = LaneRecords(
                 base_offset=each.base_offset,
                 last_offset=old.last_offset if old is not None else each.last_offset,
                 record_count=max(1, int(records)),
@@ -447,7 +447,7 @@ class SimulatedCluster:
         hit = partitions * (1 - exp(-min(records_each, 50.0)))
         self.written.extent_rows += max(hit, size / EXTENT_BYTES_MAX)
 
-    def _extent(self, partition_id: int, file: FileView, stretch: Stretch) -> LeveledExtent:
+    def _extent(self, partition_id: int, file: FileView, stretch: LaneRecords) -> LeveledExtent:
         return LeveledExtent(
             extent_id=self._id(),
             partition_id=partition_id,

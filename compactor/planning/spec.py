@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from runtime.errors import SiltstoneError
 
 MIB = 1 << 20

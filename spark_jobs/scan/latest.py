@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import HASH_MAX, DedupeBuffer
 from runtime.logging import get_logger
 from spark_jobs.scan.blocking import BlockingStore

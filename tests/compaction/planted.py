@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner
 from compactor.merging.execute import MergeEngine
 from metadata.contract.compaction import ClaimedJob, CommitMerge

@@ -8,7 +8,7 @@ from typing import Any
 
 import cramjam
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 from tests.fixtures.cleaning import ABORT, COMMIT, marker_batch
 from tests.fixtures.record_batches import with_header
 from wire.batch import (

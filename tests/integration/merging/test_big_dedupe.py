@@ -17,7 +17,7 @@ from bench.loads.merge_inputs import (
     numbered_keys,
     stamped_batches,
 )
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.planning.spec import MIB
 from metadata.contract.compaction import CommitMerge
 from metadata.contract.service import AgentAddress, CommitL0, L0Batch, Topic

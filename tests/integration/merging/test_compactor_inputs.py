@@ -186,7 +186,7 @@ async def test_a_corrupt_batch_is_named_and_copied_as_it_is_while_its_neighbours
     assert flagged.base_offset == bad.base_offset and "CRC-32C" in (flagged.flagged_reason or "")
     # not a byte of it is lost (an L0 file has no offsets, and keeps that so)
     assert await system.store.get_range(flagged.key, flagged.position, flagged.length) == bytes_before
-    said = [line for line in capsys.readouterr().err.splitlines() if "an extent is copied unread" in line]
+    said = [line for line in capsys.readouterr().err.splitlines() if "a corrupt extent is copied unread" in line]
     assert len(said) == 1 and bad.key in said[0]
     assert f"base_offset={bad.base_offset}" in said[0] and f"partition_id={bad.partition_id}" in said[0]
     assert compactor.merges("failed") == 0

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bench.loads.merge_inputs import LEASE, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
-from compactor.cleaning.cleaning import DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
 from compactor.heavy.cut import cut
 from compactor.heavy.manifest import ManifestMismatchError

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.oracle import compact
 from runtime.errors import BadInputError
 from tests.fixtures.cleaning import CLEANERS, DELETE_RETENTION_MS, Cleaned, Log, by_kernels, stored

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import DEDUPE_BUFFER_BYTES, DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
+from compactor.cleaning.bounds import DEDUPE_BUFFER_BYTES, DEDUPE_ENTRY_BYTES, DEDUPE_KEYS_MAX
 from compactor.cleaning.dedupe_buffer import ENTRIES_MAX, DedupeBuffer, OrdinalOverflowError, PythonDedupeBuffer
 from runtime.errors import BadInputError, BugError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compactor.cleaning.cleaning import CleanBounds
+from compactor.cleaning.bounds import CleanBounds
 from compactor.heavy.key_scan import keys_result, read_keys
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.rewrite_slice import open_slice, survivors_key

@@ -24,7 +24,7 @@ from tests.fixtures.compaction_views import COMPACT, NOW_MS, extent, file, job, 
 OPTIONS = PlanOptions()
 KEY = "l0/3f/2027011500/4-0-0190.silt"
 GONE = (
-    f"{KEY!r}, which holds partition 1, offset 50, is not in the object store (`siltstone fsck` shows what is missing)"
+    f"{KEY!r}, which holds partition 1, offset 50, is not in the object store (`siltstone fsck` lists missing files)"
 )
 
 
@@ -131,7 +131,7 @@ def test_what_is_deleted_of_a_lost_object_is_no_trouble() -> None:
 
 
 def test_trouble_of_another_kind_is_not_called_lost() -> None:
-    cut = lost(trouble=f"{KEY!r}, which holds partition 1, offset 50, ends at byte 7, not behind 9")
+    cut = lost(trouble=f"{KEY!r}, which holds partition 1, offset 50, ends at byte 7, but should have at least 9 bytes")
     states, found = judged([HOLED], view(cut), [l0(5, (1, 50, 59))])
     reason = only(found, "file in trouble")
     assert "which merges fail to read" in reason.says and "ends at byte 7" in reason.says

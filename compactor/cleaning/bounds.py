@@ -1,8 +1,8 @@
-"""What may stay and what may go of one compacted partition: the values that the rules are judged by.
+"""The bounds of one cleaning, which decide what may go from a compacted partition, and the counts that it reports.
 
-The rules are in two places that give the same bytes: `compactor/cleaning/oracle.py`, pure Python, to be read, and
-`compactor/cleaning/partition_cleaner.py`, over compiled kernels, to be run. Both take batches of one partition in
-offset order, offsets stamped.
+The rules exist twice and give the same bytes: `compactor/cleaning/oracle.py` is plain Python for readers, and
+`compactor/cleaning/partition_cleaner.py` runs in production over compiled kernels. Both take the batches of one
+partition in offset order, with offsets stamped.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanBounds:
-    """One partition in one merge. Offsets named `..._offset` of a bound are exclusive."""
+    """The bounds of one partition in one merge. Offsets are exclusive."""
 
     first_uncleanable_offset: int
-    """Records at or above never enter the table and stay as they are."""
+    """Records at or above this offset never enter the table and stay as they are."""
     whole_through_offset: int
-    """The inputs hold every live extent from the log start up to here: only below may tombstones be stamped or go."""
+    """The inputs hold every live extent from the log start to here. Only below it may tombstones be stamped or go."""
     now_ms: int
-    """The spec's time; a horizon at or below it has passed."""
+    """The spec's time: a horizon at or below it has passed."""
     delete_horizon_ms: int
     """Stamped into a batch that keeps a tombstone and has no horizon yet."""
     high_watermark: int
@@ -37,10 +37,10 @@ class CleanBounds:
     """(producer id, first offset, offset of the abort marker) of aborted transactions, by first offset."""
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a time that no batch can hold: a horizon that wrapped would lie in the past."""
+        """Raises BadInputError for a time that does not fit a batch: a horizon that wrapped would lie in the past."""
         for name, value_ms in (("now_ms", self.now_ms), ("delete_horizon_ms", self.delete_horizon_ms)):
             if not LONG_MIN <= value_ms <= LONG_MAX:
-                raise BadInputError(f"{name} is {value_ms}, which is no number of 64 bits")
+                raise BadInputError(f"{name} is {value_ms}, which does not fit a signed 64-bit number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,12 @@ class ScanResult:
     """Records walked below the first uncleanable offset."""
     dead_records: int
     keys: int
-    """Distinct keys entered, over all fillings of the buffer; what the next pass must expect."""
+    """Distinct keys entered, over all fillings of the buffer. The next pass must expect as many."""
     clears: int
-    """How often the buffer overflowed and was cleared (deep passes never clear)."""
+    """The number of times the buffer overflowed and was cleared (deep passes never clear it)."""
     first_clear_offset: int | None
-    """Offset of the record at which it was first cleared; tombstones at or above it must stay as they are."""
+    """The offset of the record at which the buffer was first cleared. Tombstones at or above it must stay as they are.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
