@@ -14,19 +14,19 @@ from metadata.contract.compaction import CleanedPartition, CommitMerge, OutputFi
 from metadata.rules.jobs import UNREADABLE
 
 _LARGEST = ("passes", "partition_keys_max")
-"""Of these the largest counts; all other numbers of a summary are added up."""
+"""Figures of which the largest counts; all other numbers of a summary are added up."""
 _OF_KEYS = ("gets",)
-"""What a unit that only reads keys adds: its records and bytes are counted when they are rewritten."""
+"""The figures of KEYS units that count: their records and bytes are counted by the REWRITE units."""
 
 
 def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -> CommitMerge:
-    """`results`: by unit, of every unit of the plan; `epoch`: of the claim that commits.
+    """`results`: the result of every unit of the plan, by unit; `epoch`: the epoch of the claim that commits.
 
-    Raises ManifestMismatchError for results that are not those of the plan's units, all of them.
+    Raises ManifestMismatchError for missing results and for results that do not fit the plan's units.
     """
     missing = sorted({unit.number for unit in plan.units} - results.keys())
     if missing:
-        raise ManifestMismatchError(f"unit {missing[0]} of job {plan.job_id} has no result, one of {len(missing)}")
+        raise ManifestMismatchError(f"unit {missing[0]} of job {plan.job_id} has no result ({len(missing)} in all)")
     outputs: list[OutputFile] = []
     cleaned: dict[int, CleanedPartition] = {}
     ranges: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -37,7 +37,7 @@ def combine(plan: HeavyPlan, results: Mapping[int, UnitResult], *, epoch: int) -
         for each in result.cleaned:
             if cleaned.setdefault(each.partition_id, each) != each:
                 raise ManifestMismatchError(
-                    f"two slices of partition {each.partition_id} say otherwise how it is cleaned"
+                    f"two slices of partition {each.partition_id} disagree about how far it is cleaned"
                 )
         for partition_id, covered in result.covered.items():
             ranges[partition_id] += covered
@@ -71,7 +71,7 @@ def _summary(plan: HeavyPlan, results: Mapping[int, UnitResult]) -> Mapping[str,
 
 
 def _told(unreadable: Sequence[Any]) -> Sequence[Any]:
-    """Slices of one partition say it once each; it is one partition."""
+    """One entry per partition: every slice of a partition has an entry of its own."""
     by_partition: dict[Any, dict[str, Any]] = {}
     for each in unreadable:
         known = by_partition.get(each["partition_id"])

@@ -1,9 +1,9 @@
-"""How a claimed merge is cut into units, and whether a stored plan may be gone on with. Pure.
+"""The cut of a claimed merge into units, and the check whether a stored plan may be continued. Pure.
 
-Cuts lie between extents, and the extents stay in order of (partition, base offset), so units are disjoint, together
-they are the job, and no unit's output can reach over what another writes. A plain partition may be cut anywhere; small
-partitions share a unit. A deduped partition stays whole as long as it fits a task (`keyed_unit_bytes`), with as many
-passes as keep its buffer from being cleared: so one record per key is left. A larger one is cut into slices.
+Cuts lie between extents, and the extents stay in order of (partition, base offset). So units are disjoint, together
+they make up the job, and outputs of two units never overlap. A plain partition may be cut anywhere; small partitions
+share a unit. A deduped partition stays whole while it fits one task (`keyed_unit_bytes`), with enough passes that its
+buffer is never cleared, so one record per key is left. A larger partition is cut into slices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metadata.contract.service import WriterLease
 UNIT_BYTES = 256 * MIB
 KEYED_UNIT_BYTES = 1024 * MIB
 RESUME_FRACTION_MIN = 0.2
-"""Of a job's time that must be left of a plan's when it is gone on with."""
+"""The share of a plan's time that must be left for the job to continue with it."""
 
 
 def cut(
@@ -38,12 +38,12 @@ def cut(
     cursor_bytes: int = CURSOR_BYTES,
     kept_bytes_max: int = KEPT_BYTES,
 ) -> HeavyPlan:
-    """The plan of a claimed merge of L1+ extents; without units where nothing of its inputs is left.
+    """The plan of a claimed merge of L1+ extents; it has no units if none of its inputs is left.
 
-    Raises PlanError for a job of L0 files, MergeInputError for extents that overlap.
+    Raises PlanError for an L0 job, MergeInputError for extents that overlap.
     """
     if claimed.l0_files:
-        raise PlanError(f"job {claimed.job.job_id} takes L0 files; these are merged by the compactor itself")
+        raise PlanError(f"job {claimed.job.job_id} takes L0 files; only the compactor itself merges these")
     inputs = order_inputs(claimed, spec)
     deduped = {each.partition.partition_id for each in inputs.partitions if each.dedupe}
     ids = {each.partition.partition_id for each in inputs.partitions}
@@ -142,26 +142,30 @@ def _unit(
 
 
 def _never_cleared(spec: PartitionSpec, extents: Iterable[LeveledExtent], keys_max: int) -> PartitionSpec:
-    """Deep where its records may be more keys than the buffer holds; a part that overflows is split by the cleaner."""
+    """The spec with at least two passes if the records may have more keys than the buffer holds.
+
+    The cleaner splits a part that overflows all the same.
+    """
     records = sum(each.record_count for each in extents if each.partition_id == spec.partition_id)
     return replace(spec, passes=1 if records <= keys_max else max(spec.passes, 2))
 
 
 def may_go_on(plan: HeavyPlan, claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str) -> bool:
-    """Whether `plan`, made at an earlier claim, does what this claim of the job asks for.
+    """Whether `plan`, made at an earlier claim, still fits this claim of the job.
 
-    Its inputs may be more: what died since is trimmed by the commit, and the janitor spares the files of a live job.
+    The plan may have more inputs: the commit trims extents that died since, and the janitor spares the files of a live
+    job.
     """
     if (plan.cluster_id, plan.job_id) != (cluster_id, claimed.job.job_id) or plan.epoch > claimed.job.epoch:
         return False
     if replace(plan.spec, partitions={}) != replace(spec, partitions={}):
-        return False  # a job of another history, with the same id
+        return False  # another job with the same id, from before a restore of the metadata
     left_ms = plan.commit_by_ms - claimed.now_ms
     if left_ms < RESUME_FRACTION_MIN * (plan.commit_by_ms - plan.claimed_ms):
         return False
     for id_, partition in claimed.partitions.items():
         planned = plan.partitions.get(id_)
         if planned is not None and class_of(planned) is not class_of(partition):
-            return False  # what was to be deduped must be copied now, or the other way round
+            return False  # cleanup.policy changed: a deduped partition must be copied now, or a copied one deduped
     held = set(plan.extents)
     return all(each in held for each in claimed.extents if each.partition_id in claimed.partitions)

@@ -1,18 +1,20 @@
-"""The engine of a compactor with a cluster beside it: small merges here, heavy ones as units elsewhere.
+"""The engine of a compactor with a cluster: small merges run in this process, heavy ones as units on the cluster.
 
-A heavy merge: a stored plan of the job that may be gone on with, else a new one is written -> a driver is submitted ->
-manifests are collected until every unit has one -> all are put together to one commit, which the caller hands to the
-metadata store. Whatever ends this early, a crash apart, cancels the driver; only where the job was claimed by another
-meanwhile it may be his driver by now, and is let go. A crash at any point leaves the plan and
-the manifests of finished units; the next claim of the job, by whatever compactor, goes on with them.
+A heavy merge goes like this: take a stored plan of the job if it may be continued, else write a new one -> submit a
+driver -> collect manifests until every unit has one -> combine all into one commit, which the caller passes to the
+metadata store. If anything but a crash ends this early, the driver is cancelled. The one exception: if another
+compactor has claimed the job meanwhile, the driver may be that compactor's by now, and it is left running. A crash at
+any point leaves the plan and the manifests of finished units; the next claim of the job, by any compactor, continues
+with them.
 
-The manifests are the truth about what is done, the driver's state is a hint: a driver that ends without all manifests
-is followed by another, a few times, and one that fails behind the last manifest has done its work. Where one ends and
-a unit has left word that it cannot be done (`compactor/heavy/failures.py`), the merge ends as it would have in this
-process: with the files that are to blame, when inputs are. Files are to blame also where units could not read them
-until all tries were used up: then the job is given back, and when that was done too often they are left alone.
-A driver is asked for by a token that is the same for the same try of the same plan, so a cluster that honours it gives
-a compactor that was started anew the driver that runs already.
+The manifests are the truth about finished units, and the driver's state is only a hint. If a driver ends before all
+manifests are there, another one is started, a few times; if it fails after the last manifest, its work is done. If a
+driver ends and a unit has left a failure note (`compactor/heavy/failures.py`), the merge ends as it would in this
+process, with the files to blame if inputs are at fault. Files are also to blame if units could not read them until all
+tries were used up: then the job is given back, and after too many returns the files rest.
+
+A driver is submitted with a token that is the same for the same try of the same plan. A cluster that honours the token
+gives a restarted compactor the driver that runs already.
 """
 
 from __future__ import annotations
@@ -49,29 +51,29 @@ _log = get_logger(__name__)
 
 POLL_MS = 1_000.0
 POLL_MS_PER_UNIT = 1.0
-"""A look lists all manifests: fewer looks where there are many."""
+"""Added to the poll interval for each unit, because each poll lists all manifests."""
 TRIES_MAX = 3
-"""Drivers that one claim sees fail."""
+"""Failed drivers after which a claim gives the job back."""
 TRIES_KNOWN_MAX = 16
-"""Drivers of a plan, those that had failed before this claim too."""
+"""Drivers of one plan, including those that failed before this claim."""
 END_WAIT_MS, CANCEL_WAIT_MS = 15_000, 30_000
 READS_AT_ONCE = 8
 DETAIL_CHARS_MAX = 1_500
 WORDS_CHARS_MAX = 200
+"""Characters of a driver's last line that the step of a merge shows."""
 _FRAME = re.compile(r"\s*(at [\w.$/<>]+\(|\.\.\. \d+ more)")
 """A line of a JVM's stack trace."""
-"""Of a driver, in what a merge says it is doing."""
 
 
 class UnitsMissingError(UnavailableError):
-    """Drivers ended and units are not done, or the time of the plan is over. The job is given back: what is done stays
-    done, and the next claim goes on."""
+    """The drivers have ended, or the time of the plan is over, and some units are not done. The job is given back;
+    finished units stay finished, and the next claim continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeavyOptions:
     bytes_min: int = 8 * GIB
-    """Merges planned with fewer bytes are run here."""
+    """Merges planned with fewer bytes run in this process."""
     unit_bytes: int = UNIT_BYTES
     keyed_unit_bytes: int = KEYED_UNIT_BYTES
     keys_max: int = DEDUPE_KEYS_MAX
@@ -102,8 +104,8 @@ class HeavyEngine:
         options: HeavyOptions,
         is_heavy: Callable[[ClaimedJob], bool | None] = lambda _: None,
     ) -> None:
-        """`store_url`: the store's, for the driver; None where the driver shares the store with us, and is given the
-        plan's key. `is_heavy`: what somebody wants for a job, None where its size decides."""
+        """`store_url`: the store's URL, for the driver; None when the driver shares this process's store and gets the
+        plan's key. `is_heavy`: the user's choice for a job; None = its size decides."""
         self._embedded = embedded
         self._submitter = submitter
         self._store = store
@@ -115,10 +117,10 @@ class HeavyEngine:
         self._is_heavy = is_heavy
 
     def takes(self, claimed: ClaimedJob) -> bool:
-        """Whether it is run elsewhere. Never a merge of L0 files: it is small, and consumers wait for it.
+        """Whether the job runs on the cluster. L0 jobs never do: they are small, and consumers wait for them.
 
-        Its bytes are those that were planned, though some may have died since: by these the job was given its limit,
-        and a compactor's lane has claimed it.
+        The planned size decides, even if some inputs have died since, because the planned size gave the job its time
+        limit and its lane.
         """
         if claimed.l0_files or claimed.job.kind == MergeKind.LEVEL:
             return False
@@ -132,13 +134,13 @@ class HeavyEngine:
         progress: Callable[[Progress], None] = _ignore_progress,
         keep_going: Callable[[], None] = _never_stop,
     ) -> CommitMerge:
-        """What to commit. `keep_going` is called at least every few seconds and may raise to stop the merge.
+        """The commit of the merge. `keep_going` is called at least every few seconds and may raise to stop the merge.
 
-        Raises what the embedded engine raises; UnitsMissingError, SubmitUnavailableError and those of the object store
-        (try again later); SubmitError, ManifestMismatchError, UnitFailedError (the job cannot be done so).
+        Raises the errors of the embedded engine; UnitsMissingError, SubmitUnavailableError and those of the object
+        store (try again later); SubmitError, ManifestMismatchError, UnitFailedError (a retry would not help).
         """
         if not self.takes(claimed) or not any(each.partition_id in claimed.partitions for each in claimed.extents):
-            # nothing is left of it: an empty commit needs no cluster, whatever a stored plan still names
+            # No input is left: an empty commit needs no cluster, whatever inputs a stored plan still names.
             return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
         keep_going()
         name, size_bytes = self._submitter.name, sum(each.length for each in claimed.extents)
@@ -163,7 +165,7 @@ class HeavyEngine:
         return replace(commit, summary={**commit.summary, "engine": name})
 
     async def _plan(self, claimed: ClaimedJob) -> tuple[HeavyPlan, str]:
-        """A stored one that may be gone on with, else a new one, stored; and where the driver finds it."""
+        """A stored plan that may be continued, else a new one, which is stored; and its URL for the driver."""
         spec = MergeSpec.from_json(claimed.job.spec)
         job_id = claimed.job.job_id
         for plan in await stored_plans(self._store, job_id, cluster_id=self._cluster_id):
@@ -213,27 +215,27 @@ class _HeavyRun:
         self._clock = clock
         self._poll_ms = poll_ms
         self._ends_ms = ends_ms
-        """By our monotonic clock: when the plan may be committed no more."""
+        """The end of the plan's time, by the local monotonic clock."""
         self._progress = progress
         self._keep_going = keep_going
         self._results: dict[int, UnitResult] = {}
         self._bytes_done = 0
         self._said_last = ""
-        """Of the driver before this one, which failed."""
+        """The last line of the driver before this one, which failed."""
         self._words = ""
-        """Of this one, until a unit is done: what it waits for."""
+        """The last line of this driver, until a unit is done: it tells what the driver waits for."""
         self._phase: Phase | None = None
-        """As it was told last."""
+        """The last known phase of the driver."""
         self._done_before = 0
-        """Units, when it was asked for."""
+        """The number of units done when the driver was submitted."""
 
     @property
     def _is_complete(self) -> bool:
         return len(self._results) == len(self._plan.units)
 
     async def all_results(self) -> dict[int, UnitResult]:
-        """By unit. Raises UnitsMissingError, InputUnavailableError, MergeInputError and UnitFailedError of units, what
-        `keep_going` raises."""
+        """All results by unit. Raises UnitsMissingError, the units' InputUnavailableError, MergeInputError and
+        UnitFailedError, and the errors of `keep_going`."""
         await self._look()
         failures = 0
         for number in range(1, TRIES_KNOWN_MAX + 1):
@@ -247,14 +249,14 @@ class _HeavyRun:
             _log.warning("a driver ended before its units", job=self._plan.job_id, driver=number, said=state.detail)
             await self._raise_what_failed()
             self._said_last = _last_words(state)
-            failures += not was_over
+            failures += not was_over  # a driver that had ended before this claim is no failure of this claim
             if failures == TRIES_MAX or number == TRIES_KNOWN_MAX:
                 raise await self._missing(f"; the driver {state.phase}: {state.detail[:DETAIL_CHARS_MAX]}")
             await self._pause()
         return self._results
 
     async def _drive(self, number: int) -> tuple[SubmissionState, bool]:
-        """One driver from its start to its end, or to that of all units. And whether it was over when we came."""
+        """Follows one driver until it ends or all units are done. Also tells whether it had ended before this claim."""
         plan = self._plan
         self._done_before = len(self._results)
         submission = await self._submitter.submit(
@@ -269,7 +271,7 @@ class _HeavyRun:
             self._tell(state)
             while not state.phase.is_over and not self._is_complete:
                 await self._pause()
-                # asked before the look: a driver that has ended writes nothing behind it
+                # The state is read before the manifests: once a driver has ended, no further manifest of it comes.
                 state = await _state(submission) or state
                 await self._look()
                 self._tell(state)
@@ -277,7 +279,7 @@ class _HeavyRun:
             self._tell(state)
             await self._wait_for_end(submission, state)
         except JobLostError:
-            # whoever claimed the job since asks by the same token, and may have been given this very driver
+            # The compactor that claimed the job since submits with the same token, and may have got this very driver.
             is_late = self._clock.monotonic_ms() >= self._ends_ms - END_WAIT_MS
             await self._end(submission.cancel if is_late else submission.let_go)
             raise
@@ -288,21 +290,21 @@ class _HeavyRun:
         return state, was_over
 
     async def _wait_for_end(self, submission: Submission, state: SubmissionState) -> None:
-        """A driver whose units are done ends by itself, in a moment."""
+        """Waits a moment for a driver that has finished all units: it ends by itself."""
         until_ms = self._clock.monotonic_ms() + END_WAIT_MS
         while not state.phase.is_over and self._clock.monotonic_ms() < until_ms:
             await self._pause()
             state = await _state(submission) or state
 
     async def _end(self, how: Callable[[], Awaitable[None]]) -> None:
-        """Also where we are cancelled ourselves."""
+        """Cancels the driver or lets it go, even while this task is being cancelled."""
         cancelling = asyncio.ensure_future(how())
         done, _ = await asyncio.wait({cancelling}, timeout=CANCEL_WAIT_MS / 1000)
         if not done:
             cancelling.cancel()
-            _log.warning("a driver was not cancelled in time", job=self._plan.job_id)
+            _log.warning("could not cancel a driver in time", job=self._plan.job_id)
         elif error := cancelling.exception():
-            _log.warning("a driver was not cancelled", job=self._plan.job_id, error=str(error))
+            _log.warning("could not cancel a driver", job=self._plan.job_id, error=str(error))
 
     async def _pause(self) -> None:
         self._keep_going()
@@ -313,13 +315,14 @@ class _HeavyRun:
             raise await self._missing(f" when the time of the plan was over{words}")
 
     async def _raise_what_failed(self) -> None:
-        """Of units that no other try has done."""
+        """Raises the permanent failure of units that no other try has finished."""
         error = failure_of_all(await stored_failures(self._store, self._plan, done=self._results))
         if error is not None:
             raise error
 
     async def _missing(self, why: str) -> UnavailableError:
-        """With inputs to blame where units could not read some: behind such a unit others may not have begun."""
+        """The error for missing units. It blames the inputs that units could not read, if there are any, because such a
+        unit may have kept others from beginning."""
         said = f"{self._said()}{why}"
         unread = await stored_unread(self._store, self._plan, done=self._results)
         return unread_of_all(unread, said) or UnitsMissingError(said)
@@ -329,7 +332,7 @@ class _HeavyRun:
 
     def _tell(self, state: SubmissionState) -> None:
         bytes_planned = sum(unit.input_bytes for unit in self._plan.units)
-        # what a driver that gets on writes to its log is no news
+        # A driver that makes progress needs no attention: show its last line only if it has ended or done nothing.
         is_news = state.phase.is_over or len(self._results) == self._done_before
         if state.phase is not self._phase and (span := CURRENT_SPAN.get()) is not None:
             span.event(state.phase.value)
@@ -344,7 +347,7 @@ class _HeavyRun:
     # ---- manifests
 
     async def _look(self) -> None:
-        """Read the manifests that have come. Raises ManifestMismatchError."""
+        """Reads new manifests. Raises ManifestMismatchError."""
         fresh: list[tuple[int, str]] = []
         prefix = f"{job_key(self._plan.job_id, self._plan.fingerprint)}u"
         async with aclosing(_listed(self._store, prefix)) as keys:
@@ -364,34 +367,35 @@ class _HeavyRun:
 
     async def _read(self, number: int, key: str) -> UnitResult:
         if number >= len(self._plan.units):
-            raise ManifestMismatchError(f"{key!r} is the manifest of a unit that the plan does not have")
+            raise ManifestMismatchError(f"{key!r} is the manifest of a unit that is not in the plan")
         result = decode_result(await self._store.get(key))
         check_result(self._plan, self._plan.units[number], result)
         for file in result.outputs:
             try:
                 stat = await self._store.head(file.key)
             except ObjectNotFoundError as error:
-                raise ManifestMismatchError(f"{key!r} names {file.key!r}, which is not there") from error
+                message = f"{key!r} names {file.key!r}, which is not in the object store"
+                raise ManifestMismatchError(message) from error
             if stat.size_bytes != file.size_bytes or stat.crc32c not in (None, file.crc32c):
-                raise ManifestMismatchError(f"{file.key!r} is not the object that {key!r} says it is")
+                raise ManifestMismatchError(f"{file.key!r} is not the object that {key!r} names: another size or CRC")
         return result
 
 
 def _last_words(state: SubmissionState) -> str:
-    """A line for people."""
+    """The driver's last line that is no stack frame, for people."""
     lines = [line.strip() for line in state.detail.splitlines() if line.strip() and not _FRAME.match(line)]
     return lines[-1][:WORDS_CHARS_MAX] if lines else ""
 
 
 async def _state(submission: Submission) -> SubmissionState | None:
-    """None where it cannot be told now: the manifests tell."""
+    """None when the cluster does not answer; the manifests still show the progress."""
     with suppress(SubmitUnavailableError):
         return await submission.state()
     return None
 
 
 async def _listed(store: ObjectStore, prefix: str) -> AsyncGenerator[tuple[int, str]]:
-    """(unit, key) of the manifests there are."""
+    """(unit, key) of the stored manifests."""
     async for stat in store.list(prefix):
         with suppress(BadKeyError):
             number = parse_job_key(stat.key).unit

@@ -1,13 +1,14 @@
-"""What a unit that cannot be done leaves behind: value, stored form, and what follows from it for the merge.
+"""The notes that failed units leave: value, stored form, and their consequences for the merge.
 
-A task whose unit fails for good (an input that is gone, or of a later release) writes that beside the manifests before
-it ends, so that the compactor need not guess it from a driver's last lines. Written once; the first to fail counts. It
-counts only as long as the unit has no manifest and its driver has ended: another try may have had more luck. A crash
-before it is written leaves a driver that failed for no known reason, which is followed by another.
+A task whose unit fails for good (an input is gone, or of a later release) writes a note beside the manifests before it
+ends, so that the compactor need not guess the reason from the driver's last lines. The note is written once; the first
+failure counts. The note counts only while the unit has no manifest and its driver has ended, because another try may
+have succeeded. If the task crashes before it writes the note, the driver failed for an unknown reason, and the
+compactor starts another driver.
 
-A task that cannot read an input now (access denied, archived, a store in trouble) leaves a weaker note, under a name of
-its own: it ends nothing, but says which files are to blame when tries are used up and its unit is still not done. It
-may be of an earlier try, and what it tells of may have passed: then a file is left alone for a while for nothing.
+A task that cannot read an input now (access denied, archived, the store in trouble) leaves a weaker note under another
+name. It does not end the merge. It names the files to blame if all tries are used up and the unit is still not done.
+The note may be from an earlier try, and its cause may have passed: then a file rests for a while without need.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FAILURE_VERSION = 1
 FAILURE_BYTES_MAX = 64 << 20
 MESSAGE_CHARS_MAX = 2_000
 FAILURES_READ_MAX = 100
-"""More of them say nothing new."""
+"""Notes read at most: further ones add nothing new."""
 
 
 _KeyOf = Callable[[int, str, int], str]
@@ -51,19 +52,19 @@ _KeyOf = Callable[[int, str, int], str]
 
 
 class UnitFailedError(SiltstoneError):
-    """A unit cannot be done as planned, however often it is tried. Units that have manifests keep them."""
+    """A unit cannot be done as planned, and another try would not help. Finished units keep their manifests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitFailure:
     plan: str
-    """Fingerprint."""
+    """Fingerprint of the plan."""
     unit: int
     kind: str
     """Name of the error's class."""
     message: str
     file_ids: Sequence[int] = ()
-    """Inputs that are to blame; none where it is no input's fault."""
+    """Input files to blame; empty when the inputs are not at fault."""
 
     def encode(self) -> bytes:
         body = {
@@ -78,7 +79,7 @@ class UnitFailure:
 
 
 def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
-    """Raises ManifestMismatchError for what is none of this plan and unit, or blames a file that is no input."""
+    """Raises ManifestMismatchError for a note of another plan or unit, and for one that blames a file that is no input."""
     try:
         loaded = load_json(decompress(stored, FAILURE_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
@@ -91,9 +92,9 @@ def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
         )
         known = fields["version"] == FAILURE_VERSION
     except (PlanError, KeyError, TypeError, ValueError) as error:
-        raise ManifestMismatchError(f"what unit {unit} left of its failure cannot be read: {error!r}") from error
+        raise ManifestMismatchError(f"the failure note of unit {unit} cannot be read: {error!r}") from error
     if not known or (failure.plan, failure.unit) != (plan.fingerprint, unit):
-        raise ManifestMismatchError(f"what unit {unit} left of its failure is of another plan, unit or release")
+        raise ManifestMismatchError(f"the failure note of unit {unit} is of another plan, unit or release")
     if not set(failure.file_ids) <= {each.file_id for each in plan.extents}:
         raise ManifestMismatchError(f"unit {unit} blames files that are no inputs of job {plan.job_id}")
     return failure
@@ -101,8 +102,8 @@ def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
 
 @asynccontextmanager
 async def failure_told(store: ObjectStore, plan: HeavyPlan, unit: int) -> AsyncGenerator[None]:
-    """Write why the unit failed when the block ends with an error that another try does not heal, or because an input
-    could not be read."""
+    """Writes a note when the block ends with an error that another try cannot heal, or because an input could not be
+    read."""
     try:
         yield
     except InputUnavailableError as error:
@@ -126,17 +127,17 @@ async def _tell(store: ObjectStore, key_of: _KeyOf, plan: HeavyPlan, unit: int, 
     try:
         with suppress(ObjectExistsError):
             await store.put_if_absent(key_of(plan.job_id, plan.fingerprint, unit), body, crc32c=crc32c(body))
-    except SiltstoneError as trouble:  # what counts is the unit's own error, which the driver tells too
-        _log.warning("a unit's failure could not be written", job=plan.job_id, unit=unit, error=str(trouble))
+    except SiltstoneError as trouble:  # the unit's own error matters more, and the driver logs it too
+        _log.warning("could not write the failure note of a unit", job=plan.job_id, unit=unit, error=str(trouble))
 
 
 async def stored_failures(store: ObjectStore, plan: HeavyPlan, *, done: Container[int] = ()) -> Sequence[UnitFailure]:
-    """Failures for good of units that are not `done`, by unit. Raises ManifestMismatchError."""
+    """The permanent failures of units that are not `done`, by unit. Raises ManifestMismatchError."""
     return await _stored(store, FAILED_NAME, failed_key, plan, done)
 
 
 async def stored_unread(store: ObjectStore, plan: HeavyPlan, *, done: Container[int] = ()) -> Sequence[UnitFailure]:
-    """Of units that are not `done` and could not read an input, by unit. Raises ManifestMismatchError."""
+    """The notes of units that could not read an input and are not `done`, by unit. Raises ManifestMismatchError."""
     return await _stored(store, UNREAD_NAME, unread_key, plan, done)
 
 
@@ -157,7 +158,7 @@ async def _stored(
 
 
 def failure_of_all(failures: Sequence[UnitFailure]) -> SiltstoneError | None:
-    """What the merge ends with: MergeInputError where inputs are to blame, all of them, else UnitFailedError. Pure."""
+    """The error that ends the merge: MergeInputError with all inputs to blame, if any, else UnitFailedError. Pure."""
     if not failures:
         return None
     blaming = [each for each in failures if each.file_ids]
@@ -169,7 +170,7 @@ def failure_of_all(failures: Sequence[UnitFailure]) -> SiltstoneError | None:
 
 
 def unread_of_all(unread: Sequence[UnitFailure], said: str) -> InputUnavailableError | None:
-    """What one claim's wait for the units ends with where inputs could not be read, those of all of them. Pure."""
+    """The error that ends a claim's wait when units could not read inputs; it names all these files. Pure."""
     file_ids = _blamed(unread)
     if not file_ids:
         return None

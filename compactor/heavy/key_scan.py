@@ -1,17 +1,17 @@
-"""A KEYS unit: reads a slice of a deduped partition and gives the hash of every key that a record may be kept for.
+"""A KEYS unit: reads a slice of a deduped partition and yields the key hash of every record that may be kept.
 
-The scan is the embedded engine's (`compactor/cleaning/partition_cleaner.py`): the same records are entered, and the
-same batches are found unreadable. What differs is the table: instead of going into a buffer, 256 bits of hash and the
-offset go on, to be grouped by whoever runs the unit, over all slices of the partition.
+The scan is that of the embedded engine (`compactor/cleaning/partition_cleaner.py`): it enters the same records and
+finds the same batches unreadable. Only the table differs: hashes (256 bits) and offsets do not go into a buffer but to
+the caller, which groups them over all slices of the partition.
 
-Nothing that was given can be taken back, and a record of a flagged extent must not stand for its key: older ones would
-be dropped for a record that cannot be read. So the rows of an extent that passes in several windows are held until its
-CRC-32C has proved right, in memory up to `HELD_BYTES`, above that in a temporary file; an extent found corrupt takes
-its rows with it, and the scan goes on behind it.
+A row that was yielded cannot be taken back, and a record of a flagged extent must not represent its key: older records
+would be dropped in favour of one that cannot be read. So the rows of an extent that takes several windows are held
+until its CRC-32C has proved right, in memory up to `HELD_BYTES`, above that in a temporary file. If the extent is
+corrupt, its rows are dropped, and the scan goes on after it.
 
-A unit may be tried any number of times. `known` is what the first finished try found: what it flagged and could not
-read is left out again, unread, and a try that finds anything else fails, so that rows always fit the manifest that
-there is. Nothing is written here.
+A unit may be tried any number of times. `known` is the result of the first finished try. Later tries skip the extents
+and batches that it flagged or could not read, and fail if they find any other difference, so rows always fit the
+existing manifest. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from wire.kernels.scan import KeyColumns
 HASH_WORDS = 4
 ROW_BYTES = 8 * (HASH_WORDS + 1)
 BLOCK_ROWS = 1 << 16
-"""Given at once, about."""
+"""The approximate number of rows of a block."""
 HELD_BYTES = 64 * MIB
 _HASHED_AT_ONCE = 4096
-"""Their hashes stay in the processor's cache."""
+"""Rows hashed together: their hashes stay in the processor's cache."""
 
 
 class KeyBlock(NamedTuple):
@@ -63,7 +63,7 @@ class KeyBlock(NamedTuple):
 
 
 class _HeldRows:
-    """Rows on their way out, in order."""
+    """Rows that are not yielded yet, in order."""
 
     def __init__(self, held_bytes: int) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=held_bytes)  # noqa: SIM115 -- `close` closes it
@@ -81,7 +81,7 @@ class _HeldRows:
         self._file.truncate()
 
     def taken(self) -> Iterator[KeyBlock]:
-        """All of them, in blocks; then there are none."""
+        """All held rows, in blocks. They are dropped afterwards."""
         self._file.seek(0)
         waiting: list[KeyBlock] = []
         rows = 0
@@ -113,13 +113,13 @@ class _State(NamedTuple):
 
 
 class _KeyCollector(PartitionCleaner):
-    """The scan of a cleaner, its keys collected; and which producers' transactions cross the end of the slice."""
+    """The scan of a cleaner that collects keys, and the producers whose transactions are open at the slice's end."""
 
     def __init__(self, bounds: CleanBounds, held: _HeldRows) -> None:
         super().__init__(None, bounds, kept_bytes_max=0)
         self._held = held
         self.last_is_data: dict[int, bool] = {}
-        """Producer -> whether its last transactional batch so far is data, else it is a marker."""
+        """Producer -> whether its last transactional batch so far is data (otherwise it is a marker)."""
 
     def scan_window(self, window: BatchWindow) -> None:
         self.scan(window.data, window.table, crcs_due=window.crcs_due)
@@ -138,7 +138,7 @@ class _KeyCollector(PartitionCleaner):
             self._held.add(hash_keys(arena, columns.key_positions[some], columns.key_lengths[some]), offsets[some])
 
     def state(self) -> _State:
-        """To go back to: before an extent."""
+        """The state before an extent, for `go_back`."""
         return _State(replace(self._pass), copy.deepcopy(self.unreadable), dict(self.last_is_data))
 
     def go_back(self, state: _State) -> None:
@@ -161,7 +161,7 @@ class _KeyCollector(PartitionCleaner):
 
 
 class KeyScan:
-    """One try at a KEYS unit: take all of `blocks`, then `found`."""
+    """One try at a KEYS unit: read all of `blocks`, then `found`."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class KeyScan:
         known: KeysFound | None = None,
         held_bytes: int = HELD_BYTES,
     ) -> None:
-        """`inputs`: the partition's in `merge`, whose files are looked up. `cursor_bytes` bounds what is read ahead."""
+        """`inputs`: the partition's inputs in `merge`, which knows their files. `cursor_bytes` bounds read-ahead."""
         self._store = store
         self._inputs = inputs
         self._merge = merge
@@ -194,19 +194,19 @@ class KeyScan:
         )
         self._found: KeysFound | None = None
         self.gets = 0
-        """Requests to the store, once all blocks were taken."""
+        """Requests to the store; known once all blocks were read."""
 
     @property
     def found(self) -> KeysFound:
-        """Known once all blocks were taken."""
+        """Known once all blocks were read."""
         assert self._found is not None
         return self._found
 
     async def blocks(self) -> AsyncGenerator[KeyBlock]:
         """Every row once, in offset order.
 
-        Raises MergeInputError for inputs that are not as the metadata says, ManifestMismatchError when it is not what
-        the first finished try found, and what the store raises.
+        Raises MergeInputError for inputs that contradict the metadata, ManifestMismatchError when the first finished
+        try found something else, and the errors of the store.
         """
         flags: Flags = {
             each.place: each.flagged_reason for each in self._inputs.extents if each.flagged_reason is not None
@@ -232,7 +232,8 @@ class KeyScan:
         self._found = collector.found(sorted((base, reason) for (_, base), reason in flags.items()))
         if self._known is not None and self._known != self._found:
             raise ManifestMismatchError(
-                f"{self._inputs.name} from {self._inputs.extents[0].base_offset} was read again and is not as it was:"
+                f"{self._inputs.name} from offset {self._inputs.extents[0].base_offset} was read again and is not as it"
+                " was:"
                 f" {_difference(self._known, self._found)}"
             )
 
@@ -244,7 +245,7 @@ class KeyScan:
         collector: _KeyCollector,
         held: _HeldRows,
     ) -> AsyncGenerator[KeyBlock]:
-        """What was read of a large extent is sound once it has ended: until then its rows are held."""
+        """Holds the rows of a large extent until its end, because only then its CRC-32C is checked."""
         for group in _groups(extents):
             before = collector.state()
             is_whole = len(group) > 1 or not _is_streamed(group[0])
@@ -252,7 +253,7 @@ class KeyScan:
                 reading = windows(group, cursors, flags, self._kernels, collector.scan_window)
                 async with aclosing(reading) as passing:
                     async for _ in passing:
-                        if is_whole:  # each of these extents was seen whole before any row of it was entered
+                        if is_whole:  # each of these extents was checked whole before its first row was entered
                             for block in held.taken():
                                 yield block
             except LateCorruptionError as error:
@@ -264,12 +265,12 @@ class KeyScan:
 
 
 def _is_streamed(extent: InputExtent) -> bool:
-    """Passes in several windows (`compactor/merging/windows.py`)."""
+    """Whether the extent takes several windows (`compactor/merging/windows.py`)."""
     return extent.length > WINDOW_BYTES and not extent.is_l0
 
 
 def _groups(extents: Sequence[InputExtent]) -> Iterator[Sequence[InputExtent]]:
-    """Each large extent alone, and what lies between."""
+    """Each large extent alone, and the extents between them together."""
     for streamed, group in groupby(extents, _is_streamed):
         if streamed:
             for extent in group:
@@ -286,9 +287,12 @@ def _difference(known: KeysFound, found: KeysFound) -> str:
 def read_keys(
     store: ObjectStore, plan: HeavyPlan, unit: Unit, known: KeysFound | None, *, in_thread: bool = True
 ) -> KeyScan:
-    """The scan of a KEYS unit. `known`: what its manifest says, where there is one. Raises as `KeyScan.blocks` does."""
+    """The scan of a KEYS unit. `known`: the result in its manifest, if there is one.
+
+    Raises BadInputError for a unit of another kind.
+    """
     if unit.kind is not UnitKind.KEYS or unit.partition_id is None:
-        raise BadInputError(f"unit {unit.number} of job {plan.job_id} is no KEYS unit")
+        raise BadInputError(f"unit {unit.number} of job {plan.job_id} is a {unit.kind} unit, not a KEYS unit")
     merge = order_inputs(plan.claimed(unit), plan.unit_spec(unit))
     (inputs,) = merge.partitions
     return KeyScan(
@@ -303,7 +307,7 @@ def read_keys(
 
 
 def keys_result(plan: HeavyPlan, unit: Unit, scan: KeyScan, seconds: float) -> UnitResult:
-    """The manifest of a KEYS unit whose blocks were all taken."""
+    """The manifest of a KEYS unit whose blocks were all read."""
     return UnitResult(
         plan=plan.fingerprint,
         unit=unit.number,

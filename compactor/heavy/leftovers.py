@@ -1,8 +1,8 @@
-"""What the janitor must know of heavy merges: which objects of theirs are over, and whose outputs may yet be committed.
+"""Heavy merges as the janitor sees them: their objects to delete, and the outputs that may still be committed.
 
-Outputs of units carry the id of the compactor whose claim made the plan. That one may have died, or its job may lie
-there given back, and the units that it had finished are still good: the next claim goes on with them. So for as long as
-a job lives, the makers of its stored plans count as at work since these claims. Nothing is deleted or written here.
+Keys of unit outputs contain the id of the compactor whose claim made the plan. That compactor may have died, or may
+have given the job back, but its finished units are still good: the next claim continues with them. So while a job
+lives, the makers of its stored plans count as at work since those claims. Nothing is deleted or written here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _log = get_logger(__name__)
 
 class PlanMakers(NamedTuple):
     at_work: Mapping[int, int]
-    """Node id -> for how long, in ms, what it wrote may yet be committed."""
+    """Node id -> the age, in ms, of its oldest outputs that may still be committed."""
     unreadable: Sequence[str]
-    """Plans of live jobs, by another release perhaps: whose outputs they are cannot be told."""
+    """Plans of live jobs that cannot be read, perhaps because another release wrote them. Their makers are unknown."""
 
 
 async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanMakers:
@@ -53,14 +53,15 @@ async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanM
 
 
 async def keys_of_jobs_over(store: ObjectStore, metadata: CompactionMetadata) -> Sequence[str]:
-    """Objects of heavy merges that nobody will read again: of jobs that have ended, and of jobs that nobody knows, once
-    they are older than any merge. A driver that has not heard of the end may add to them: they are found again."""
+    """Objects of heavy merges that no process will read again: those of jobs that have ended, and those of unknown jobs
+    once they are older than any merge can be. A driver that does not know of the end may add more objects; a later
+    sweep finds these."""
     by_job: defaultdict[int, list[ObjectStat]] = defaultdict(list)
     async for stat in store.list(JOBS_PREFIX):
         try:
             by_job[parse_job_key(stat.key).job_id].append(stat)
         except BadKeyError:
-            continue  # what we did not write we do not delete
+            continue  # not a key that a compactor makes: never delete foreign objects
     if not by_job:
         return ()
     now_ms = await metadata.now_ms()

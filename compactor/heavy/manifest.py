@@ -1,7 +1,7 @@
-"""What a unit of a heavy merge has done: value, stored form, and the check that it is what its unit asked for. Pure.
+"""The result of a unit of a heavy merge: value, stored form, and the check that it fits its unit. Pure.
 
-A task writes the manifest of its unit last of all and only where there is none: the first finished try of a unit is
-the one that counts. The outputs of the others are named by nothing, and go with the orphans.
+A task writes the manifest of its unit last, and only if there is none: the first finished try of a unit counts. Nothing
+names the outputs of other tries, so they go with the orphans.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ SECONDS_MAX = 1e9
 
 
 class ManifestMismatchError(SiltstoneError):
-    """A manifest that is not one, or not of this plan and unit. Nothing of the job may be committed."""
+    """The object is not a manifest, or not that of this plan and unit. Nothing of the job may be committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
     plan: str
-    """Fingerprint."""
+    """Fingerprint of the plan."""
     unit: int
     kind: UnitKind
     covered: Mapping[int, Sequence[tuple[int, int]]]
-    """Per partition the (base, last) ranges that it read and wrote; {} for KEYS."""
+    """Per partition the (base, last) ranges that the unit read and wrote; {} for KEYS."""
     outputs: Sequence[OutputFile]
     cleaned: Sequence[CleanedPartition]
-    """Of deduped partitions. All slices of one say the same, which is of all of it."""
+    """The deduped partitions. All slices of a partition have the same entry, which describes the whole partition."""
     summary: Mapping[str, Any]
     """Numbers, by the names of `CommitMerge.summary`."""
     seconds: float
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What only a unit of its kind has to say. JSON."""
+    """Facts that only a unit of this kind reports. JSON."""
 
     def encode(self) -> bytes:
         body = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
@@ -66,13 +66,13 @@ class UnitResult:
 
 
 def decode_result(stored: bytes) -> UnitResult:
-    """Raises ManifestMismatchError for what is no manifest of this release."""
+    """Raises ManifestMismatchError for an object that is no manifest of this release."""
     try:
         loaded = load_json(decompress(stored, MANIFEST_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         if fields.get("version") != MANIFEST_VERSION:
             raise ManifestMismatchError(
-                f"a manifest of version {fields.get('version')!r}, this release knows {MANIFEST_VERSION}",
+                f"the manifest has version {fields.get('version')!r}; this release reads {MANIFEST_VERSION}",
                 remedy="run the same release of Siltstone on the compactor and on the cluster",
             )
         return UnitResult(
@@ -97,20 +97,20 @@ def decode_result(stored: bytes) -> UnitResult:
             details=dict(fields["details"]),
         )
     except PlanError as error:
-        raise ManifestMismatchError(f"a manifest cannot be read: {error.message}") from error
+        raise ManifestMismatchError(f"the manifest cannot be read: {error.message}") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ManifestMismatchError(f"a manifest cannot be read: {error!r}") from error
+        raise ManifestMismatchError(f"the manifest cannot be read: {error!r}") from error
 
 
 def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
-    """Raises ManifestMismatchError that says what does not agree."""
+    """Raises ManifestMismatchError with the difference if the result does not fit the unit."""
 
     def refuse(what: str) -> ManifestMismatchError:
         return ManifestMismatchError(f"the manifest of unit {unit.number} of job {plan.job_id}: {what}")
 
     if (result.plan, result.unit, result.kind) != (plan.fingerprint, unit.number, unit.kind):
         named = f"{result.kind.value} unit {result.unit} of plan {result.plan}"
-        raise refuse(f"it is that of {named}, wanted is {unit.kind.value} unit {unit.number} of {plan.fingerprint}")
+        raise refuse(f"it is that of {named}, not of {unit.kind.value} unit {unit.number} of plan {plan.fingerprint}")
     if unit.kind is UnitKind.KEYS:
         if result.outputs or result.covered or result.cleaned:
             raise refuse("it names outputs, and a unit that reads keys has none")
@@ -127,31 +127,31 @@ def check_result(plan: HeavyPlan, unit: Unit, result: UnitResult) -> None:
             raise refuse(f"its output {file.key!r} {problem}")
     deduped = {each.partition.partition_id for each in plan.inputs.partitions if each.dedupe} & covered.keys()
     if sorted(each.partition_id for each in result.cleaned) != sorted(deduped):
-        raise refuse("it says of other partitions that they were deduped than were to be")
+        raise refuse("it reports other partitions as deduped than the plan does")
     records_in = sum(each.record_count for each in plan.extents_of(unit) if each.partition_id not in deduped)
     if records_in != sum(each.record_count for each in written if each.partition_id not in deduped):
-        raise refuse("its outputs hold another number of records of partitions that are only copied than its extents")
+        raise refuse("its outputs hold more or fewer records of copied partitions than its extents")
 
 
 def _problem(plan: HeavyPlan, file: OutputFile) -> str:
     try:
         key = parse_file_key(file.key)
     except BadKeyError:
-        return "has a key that is no file's"
+        return "has a key that is not a file's key"
     if (key.writer_id, key.epoch) != (plan.lease.writer_id, plan.lease.epoch):
         return "was written under another compactor's id than the plan's"
     if not key.level == file.level == plan.spec.level:
-        return f"is of level {file.level}, the plan's is {plan.spec.level}"
+        return f"is of level {file.level}, not of the plan's level {plan.spec.level}"
     classes = {each.partition.partition_id: each.file_class for each in plan.inputs.partitions}
     if any(classes.get(each.partition_id) is not file.file_class for each in file.extents):
-        return f"is {file.file_class.value}, and holds partitions that are not"
+        return f"is of class {file.file_class.value}, but holds partitions that are not"
     if any(each.position < 0 or each.position + each.length > file.size_bytes for each in file.extents):
-        return "has an extent that does not lie in it"
+        return "has an extent that ends outside the file"
     return ""
 
 
 def _ranges(extents: Any) -> dict[int, list[tuple[int, int]]]:
-    """Joined where they touch; two that overlap stay two, and so are never what was to be covered."""
+    """Ranges by partition, joined where they touch. Overlapping ranges stay apart, so they never equal a unit's ranges."""
     found: dict[int, list[tuple[int, int]]] = {}
     for partition_id, base_offset, last_offset in sorted(extents):
         found.setdefault(partition_id, []).append((base_offset, last_offset))
@@ -209,12 +209,12 @@ def _int(value: Any) -> int:
 
 def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value < SECONDS_MAX:
-        raise ValueError("it took no time that a unit can take")
+        raise ValueError(f"seconds is {value!r}, which is no possible duration")
     return float(value)
 
 
 def _summary(stored: Any) -> Mapping[str, Any]:
-    """As `combine` adds it up: whole numbers, and what could not be read."""
+    """The part that `combine` adds up: whole numbers, and the unreadable batches."""
     found: dict[str, Any] = {}
     for name, value in dict(stored).items():
         if name == UNREADABLE:

@@ -1,13 +1,14 @@
-"""A REWRITE unit: writes what is left of a slice of a deduped partition, by the survivors of all its slices.
+"""A REWRITE unit: writes the remaining records of a slice of a deduped partition, by the survivors of all slices.
 
-In place of the dedupe buffer the cleaner is given the offsets that survive: a record that was entered and is not among
-them is dead. Everything else, which is every rule but that one, is the cleaner's. Tombstones and markers are judged by
-what lies in the *partition* (`compactor/heavy/slices.py`), and nothing was ever cleared.
+The cleaner gets the surviving offsets in place of a dedupe buffer: a record that was entered and is not among them is
+dead. All other rules are the cleaner's own. Tombstones and markers are judged by the contents of the whole *partition*
+(`compactor/heavy/slices.py`), and no buffer was ever cleared.
 
-A slice is dropped by only if it is as its KEYS unit read it: as many batches and records, the same extents flagged, and
-each survivor found among the records that may be dropped. Bytes that were sound then and are not now end the unit: to
-copy their extent as it is would be too late, since older records of its keys are counted as superseded. The next read
-may find them sound; if none does the job is planned anew when its time is over, and the new scan goes round them.
+Records may be dropped only if the slice is as its KEYS unit read it: the same number of batches and records, the same
+extents flagged, and each survivor found among the records that may be dropped. Bytes that were sound then and are
+corrupt now end the unit: it is too late to copy their extent as it is, because older records of its keys already count
+as superseded. The next read may find the bytes sound. If none does, the job is planned again when its time is over, and
+the new scan skips them.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ _OFFSET_MAX = 2**63 - 1
 
 
 def partition_keys_key(plan: HeavyPlan, partition_id: int) -> str:
-    """Of the object with a partition's `PartitionKeys`: written when all survivors are."""
+    """The key of a partition's `PartitionKeys` object, which is written after all survivors."""
     return job_key(plan.job_id, plan.fingerprint, f"keys/p{partition_id}.json.zst")
 
 
 def survivors_key(plan: HeavyPlan, unit: Unit) -> str:
-    """Of the survivors of a REWRITE unit's slice."""
+    """The key of the survivors of a REWRITE unit's slice."""
     return job_key(plan.job_id, plan.fingerprint, f"survivors/u{unit.number}.bin")
 
 
 class SurvivorCleaner(PartitionCleaner):
-    """The rewrite of a cleaner; the scan was somebody else's. Feed all windows to `rewrite`, then `end`."""
+    """The rewrite of a cleaner; KEYS units did the scan. Pass all windows to `rewrite`, then call `end`."""
 
     def __init__(
         self, bounds: CleanBounds, facts: SliceFacts, survivors: Survivors, *, kept_bytes_max: int = 0
@@ -75,7 +76,7 @@ class SurvivorCleaner(PartitionCleaner):
     def _dead_rows(
         self, part: BatchTable, columns: KeyColumns, first_rows: NDArray[np.int64], first_ordinal: int
     ) -> tuple[NDArray[np.uint8], int]:
-        """Those of the chunk alone: entered, and not among the survivors."""
+        """The dead records of the chunk: those that were entered and are not among the survivors."""
         entering = columns._replace(key_lengths=columns.key_lengths.copy())
         first_uncleanable = min(self._bounds.first_uncleanable_offset, _OFFSET_MAX)
         picked = pick_rows(part, self._modes(part, None), first_rows, entering, first_uncleanable)
@@ -88,14 +89,14 @@ class SurvivorCleaner(PartitionCleaner):
         return np.packbits(dead, bitorder="little"), 0
 
     def end(self) -> None:
-        """After the last window. Raises ManifestMismatchError unless all was there that was there in the scan."""
+        """Call after the last window. Raises ManifestMismatchError unless the slice is as the scan read it."""
         self._lookup.end()
         rewriting = self._rewriting or ScanPass()
         found = self._facts.found
         if (rewriting.batches, rewriting.ordinal) != (found.batches, found.rows):
             raise self._changed(
-                f"has {rewriting.batches} batches and {rewriting.ordinal} records now, had {found.batches} and"
-                f" {found.rows}"
+                f"has {rewriting.batches} batches and {rewriting.ordinal} records now, but the scan read"
+                f" {found.batches} and {found.rows}"
             )
         if not self._lookup.found == self._survivors.count == self._facts.survivors:
             raise self._changed(
@@ -107,7 +108,7 @@ class SurvivorCleaner(PartitionCleaner):
 
 
 class SliceSurvivors:
-    """What a REWRITE unit must know beside its inputs."""
+    """The facts that a REWRITE unit needs beside its inputs."""
 
     def __init__(self, keys: PartitionKeys, facts: SliceFacts, survivors: Survivors) -> None:
         self.keys = keys
@@ -116,12 +117,12 @@ class SliceSurvivors:
 
     @property
     def flags(self) -> dict[tuple[int, int], str]:
-        """`compactor.merging.windows.Flags` that the merge begins with."""
+        """The flags (`compactor.merging.windows.Flags`) with which the merge begins."""
         return {(self.keys.partition_id, base): reason for base, reason in self.facts.found.flagged}
 
 
 class SliceRewrite(PartitionDedupe):
-    """`PartitionDedupe` of one slice: no scan, one pass. `run` once."""
+    """`PartitionDedupe` of one slice: no scan, one pass. Call `run` once."""
 
     def __init__(
         self,
@@ -135,16 +136,16 @@ class SliceRewrite(PartitionDedupe):
         self._slice = slice_survivors
 
     async def run(self, first: Cursors, second: Cursors | None, output: PartitionOutput) -> CleanedPartition:
-        """Raises MergeInputError for bytes that are not as they were in the scan, ManifestMismatchError."""
+        """Raises MergeInputError for bytes that have become corrupt since the scan, and ManifestMismatchError."""
         keys, facts = self._slice.keys, self._slice.facts
         cleaner = SurvivorCleaner(self._bounds(), facts, self._slice.survivors)
         try:
             await self._rewrite(cleaner, first, output)
         except LateCorruptionError as error:
             raise MergeInputError(
-                f"bytes that were sound when their keys were read are not now: {error.message}",
+                f"bytes that were sound when their keys were read are corrupt now: {error.message}",
                 file_ids=[error.extent.file_id],
-                remedy="if it stays so the job is planned anew when its time is over, and goes round them",
+                remedy="if this lasts, the job is planned again when its time is over, and leaves these bytes out",
             ) from error
         cleaner.end()
         totals = self._context.totals
@@ -169,13 +170,13 @@ class SliceRewrite(PartitionDedupe):
 
 
 async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSurvivors:
-    """What the KEYS units and the grouping of their keys have left for a REWRITE unit.
+    """The results of the KEYS units and of the grouping of their keys, for a REWRITE unit.
 
-    Raises PlanError when there is nothing yet, ManifestMismatchError and SurvivorsError for what is not of this plan
-    and slice, and what the store raises.
+    Raises PlanError when they are not there yet, ManifestMismatchError and SurvivorsError for results of another plan
+    or slice, and the errors of the store.
     """
     if unit.kind is not UnitKind.REWRITE or unit.partition_id is None:
-        raise PlanError(f"unit {unit.number} of job {plan.job_id} is no REWRITE unit")
+        raise PlanError(f"unit {unit.number} of job {plan.job_id} is a {unit.kind} unit, not a REWRITE unit")
     base_offset, last_offset = slice_range(plan, unit)
     try:
         stored = await store.get(partition_keys_key(plan, unit.partition_id))
@@ -194,6 +195,6 @@ async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSu
         ) from error
     if survivors.count != facts.survivors:
         raise ManifestMismatchError(
-            f"unit {unit.number} has {survivors.count} survivors, {facts.survivors} were counted"
+            f"unit {unit.number} has {survivors.count} survivors, but {facts.survivors} were counted"
         )
     return SliceSurvivors(keys, facts, survivors)

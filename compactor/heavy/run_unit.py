@@ -1,14 +1,14 @@
-"""One unit of a heavy merge, wherever a task runs: its manifest is there, or it is merged, written and told.
+"""One unit of a heavy merge, run by a task on any machine.
 
-Order: the manifest (done already: nothing is merged) -> the merge, under unique keys -> the manifest, if there is none.
-A crash anywhere leaves outputs that nothing names, and the unit is done again by the next try. Two tries at once both
-end well: the manifest that was first counts. Tasks hear of no end of their job: so a unit is neither begun nor told
-when the time of its plan is over, or when the plan is gone, which the janitor takes when the job has ended. A unit that
-cannot be done leaves why (`compactor/heavy/failures.py`).
+Order: read the manifest (if there is one, the unit is done) -> merge, under unique keys -> write the manifest, unless
+there is one by now. A crash anywhere leaves outputs that nothing names, and the next try does the unit again. Two tries
+at once both succeed: the first manifest counts. Tasks are not told when their job ends. So a task neither begins a unit
+nor writes its manifest when the time of the plan is over, or when the plan is gone because the janitor deleted it after
+the end of the job. A unit that cannot be done leaves a note with the reason (`compactor/heavy/failures.py`).
 
-Keys and footers carry the metadata store's time as well as a task can know it: the machine's clock, but never before
-the claim nor after the last moment at which the plan may be committed, which are that store's own times. So a clock
-that is wrong makes no key whose hour the metadata have forgotten.
+Keys and footers contain the metadata store's time as well as a task can know it: the machine's clock, but never before
+the claim nor after `commit_by_ms`, which are times of that store. So a wrong clock cannot make a key whose hour is so
+old that the metadata refuses it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from storage.objects import ObjectStore
 async def run_unit(
     store: ObjectStore, plan: HeavyPlan, number: int, *, clock: Clock, ids: IdSource, in_thread: bool = True
 ) -> UnitResult:
-    """What counts as done for a MERGE or REWRITE unit, by us or another.
+    """The result that counts of a MERGE or REWRITE unit: of this try, or of an earlier one.
 
-    `in_thread` runs kernel calls on threads. Raises PlanError for a number that is no such unit's and for a REWRITE
-    unit whose keys were not grouped yet; PlanOverError; MergeInputError, StoreUnavailableError and the like as
-    `MergeEngine.run`; ManifestMismatchError and SurvivorsError for what is there and is not the unit's.
+    `in_thread`: run kernel calls on threads. Raises PlanError for a number that is no such unit's and for a REWRITE
+    unit whose keys are not grouped yet; PlanOverError; MergeInputError, StoreUnavailableError and the other errors of
+    `MergeEngine.run`; ManifestMismatchError and SurvivorsError for stored objects that do not belong to the unit.
     """
     unit = plan.unit(number)
     if unit.kind is UnitKind.KEYS:
-        raise PlanError(f"unit {number} of job {plan.job_id} reads keys, which go elsewhere than into a file")
+        raise PlanError(f"unit {number} of job {plan.job_id} reads keys and writes no file; run its scan instead")
     async with failure_told(store, plan, number):
         result = await read_result(store, plan, number)
         if result is None:

@@ -1,14 +1,14 @@
-"""What is known of a partition that is deduped in slices, once all of its keys were read: values, JSON. Pure.
+"""The facts about a partition that is deduped in slices, once all its keys were read: values and JSON. Pure.
 
-A slice is judged by what lies in all of them: which offsets survive, up to where tombstones may be judged, and which
-producers have data before the slice whose marker may lie in it. Each KEYS unit says what its slice holds (`KeysFound`,
-the details of its manifest); `join_slices` puts these and the counts of survivors together, and refuses what does not
-add up: a record that was not counted among the survivors' would be dropped by mistake.
+The rewrite of a slice depends on all slices of the partition: they decide which offsets survive, up to which offset
+tombstones may be judged, and which producers have data before the slice whose marker may lie in it. Each KEYS unit
+reports the contents of its slice (`KeysFound`, the details of its manifest). `join_slices` combines these reports with
+the counts of survivors, and refuses totals that differ: a record that was not counted would be dropped by mistake.
 
-- Flagged extents and unreadable batches may hold an older or newer value of any key: tombstones from the first of them
-  in the *partition* on stay as they are, whichever slice it lies in.
-- Which batches are unreadable was settled by the KEYS units. A REWRITE unit must not find out for itself: a batch that
-  it could read, and whose keys nobody entered, would lose all its records.
+- Flagged extents and unreadable batches may hold an older or newer value of any key. So tombstones above the first of
+  them in the *partition* stay as they are, in every slice.
+- The KEYS units decide which batches are unreadable, and REWRITE units must follow. If a REWRITE unit could read a
+  batch whose keys were never entered, it would drop all records of that batch.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompre
 
 KEYS_VERSION = 1
 KEYS_BYTES_MAX = 1 << 30
-_ANEW = "the job is planned anew when its time is over"
+_PLANNED_AGAIN = "the job is planned again when its time is over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysFound:
-    """One slice, as its KEYS unit has read it."""
+    """One slice, as its KEYS unit read it."""
 
     batches: int
-    """In extents that are not flagged; they are numbered from 0."""
+    """Batches in extents that are not flagged; they are numbered from 0."""
     rows: int
-    """Records of these batches, control records too; none of batches that are unreadable."""
+    """Records of these batches, including control records, without unreadable batches."""
     records: int
-    """Of those: of data batches, below the first uncleanable offset."""
+    """Those of `rows` in data batches below the first uncleanable offset."""
     dead_at_once: int
-    """Of those: keyless, or of aborted transactions."""
+    """Those of `records` that have no key or belong to aborted transactions."""
     flagged: tuple[tuple[int, str], ...] = ()
-    """(base offset, reason) of extents found corrupt in the scan, or before."""
+    """(base offset, reason) of extents that were found corrupt in the scan or before."""
     unreadable: tuple[tuple[int, int], ...] = ()
-    """Batches that cannot be read, by number: first and stop (exclusive) of each stretch."""
+    """Unreadable batches by number: first and stop (exclusive) of each stretch."""
     unreadable_first_offset: int | None = None
     unreadable_reason: str = ""
     opened: tuple[int, ...] = ()
     """Producers whose last transactional batch in the slice is data."""
     closed: tuple[int, ...] = ()
-    """Producers whose last one is a marker."""
+    """Producers whose last transactional batch in the slice is a marker."""
 
     @property
     def entered(self) -> int:
-        """Records that a key was emitted for."""
+        """Records whose key was yielded."""
         return self.records - self.dead_at_once
 
     def unreadable_batches(self) -> UnreadableBatches:
-        """As the cleaner knows them."""
+        """In the form that the cleaner takes."""
         batches = UnreadableBatches()
         for first, stop in self.unreadable:
             batches.add(first, stop, self.unreadable_first_offset or 0, self.unreadable_reason)
@@ -96,48 +96,49 @@ class KeysFound:
                 closed=tuple(_int(each) for each in stored["closed"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ManifestMismatchError(f"what a KEYS unit found cannot be read: {error!r}") from error
+            raise ManifestMismatchError(f"the details of a KEYS unit's manifest cannot be read: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFacts:
-    """One slice, as its REWRITE unit must know it."""
+    """The facts about one slice that its REWRITE unit needs."""
 
     base_offset: int
     last_offset: int
     found: KeysFound
     survivors: int
-    """Records that may stay of those that were entered: of each key its last one in the partition."""
+    """The entered records that may stay: those that are the last of their key in the partition."""
     open_before: tuple[int, ...]
-    """Producers with data before the slice, since their last marker."""
+    """Producers with data before the slice and no marker after that data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionKeys:
-    """One partition, all its slices."""
+    """All slices of one partition."""
 
     plan: str
-    """Fingerprint."""
+    """Fingerprint of the plan."""
     partition_id: int
     whole_through_offset: int
-    """As `PartitionSpec` has it, and as the inputs of the plan bear out."""
+    """As in `PartitionSpec`, or less if inputs of the plan are missing."""
     judged_through_offset: int
-    """The same, and below all that is flagged or unreadable: up to here tombstones and markers may be judged."""
+    """Tombstones and markers below it may be judged: at most `whole_through_offset`, and below every flagged extent and
+    unreadable batch."""
     slices: tuple[SliceFacts, ...]
     """By offset."""
 
     @property
     def keys(self) -> int:
-        """Distinct ones."""
+        """The number of distinct keys."""
         return sum(each.survivors for each in self.slices)
 
     def slice_of(self, base_offset: int, last_offset: int) -> SliceFacts:
-        """Raises ManifestMismatchError for a slice that is none of them."""
+        """Raises ManifestMismatchError for a slice that is not among them."""
         for each in self.slices:
             if (each.base_offset, each.last_offset) == (base_offset, last_offset):
                 return each
         raise ManifestMismatchError(
-            f"nothing is known of the slice from {base_offset} to {last_offset} of partition {self.partition_id}"
+            f"the keys of partition {self.partition_id} do not list the slice from {base_offset} to {last_offset}"
         )
 
     def encode(self) -> bytes:
@@ -158,13 +159,13 @@ class PartitionKeys:
 
 
 def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> PartitionKeys:
-    """Raises ManifestMismatchError for what is not what `PartitionKeys.encode` wrote for this plan and partition."""
+    """Raises ManifestMismatchError for an object that `PartitionKeys.encode` did not write for this plan and partition."""
     try:
         loaded = load_json(decompress(stored, KEYS_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
         if fields.get("version") != KEYS_VERSION:
             raise ManifestMismatchError(
-                f"keys of version {fields.get('version')!r}, this release knows {KEYS_VERSION}",
+                f"the keys have version {fields.get('version')!r}; this release reads {KEYS_VERSION}",
                 remedy="run the same release of Siltstone on the compactor and on the cluster",
             )
         keys = PartitionKeys(
@@ -189,7 +190,7 @@ def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> Partiti
         raise ManifestMismatchError(f"the keys of a partition cannot be read: {error!r}") from error
     if (keys.plan, keys.partition_id) != (plan.fingerprint, partition_id):
         raise ManifestMismatchError(
-            f"keys of partition {keys.partition_id} and plan {keys.plan}, wanted are those of partition"
+            f"the keys are of partition {keys.partition_id} and plan {keys.plan}, not of partition"
             f" {partition_id} and plan {plan.fingerprint}"
         )
     return keys
@@ -203,27 +204,29 @@ def slice_units(plan: HeavyPlan, partition_id: int) -> Sequence[tuple[Unit, Unit
     held = [number for number, extent in enumerate(plan.extents) if extent.partition_id == partition_id]
     taken = [number for first, end in stretches[0] for number in range(first, end)]
     if stretches[0] != stretches[1] or taken != held:
-        raise PlanError(f"the plan of job {plan.job_id} does not cut partition {partition_id} into slices, each once")
+        raise PlanError(
+            f"the slices of partition {partition_id} in the plan of job {plan.job_id} do not cover it exactly once"
+        )
     return list(zip(reading, writing, strict=True))
 
 
 def slice_range(plan: HeavyPlan, unit: Unit) -> tuple[int, int]:
-    """First and last offset that the unit's extents answer for."""
+    """The first and last offset that the unit's extents cover."""
     return plan.extents[unit.first].base_offset, plan.extents[unit.end - 1].last_offset
 
 
 def join_slices(
     plan: HeavyPlan, partition_id: int, found: Sequence[KeysFound], survivors: Sequence[tuple[int, int]]
 ) -> PartitionKeys:
-    """`found` and `survivors`, (offsets, records that they stand for), of each slice, in order.
+    """Combines the reports of all slices, in order. `survivors`: (offsets, records from which they were chosen).
 
-    Raises ManifestMismatchError when these are not as many records as were entered.
+    Raises ManifestMismatchError when these records are not as many as were entered.
     """
     entered, stood_for = sum(each.entered for each in found), sum(records for _, records in survivors)
     if entered != stood_for:
         raise ManifestMismatchError(
             f"partition {partition_id} has {entered} records with keys, its survivors were chosen from {stood_for}",
-            remedy=_ANEW,
+            remedy=_PLANNED_AGAIN,
         )
     whole_through = plan.whole_through(partition_id)
     judged_through = whole_through

@@ -1,7 +1,7 @@
-"""Plans and manifests in the object store: who writes them, who reads them, and which of two manifests counts.
+"""Plans and manifests in the object store: writing, reading, and the choice between two manifests of a unit.
 
-A plan is written before anything of it is asked for, a manifest after all outputs of its unit are complete; both are
-written once. A crash between leaves outputs that nothing names.
+A plan is written before its driver is submitted, a manifest after all outputs of its unit are complete. Both are
+written once. A crash before the manifest leaves outputs that nothing names.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from wire.crc import crc32c
 _log = get_logger(__name__)
 
 LATE_SLACK_MS = 60_000
-"""Between a task's clock and the metadata store's. One that is further ahead ends its plans a little early."""
+"""Allowed lead of a task's clock over the metadata store's. A clock further ahead ends its plans a little early."""
 
 
 class PlanOverError(UnavailableError):
-    """Nobody waits for its units any more, by the clock or because the plan is gone: what they write is left over.
-    A clock that is wrong may be right in the next task."""
+    """No compactor waits for the plan's units any more: its time is over, or the plan is gone. Further outputs would be
+    orphans. The error counts as temporary, because the clock may be wrong here and right in the next task."""
 
 
 def store_time_ms(plan: HeavyPlan, clock: Clock) -> int:
-    """The metadata store's time, as well as a task can know it: the machine's, within what the plan says it can be."""
+    """The metadata store's time as well as a task can know it: the machine's clock, kept within the plan's times."""
     return max(plan.claimed_ms, min(clock.wall_ms(), plan.commit_by_ms))
 
 
 def check_time(plan: HeavyPlan, clock: Clock) -> None:
-    """Raises PlanOverError when nothing that is begun now can be committed any more."""
+    """Raises PlanOverError when a unit begun now could not be committed any more."""
     late_ms = clock.wall_ms() - plan.commit_by_ms
     if late_ms > LATE_SLACK_MS:
-        raise PlanOverError(f"the time of the plan of job {plan.job_id} is over for {late_ms / 1000:.0f} s")
+        raise PlanOverError(f"the time of the plan of job {plan.job_id} is over: it ended {late_ms / 1000:.0f} s ago")
 
 
 async def check_stands(store: ObjectStore, plan: HeavyPlan, clock: Clock) -> None:
-    """Before a unit is begun, and before it is told. Raises PlanOverError when its plan is out of time, or was taken
-    by the janitor: its job is over then."""
+    """Call before a unit begins and before its manifest is written.
+
+    Raises PlanOverError when the plan's time is over, or when the janitor has deleted the plan because its job ended.
+    """
     check_time(plan, clock)
     try:
         await store.head(plan_key(plan))
@@ -57,7 +59,8 @@ def plan_key(plan: HeavyPlan) -> str:
 
 
 async def store_plan(store: ObjectStore, plan: HeavyPlan) -> str:
-    """Its key. One that is there already is the same: the key holds its fingerprint."""
+    """Writes the plan and returns its key. A plan that is already there is the same, because the key contains the
+    fingerprint."""
     key, body = plan_key(plan), plan.encode()
     with suppress(ObjectExistsError):
         await store.put_if_absent(key, body, crc32c=crc32c(body))
@@ -65,41 +68,42 @@ async def store_plan(store: ObjectStore, plan: HeavyPlan) -> str:
 
 
 async def load_plan(store: ObjectStore, key: str) -> HeavyPlan:
-    """For a task. Raises PlanError for a plan that is gone, of another cluster than the store's, or of another
-    version; BadKeyError for a key that is no plan's."""
-    said = parse_job_key(key)
-    if said.name != PLAN_NAME:
+    """The plan, for a task. Raises PlanError for a plan that is gone, of another cluster than the store's, or of
+    another version; BadKeyError for a key of something else."""
+    if parse_job_key(key).name != PLAN_NAME:
         raise BadKeyError(f"{key!r} is not the key of a plan")
     try:
         cluster = decode_cluster_file(await store.get(CLUSTER_KEY))
     except ObjectNotFoundError as error:
         raise PlanError(
-            f"the object store holds no {CLUSTER_KEY}", remedy="give the task the object store of the compactor"
+            f"the object store has no {CLUSTER_KEY}", remedy="give the task the compactor's object store"
         ) from error
     return await read_plan(store, key, cluster.cluster_id)
 
 
 async def read_plan(store: ObjectStore, key: str, cluster_id: str | None = None) -> HeavyPlan:
     """Raises PlanError."""
-    said = parse_job_key(key)
+    named = parse_job_key(key)
     try:
         stored = await store.get(key)
     except ObjectNotFoundError as error:
-        raise PlanError(f"there is no plan {key!r}", remedy="its job is over, and the janitor took it") from error
-    plan = decode_plan(stored, cluster_id=cluster_id, fingerprint=said.fingerprint)
-    if plan.job_id != said.job_id:
-        raise PlanError(f"the plan {key!r} is of job {plan.job_id}")
+        raise PlanError(
+            f"there is no plan {key!r}", remedy="its job has ended, and the janitor deleted the plan"
+        ) from error
+    plan = decode_plan(stored, cluster_id=cluster_id, fingerprint=named.fingerprint)
+    if plan.job_id != named.job_id:
+        raise PlanError(f"the plan at {key!r} is of another job, {plan.job_id}")
     return plan
 
 
 async def stored_plans(store: ObjectStore, job_id: int, *, cluster_id: str) -> Sequence[HeavyPlan]:
-    """Those of one job that can be read here, the latest first."""
+    """The plans of one job that this release can read, the latest first."""
     plans: list[HeavyPlan] = []
     async for key in plan_keys(store, f"{JOBS_PREFIX}{job_id}/"):
         try:
             plans.append(await read_plan(store, key, cluster_id))
         except PlanError as error:
-            _log.warning("a plan is left alone", key=key, error=str(error))
+            _log.warning("a stored plan cannot be used", key=key, error=str(error))
     return sorted(plans, key=lambda each: each.claimed_ms, reverse=True)
 
 
@@ -114,7 +118,7 @@ async def plan_keys(store: ObjectStore, prefix: str) -> AsyncIterator[str]:
 
 
 async def read_result(store: ObjectStore, plan: HeavyPlan, number: int) -> UnitResult | None:
-    """What the manifest of a unit says; None where there is none. Raises ManifestMismatchError."""
+    """The result in a unit's manifest; None if there is no manifest. Raises ManifestMismatchError."""
     try:
         return decode_result(await store.get(unit_key(plan.job_id, plan.fingerprint, number)))
     except ObjectNotFoundError:
@@ -122,11 +126,11 @@ async def read_result(store: ObjectStore, plan: HeavyPlan, number: int) -> UnitR
 
 
 async def settle(store: ObjectStore, plan: HeavyPlan, result: UnitResult) -> UnitResult:
-    """Write the manifest of a unit that is done. The result that counts: ours, or that of whoever was first."""
+    """Writes the manifest of a finished unit. Returns the result that counts: this one, or that of an earlier try."""
     key, body = unit_key(plan.job_id, plan.fingerprint, result.unit), result.encode()
     try:
         await store.put_if_absent(key, body, crc32c=crc32c(body))
     except ObjectExistsError:
-        _log.info("a unit was done by another", job=plan.job_id, unit=result.unit)
+        _log.info("another try finished the unit first", job=plan.job_id, unit=result.unit)
         return decode_result(await store.get(key))
     return result

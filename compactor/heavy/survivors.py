@@ -1,19 +1,19 @@
-"""Which records of a slice are the last of their keys: sorted offsets, as one object of the store.
+"""The records of a slice that are the last of their keys: sorted offsets, as one object of the store.
 
-Written by whoever has grouped the keys, read by the REWRITE unit of the slice, which drops every record with a key
-whose offset is not there. So an object that is not whole, or another's, would lose data: it names its plan, partition
-and range, counts its offsets and the records they were chosen from, and ends with CRC-32Cs of its content and of
-itself.
+The job that groups the keys writes the object. The REWRITE unit of the slice reads it and drops every keyed record
+whose offset is not in it. An incomplete object, or one of another slice, would lose data. So the object names its plan,
+partition and range, counts its offsets and the records from which they were chosen, and ends with CRC-32Cs of its
+content and of itself.
 
     magic 8, version u16, plan fingerprint 16, partition i32, base offset i64, last offset i64
     blocks: count u32, bytes u32, first offset i64, last offset i64, width u8; zstd of count - 1 differences
     an empty block (count 0); offsets u64, records u64, CRC-32C of the offsets u32, CRC-32C of all before u32
 
-All numbers are big-endian but the differences, which are little-endian and `width` bytes each. A block has
-`BLOCK_OFFSETS` offsets, the last one may have fewer: about a byte each. Reading holds the object as it is stored and
-one block unpacked.
+All numbers are big-endian except the differences, which are little-endian and `width` bytes each. A block has
+`BLOCK_OFFSETS` offsets, about a byte each; the last block may have fewer. A reader holds the stored object and one
+unpacked block in memory.
 
-Several tries may write one object; the first one stands, and another's must hold the same offsets.
+Several tries may write one object. The first one stands, and the others must have the same offsets.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ Offsets = NDArray[np.int64]
 
 
 class SurvivorsError(SiltstoneError):
-    """An object that is not the survivors that were asked for, or is damaged. Nothing may be dropped by it."""
+    """The object is damaged, or holds the survivors of another plan or slice. No record may be dropped by it."""
 
 
 class SurvivorsWriter:
-    """Takes the offsets of one slice in rising order; `finish` gives the object."""
+    """Takes the offsets of one slice in rising order; `finish` returns the object."""
 
     def __init__(self, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
-        """`plan`: its fingerprint in hex."""
+        """`plan`: the plan's fingerprint in hex."""
         self._parts = [_head(plan, partition_id, base_offset, last_offset)]
         self._range = (base_offset, last_offset)
         self._waiting: list[Offsets] = []
@@ -62,8 +62,8 @@ class SurvivorsWriter:
         self._compressor = zstandard.ZstdCompressor(level=3)
 
     def add(self, offsets: Offsets, records: int) -> None:
-        """`records`: how many these were chosen from. Raises SurvivorsError for offsets that do not rise or leave the
-        slice."""
+        """`records`: the number of records from which the offsets were chosen. Raises SurvivorsError for offsets that
+        do not rise or lie outside the slice."""
         self._records += records
         if not len(offsets):
             return
@@ -102,7 +102,7 @@ class SurvivorsWriter:
 
 
 class Survivors:
-    """An object of `SurvivorsWriter`, checked."""
+    """A stored object of `SurvivorsWriter`, checked."""
 
     def __init__(self, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
         """Raises SurvivorsError."""
@@ -113,11 +113,11 @@ class Survivors:
         _, version, *_ = _HEAD.unpack_from(data)
         if version != VERSION:
             raise SurvivorsError(
-                f"the {what} are of version {version}, this release knows {VERSION}",
+                f"the {what} are of version {version}; this release reads {VERSION}",
                 remedy="run the same release of Siltstone on the compactor and on the cluster",
             )
         self.count, self.records, self._content_crc32c, crc = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-        """Offsets, and the records they were chosen from."""
+        """The number of offsets, and of the records from which they were chosen."""
         if crc32c(memoryview(data)[: -_CRC.size]) != crc:
             raise SurvivorsError(f"the CRC-32C of the {what} does not match their bytes")
         if data[: _HEAD.size] != _head(plan, partition_id, base_offset, last_offset):
@@ -132,13 +132,13 @@ class Survivors:
         decompressor = zstandard.ZstdDecompressor()
         while True:
             if at + _BLOCK.size > end:
-                raise self._refuse("have no end")
+                raise self._refuse("are cut off")
             block_count, packed_bytes, first, block_last, width = _BLOCK.unpack_from(self._data, at)
             at += _BLOCK.size
             if not block_count:
                 break
             if block_count > BLOCK_OFFSETS or width not in _WIDTHS or at + packed_bytes > end:
-                raise self._refuse("have a block that cannot be")
+                raise self._refuse("have a block with an impossible head")
             offsets = np.empty(block_count, dtype=np.int64)
             offsets[0] = first
             if block_count > 1:
@@ -150,10 +150,10 @@ class Survivors:
             crc = crc32c(offsets.astype("<i8").tobytes(), crc)
             yield offsets
         if (at, count, crc) != (end, self.count, self._content_crc32c):
-            raise self._refuse("are not as many, or not those, that their end says")
+            raise self._refuse("are not as many as their end counts, or have another CRC-32C")
 
     def same_content(self, other: Survivors) -> bool:
-        """Of the same plan and slice."""
+        """Whether two objects of the same plan and slice hold the same offsets."""
         ours, theirs = ((one.count, one.records, one._content_crc32c) for one in (self, other))
         return ours == theirs
 
@@ -163,10 +163,10 @@ class Survivors:
         packed = self._data[at : at + packed_bytes]
         try:
             if zstandard.get_frame_parameters(packed).content_size != count * width:
-                raise self._refuse("have a block of another size than it says")
+                raise self._refuse("have a block of another size than its head gives")
             plain = decompressor.decompress(packed)
         except zstandard.ZstdError as error:
-            raise self._refuse("have a block that does not unfold") from error
+            raise self._refuse("have a block that cannot be decompressed") from error
         differences = np.frombuffer(plain, dtype=f"<u{width}").astype(np.uint64)
         if not bool(differences.all()):
             raise self._refuse("name an offset twice")
@@ -181,22 +181,22 @@ def _head(plan: str, partition_id: int, base_offset: int, last_offset: int) -> b
 
 
 class SurvivorLookup:
-    """Asks one after the other which offsets survive, front to back."""
+    """Tells which offsets survive, for offsets in rising order."""
 
     def __init__(self, survivors: Survivors) -> None:
         self.found = 0
-        """Of all that was asked for."""
+        """The number of survivors among all offsets so far."""
         self._blocks = survivors.blocks()
         self._block: Offsets = np.zeros(0, dtype=np.int64)
         self._asked = -1
 
     def among(self, offsets: Offsets) -> NDArray[np.bool_]:
-        """For each of `offsets`, which rise and lie above those of the call before. Raises SurvivorsError."""
+        """Whether each of `offsets` survives. They must rise, also from call to call. Raises SurvivorsError."""
         alive = np.zeros(len(offsets), dtype=np.bool_)
         if not len(offsets):
             return alive
         if int(offsets[0]) <= self._asked:
-            raise BugError(f"survivors were asked for {offsets[0]} after {self._asked}")
+            raise BugError(f"survivors were looked up at offset {offsets[0]} after {self._asked}")
         self._asked = int(offsets[-1])
         start = 0
         while start < len(offsets):
@@ -217,7 +217,7 @@ class SurvivorLookup:
         return alive
 
     def end(self) -> None:
-        """All that there is was read. Raises SurvivorsError for damage behind what was asked for."""
+        """Reads the rest. Raises SurvivorsError for damage above the last offset that was looked up."""
         for _ in self._blocks:
             pass
 
@@ -225,7 +225,7 @@ class SurvivorLookup:
 async def put_survivors(
     store: ObjectStore, key: str, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int
 ) -> Survivors:
-    """Write the object, or find that another try has. Raises SurvivorsError when that one's says something else."""
+    """Writes the object, unless another try has. Raises SurvivorsError if the other try found other survivors."""
     ours = Survivors(data, plan=plan, partition_id=partition_id, base_offset=base_offset, last_offset=last_offset)
     try:
         await store.put_if_absent(key, data, crc32c=crc32c(data))

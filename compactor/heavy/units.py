@@ -1,18 +1,18 @@
 """The plan of a heavy merge: values and their stored form. Pure.
 
-A heavy merge is cut into *units*, each a small merge of its own: some of the extents of the job, read and written by a
-task wherever it runs. The plan holds all that a task must know, so a task needs the object store and nothing else. It
-lies in the store as JSON, compressed by zstd, under a key that names its *fingerprint* (SHA-256 of the JSON): what a
-task did for one plan can never be taken for another's.
+A heavy merge is cut into *units*. Each unit is a small merge of some extents of the job, read and written by one task
+on any machine. The plan holds all facts that a task needs, so a task only needs access to the object store. The plan is
+stored as JSON, compressed by zstd, under a key that contains its *fingerprint* (SHA-256 of the JSON), so the work of a
+task for one plan can never count for another plan.
 
-The extents of a plan are sorted by (partition, base offset) and a unit takes an unbroken stretch of them:
+The extents of a plan are sorted by (partition, base offset), and a unit takes an unbroken stretch of them:
 
-- MERGE: a small merge as the embedded engine runs it. A deduped partition is whole in one of these, or in none.
-- KEYS and REWRITE, for deduped partitions that are too big: a *slice* of one partition is read by one unit of each
-  kind. KEYS units say which keys there are, REWRITE units write what survives of their slice.
+- MERGE: a small merge as the embedded engine runs it. A deduped partition is whole in one such unit, or in none.
+- KEYS and REWRITE, for deduped partitions that are too large for one task: one unit of each kind reads a *slice* of the
+  partition. KEYS units collect the keys; REWRITE units write the surviving records of their slice.
 
-Everything that decides what stays and goes (log start, stable offset, horizons, time) is that of the claim for which
-the plan was made; so is `commit_by_ms`, until which its horizons hold.
+All facts that decide which records stay (log start, stable offset, horizons, time) are those of the claim for which the
+plan was made. The same holds for `commit_by_ms`, the end of the time in which its horizons are valid.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from storage.format.file_format import FORMAT_VERSION
 
 PLAN_VERSION = 1
 PLAN_BYTES_MAX = 1 << 30
-"""Of the JSON: 5 M extents. No more is decompressed whatever an object claims to hold."""
+"""Size of the JSON, enough for 5 M extents. No more is decompressed, whatever size an object claims."""
 FINGERPRINT_HEX = 32
 _NEWER = "run the release of Siltstone that made the plan, on the compactor and on the cluster alike"
 
 
 class PlanError(BadInputError):
-    """A plan of another version, file format or cluster, or not a plan. Nothing of it was done."""
+    """The object is not a plan, or a plan of another version, file format or cluster. No unit of it was begun."""
 
 
 class UnitKind(StrEnum):
@@ -57,50 +57,50 @@ class UnitKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     number: int
-    """Its place in `HeavyPlan.units`; what travels through the cluster."""
+    """Its index in `HeavyPlan.units`. Only this number travels through the cluster."""
     kind: UnitKind
     first: int
-    """Of its extents in `HeavyPlan.extents`."""
+    """Index of its first extent in `HeavyPlan.extents`."""
     end: int
-    """Exclusive."""
+    """Exclusive end of its extents."""
     input_bytes: int
     partition_id: int | None = None
-    """KEYS and REWRITE: whose slice it is."""
+    """KEYS and REWRITE: the partition of the slice."""
     slice_number: int = 0
     """KEYS and REWRITE: 0 for the slice with the lowest offsets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeavyPlan:
-    """Not slotted: what is derived from it is derived once."""
+    """A class without slots, because cached properties keep derived values."""
 
     cluster_id: str
     job_id: int
     epoch: int
-    """Of the claim for which it was made; outputs carry it."""
+    """Epoch of the claim for which the plan was made. Footers of outputs contain it."""
     lease: WriterLease
-    """Of the compactor that made it; the keys of outputs carry it."""
+    """Lease of the compactor that made the plan. Keys of outputs contain it."""
     claimed_ms: int
     """The metadata store's time of that claim."""
     commit_by_ms: int
-    """No commit is later: the horizons stamped by its units do not hold any more."""
+    """The latest time of a commit. After it, the horizons that the units stamped are no longer valid."""
     spec: MergeSpec
     partitions: Mapping[int, InputPartition]
     extents: tuple[LeveledExtent, ...]
     """All inputs, by (partition, base offset)."""
     units: tuple[Unit, ...]
     keys_max: int
-    """Of a unit's dedupe buffer."""
+    """Size of a unit's dedupe buffer."""
     cursor_bytes: int
-    """Of a unit's cursors."""
+    """Budget of a unit's cursors."""
     kept_bytes_max: int
-    """A deduped partition below this is kept in memory between its passes."""
+    """A deduped partition below this size stays in memory between its passes."""
 
     # ---- derived
 
     @cached_property
     def body(self) -> bytes:
-        """Its JSON, in the one form that the fingerprint is of."""
+        """The JSON of the plan, in the one form that gives the fingerprint."""
         return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
@@ -109,7 +109,7 @@ class HeavyPlan:
 
     @cached_property
     def inputs(self) -> MergeInputs:
-        """Of all units. Raises MergeInputError for extents that overlap."""
+        """The inputs of all units. Raises MergeInputError for extents that overlap."""
         return order_inputs(self.claimed(), self.spec)
 
     @property
@@ -117,7 +117,7 @@ class HeavyPlan:
         return sum(extent.length for extent in self.extents)
 
     def unit(self, number: int) -> Unit:
-        """Raises PlanError for a number that is no unit's."""
+        """Raises PlanError for a number that no unit has."""
         if not 0 <= number < len(self.units):
             raise PlanError(f"the plan of job {self.job_id} has {len(self.units)} units, none is number {number}")
         return self.units[number]
@@ -126,7 +126,7 @@ class HeavyPlan:
         return self.extents[unit.first : unit.end]
 
     def units_of(self, kind: UnitKind, partition_id: int | None = None) -> Sequence[Unit]:
-        """Of one kind, in order of (partition, slice); of one sliced partition alone when it is given."""
+        """The units of one kind, in order of (partition, slice); with `partition_id`, those of that partition only."""
         return [
             unit
             for unit in self.units
@@ -139,7 +139,7 @@ class HeavyPlan:
         return sorted({unit.partition_id for unit in self.units if unit.partition_id is not None})
 
     def whole_through(self, partition_id: int) -> int:
-        """Of a deduped partition: up to which offset (exclusive) the inputs of the *plan* hold every live extent."""
+        """The exclusive end up to which the inputs of the *plan* hold every live extent of a deduped partition."""
         inputs = next(each for each in self.inputs.partitions if each.partition.partition_id == partition_id)
         return min(self.spec.partitions[partition_id].whole_through_offset, whole_through_inputs(inputs))
 
@@ -190,7 +190,7 @@ class HeavyPlan:
     # ---- stored
 
     def encode(self) -> bytes:
-        """The object: zstd of the JSON."""
+        """The stored object: the JSON, compressed by zstd."""
         return zstandard.ZstdCompressor(level=3).compress(self.body)
 
     def to_json(self) -> dict[str, Any]:
@@ -219,36 +219,37 @@ class HeavyPlan:
 
 
 def decode_plan(stored: bytes, *, cluster_id: str | None = None, fingerprint: str | None = None) -> HeavyPlan:
-    """The plan in an object. `cluster_id`: whose the reader is; `fingerprint`: what the object's key says.
+    """The plan in a stored object. `cluster_id`: the reader's cluster; `fingerprint`: that of the object's key.
 
-    Raises PlanError for what is no plan, or one of another cluster, version, file format or key.
+    Raises PlanError for an object that is no plan, or a plan of another cluster, version, file format or key.
     """
     body = decompress(stored, PLAN_BYTES_MAX)
     try:
         loaded = load_json(body)
     except ValueError as error:
-        raise PlanError(f"a plan that is not JSON: {error}") from error
+        raise PlanError(f"the plan is not JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise PlanError("a plan that is not a JSON object")
+        raise PlanError("the plan is not a JSON object")
     fields = cast("dict[str, Any]", loaded)
     for name, known in (("version", PLAN_VERSION), ("file_format", FORMAT_VERSION)):
         if fields.get(name) != known:
-            said = name.replace("_", " ")
-            raise PlanError(f"a plan of {said} {fields.get(name)!r}, this release knows {known}", remedy=_NEWER)
+            label = name.replace("_", " ")
+            raise PlanError(f"the plan has {label} {fields.get(name)!r}; this release reads {known}", remedy=_NEWER)
     if cluster_id is not None and fields.get("cluster_id") != cluster_id:
         raise PlanError(
-            f"a plan of cluster {fields.get('cluster_id')!r}, the object store is cluster {cluster_id}'s",
-            remedy="run it against the object store of its own cluster",
+            f"the plan is of cluster {fields.get('cluster_id')!r}, but the object store is cluster {cluster_id}'s",
+            remedy="run the plan against the object store of its own cluster",
         )
     plan = _plan(fields)
     if fingerprint is not None and plan.fingerprint != fingerprint:
-        raise PlanError(f"the plan of job {plan.job_id} has the fingerprint {plan.fingerprint}, its key {fingerprint}")
+        message = f"the plan of job {plan.job_id} has the fingerprint {plan.fingerprint}, but its key has {fingerprint}"
+        raise PlanError(message)
     return plan
 
 
 def load_json(body: bytes) -> object:
-    """As Postgres would take it too. Raises ValueError, also for NaN, for numbers beyond a double, for what is nested
-    too deeply."""
+    """Parses JSON that Postgres accepts too. Raises ValueError, also for NaN, for numbers beyond a double, and for JSON
+    that is nested too deeply."""
     try:
         return json.loads(body, parse_constant=_no_number, parse_float=_finite)
     except RecursionError as error:
@@ -267,14 +268,14 @@ def _no_number(text: str) -> float:
 
 
 def decompress(stored: bytes, bytes_max: int) -> bytes:
-    """zstd; the size that a frame claims is believed up to `bytes_max` alone. Raises PlanError."""
+    """Decompresses zstd. Raises PlanError, also for a frame that claims more than `bytes_max`."""
     try:
         size = zstandard.get_frame_parameters(stored).content_size
         if not 0 < size <= bytes_max:
-            raise PlanError(f"an object that says it holds {size} bytes of JSON; 1 to {bytes_max} are read")
+            raise PlanError(f"the object claims to hold {size} bytes of JSON; from 1 to {bytes_max} are accepted")
         return zstandard.ZstdDecompressor().decompress(stored)
     except zstandard.ZstdError as error:
-        raise PlanError(f"an object that is not zstd: {error}") from error
+        raise PlanError(f"the object is not zstd: {error}") from error
 
 
 def _plan(fields: Mapping[str, Any]) -> HeavyPlan:
@@ -298,9 +299,9 @@ def _plan(fields: Mapping[str, Any]) -> HeavyPlan:
             kept_bytes_max=_int(fields["kept_bytes_max"]),
         )
     except SpecError as error:
-        raise PlanError(f"a plan with {error.message}", remedy=error.remedy) from error
+        raise PlanError(f"the plan cannot be used: {error.message}", remedy=error.remedy) from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(f"a plan that cannot be read: {error!r}") from error
+        raise PlanError(f"the plan cannot be read: {error!r}") from error
     for unit in plan.units:
         if not 0 <= unit.first < unit.end <= len(plan.extents):
             raise PlanError(f"unit {unit.number} takes the extents {unit.first} to {unit.end} of {len(plan.extents)}")
@@ -339,7 +340,7 @@ def _partition(row: Sequence[Any]) -> InputPartition:
 
 
 _FILE_FIELDS = ("key", "level", "file_size_bytes")
-"""Of an extent: stored once a file."""
+"""Fields of an extent that are stored once per file."""
 _EXTENT_FIELDS = tuple(name for name in LeveledExtent._fields if name not in _FILE_FIELDS)
 
 
