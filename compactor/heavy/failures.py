@@ -79,7 +79,7 @@ class UnitFailure:
 
 
 def decode_failure(stored: bytes, plan: HeavyPlan, unit: int) -> UnitFailure:
-    """Raises ManifestMismatchError for a note of another plan or unit, and for one that blames a file that is no input."""
+    """Raises ManifestMismatchError for a note of another plan or unit, or one that blames a file that is no input."""
     try:
         loaded = load_json(decompress(stored, FAILURE_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}

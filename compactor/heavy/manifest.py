@@ -151,7 +151,7 @@ def _problem(plan: HeavyPlan, file: OutputFile) -> str:
 
 
 def _ranges(extents: Any) -> dict[int, list[tuple[int, int]]]:
-    """Ranges by partition, joined where they touch. Overlapping ranges stay apart, so they never equal a unit's ranges."""
+    """Ranges by partition, joined where they touch. Overlapping ranges stay apart and never equal a unit's ranges."""
     found: dict[int, list[tuple[int, int]]] = {}
     for partition_id, base_offset, last_offset in sorted(extents):
         found.setdefault(partition_id, []).append((base_offset, last_offset))

@@ -159,7 +159,7 @@ class PartitionKeys:
 
 
 def decode_keys(stored: bytes, *, plan: HeavyPlan, partition_id: int) -> PartitionKeys:
-    """Raises ManifestMismatchError for an object that `PartitionKeys.encode` did not write for this plan and partition."""
+    """Raises ManifestMismatchError unless `PartitionKeys.encode` wrote the object for this plan and partition."""
     try:
         loaded = load_json(decompress(stored, KEYS_BYTES_MAX))
         fields = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
