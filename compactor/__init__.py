@@ -1,1 +1,1 @@
-"""The room of merges L0 -> L1 -> L2, dedupe, retention and the janitor. Empty until its issue is built."""
+"""Merges L0 -> L1 -> L2, dedupe, retention and deletion: the compactor process."""

@@ -31,7 +31,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
-from compactor.deletion.metadata_backup import catalog_of
+from compactor.deletion.metadata_backup import backup_of
 from compactor.deletion.retention import Retention
 from compactor.gauges import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
 from compactor.intervals import Intervals
@@ -121,7 +121,7 @@ class Compactor:
         self._options = plan_options(settings, options)
         self._intervals = intervals
         self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
-        self._catalog = catalog_of(settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
+        self._catalog = backup_of(settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
         self.janitor = Janitor(
             store=store,
             metadata=metadata,

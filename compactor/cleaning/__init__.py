@@ -1,1 +1,1 @@
-"""`cleanup.policy=compact`: what stays and what goes in one partition, by Kafka's LogCleaner."""
+"""Dedupe (`cleanup.policy=compact`) of one partition, by the rules of Kafka's LogCleaner."""

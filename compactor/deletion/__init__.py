@@ -1,1 +1,1 @@
-"""What is deleted, and by whom: retention, the janitor, orphans, and the metadata backup that is written before."""
+"""Everything that deletes: retention, the janitor, orphans; and the metadata backup, which is written first."""

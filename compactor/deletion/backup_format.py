@@ -1,9 +1,10 @@
-"""The objects under `catalog/`, byte for byte (docs/file-format.md): snapshots in Parquet, manifests, increments.
+"""The objects of the metadata backup under `catalog/`, byte for byte (docs/file-format.md): snapshots in Parquet,
+manifests, increments.
 
-A snapshot is a Parquet file for each table and a manifest that names them with length and CRC-32C, written last: what
-has no manifest is no snapshot. An increment is one JSON object, compressed with Zstandard. Readers trust nothing that
-they have not checked; what another release may have written differently has a format number. Nothing here talks to a
-store. pyarrow is loaded when the first table is written or read.
+A snapshot is a Parquet file for each table and a manifest that names these files with length and CRC-32C. The manifest
+is written last: files without a manifest are no snapshot. An increment is one JSON object, compressed by zstd. Readers
+check everything that they use. Manifests and increments have a format number, in case a later release writes them
+differently. Nothing here talks to a store. pyarrow is loaded when the first table is written or read.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 
 FORMAT = 1
-CATALOG_PREFIX = "catalog/"
+BACKUP_PREFIX = "catalog/"
 SNAPSHOTS_PREFIX = "catalog/snapshots/"
 INCREMENTS_PREFIX = "catalog/increments/"
 MANIFEST = "manifest.json"
@@ -36,24 +37,24 @@ _SNAPSHOT_KEY = re.compile(rf"catalog/snapshots/(?P<id>{_ID})/(?P<name>[a-z_]+\.
 _INCREMENT_KEY = re.compile(rf"catalog/increments/{_ID}\.json\.zst", re.ASCII)
 
 
-class CatalogDamagedError(SiltstoneError):
-    """An object of the catalogue is missing, cut off or not what was written."""
+class BackupDamagedError(SiltstoneError):
+    """An object of the metadata backup is missing, cut off or damaged."""
 
 
-class CatalogRefusedError(BadInputError):
-    """A catalogue of another cluster, or by a newer release. Nothing was changed."""
+class BackupRefusedError(BadInputError):
+    """The metadata backup belongs to another cluster, or a newer release wrote it. Nothing was changed."""
 
 
-class CatalogKey(NamedTuple):
+class BackupKey(NamedTuple):
     ms: int
-    """When it was taken; later ones are larger."""
+    """When the snapshot or increment was taken. Later names have larger times."""
     snapshot: str
     """The snapshot's id; "" for an increment."""
     name: str
 
 
 class TableEntry(NamedTuple):
-    """A table in a manifest."""
+    """The entry of a table in a manifest."""
 
     key: str
     rows: int
@@ -69,15 +70,15 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """What was heard between two instants. Increments may overlap: every part names itself."""
+    """The metadata changes between two cursors. Increments may overlap, because every part has an id of its own."""
 
     taken_ms: int
     cluster_id: str
     cursor: Cursor
-    """Where the next goes on."""
+    """The start of the next increment."""
     base: Cursor | None = None
-    """This one, with those before it, tells all from here to `cursor`: where its writer's snapshot was. None: of a
-    release that did not say."""
+    """The cursor of its writer's snapshot. This increment and those before it hold all changes from here to `cursor`.
+    None = written by an early release."""
     files: Sequence[L0File]
     changes: Sequence[Change]
     jobs: Sequence[DoneJob]
@@ -98,27 +99,27 @@ def increment_key(taken_ms: int, unique: uuid.UUID) -> str:
     return f"{INCREMENTS_PREFIX}{taken_ms:015d}-{unique}.json.zst"
 
 
-def parse_catalog_key(key: str) -> CatalogKey | None:
-    """None for what no release of this format writes there."""
+def parse_backup_key(key: str) -> BackupKey | None:
+    """None for a key that this format does not have."""
     found = _SNAPSHOT_KEY.fullmatch(key)
     if found is not None:
-        return CatalogKey(int(found["ms"]), found["id"], found["name"])
+        return BackupKey(int(found["ms"]), found["id"], found["name"])
     found = _INCREMENT_KEY.fullmatch(key)
-    return None if found is None else CatalogKey(int(found["ms"]), "", key.rpartition("/")[2])
+    return None if found is None else BackupKey(int(found["ms"]), "", key.rpartition("/")[2])
 
 
 # ---- tables -------------------------------------------------------------------------------------------------------
 
 
 def _arrow(module: str = "pyarrow") -> Any:
-    """Untyped, and slow to load."""
+    """A module of pyarrow, which is untyped and slow to load."""
     return importlib.import_module(module)
 
 
 def load_arrow() -> None:
-    """Takes a second, or ten on a busy machine: call it where no transaction waits."""
+    """Takes a second, or ten on a busy machine: call it while no transaction is open."""
     _arrow("pyarrow.parquet")
-    _arrow().array([1])  # looks for pandas the first time, and loads it where it is
+    _arrow().array([1])  # the first call looks for pandas and loads it if it is installed
 
 
 def _arrow_type(kind: str) -> Any:
@@ -136,7 +137,7 @@ def _arrow_type(kind: str) -> Any:
 
 
 class TableFile:
-    """One table on its way to a Parquet file of this machine; each lot of rows is a row group."""
+    """One table, written to a Parquet file on the local disk; each call of `add` writes a row group."""
 
     def __init__(self, table: CatalogTable, path: Path) -> None:
         pa = _arrow()
@@ -159,7 +160,7 @@ class TableFile:
 
 
 def read_table(name: str, body: bytes) -> list[Row]:
-    """The rows; columns that this release does not know are left out. Raises CatalogDamagedError."""
+    """The rows, without columns that this release does not know. Raises BackupDamagedError."""
     pa = _arrow()
     table = TABLES[name]
     try:
@@ -167,7 +168,7 @@ def read_table(name: str, body: bytes) -> list[Row]:
         known = [column for column in loaded.column_names if column in table.columns]
         columns = [[table.loaded(column, value) for value in loaded.column(column).to_pylist()] for column in known]
     except (pa.ArrowException, ValueError, TypeError, OSError) as error:
-        raise CatalogDamagedError(f"table {name} of a catalogue snapshot cannot be read: {error}") from error
+        raise BackupDamagedError(f"table {name} of a metadata snapshot cannot be read: {error}") from error
     return [dict(zip(known, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
@@ -191,10 +192,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(body: bytes, *, cluster_id: str) -> Manifest:
-    """Raises CatalogDamagedError, CatalogRefusedError for another cluster's or a newer format."""
+    """Raises BackupDamagedError, and BackupRefusedError for another cluster or a newer format."""
     line, _, rest = body.partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
-        raise CatalogDamagedError("a manifest's CRC-32C does not match")
+        raise BackupDamagedError("the CRC-32C of the manifest does not match")
     try:
         stored = cast("dict[str, Any]", json.loads(line))
         _check_head(stored, cluster_id)
@@ -209,10 +210,10 @@ def decode_manifest(body: bytes, *, cluster_id: str) -> Manifest:
             for name, entry in stored["tables"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CatalogDamagedError(f"a manifest cannot be read: {error!r}") from error
+        raise BackupDamagedError(f"the manifest cannot be read: {error!r}") from error
     missing = TABLES.keys() - tables.keys()
     if missing:
-        raise CatalogDamagedError(f"a manifest lacks the table {min(missing)}")
+        raise BackupDamagedError(f"the manifest lacks the table {min(missing)}")
     return Manifest(instant=instant, tables={name: tables[name] for name in TABLES})
 
 
@@ -254,11 +255,11 @@ def encode_increment(increment: Increment) -> bytes:
 
 
 def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
-    """Raises CatalogDamagedError, CatalogRefusedError."""
+    """Raises BackupDamagedError, BackupRefusedError."""
     try:
         size = zstandard.get_frame_parameters(body).content_size
         if not 0 < size <= INCREMENT_BYTES_MAX:
-            raise CatalogDamagedError(f"an increment of {size} bytes")
+            raise BackupDamagedError(f"the increment claims {size} bytes; from 1 to {INCREMENT_BYTES_MAX} are accepted")
         stored = cast("dict[str, Any]", json.loads(zstandard.ZstdDecompressor().decompress(body)))
         _check_head(stored, cluster_id)
         return Increment(
@@ -282,7 +283,7 @@ def decode_increment(body: bytes, *, cluster_id: str) -> Increment:
             ],
         )
     except (KeyError, TypeError, ValueError, AttributeError, zstandard.ZstdError) as error:
-        raise CatalogDamagedError(f"an increment cannot be read: {error!r}") from error
+        raise BackupDamagedError(f"the increment cannot be read: {error!r}") from error
 
 
 def _read_files(stored: Iterable[Sequence[Any]]) -> Iterable[L0File]:
@@ -301,14 +302,14 @@ def _read_files(stored: Iterable[Sequence[Any]]) -> Iterable[L0File]:
 
 def _check_head(stored: Mapping[str, Any], cluster_id: str) -> None:
     if stored["format"] != FORMAT:
-        raise CatalogRefusedError(
-            f"the catalogue is of format {stored['format']}, this release knows format {FORMAT}",
-            remedy="rebuild with the release that wrote it, or a later one",
+        raise BackupRefusedError(
+            f"the metadata backup has format {stored['format']}; this release reads format {FORMAT}",
+            remedy="rebuild with the release that wrote the backup, or a later one",
         )
     if stored["cluster_id"] != cluster_id:
-        raise CatalogRefusedError(
-            f"the catalogue is cluster {stored['cluster_id']}'s, the object store is cluster {cluster_id}'s",
-            remedy="find out who copied objects from one prefix to another; nothing is rebuilt from a mixture",
+        raise BackupRefusedError(
+            f"the metadata backup is cluster {stored['cluster_id']}'s, but the object store is cluster {cluster_id}'s",
+            remedy="find out who copied objects from one prefix to another; rebuild refuses a mixture of two clusters",
         )
 
 

@@ -1,32 +1,32 @@
 """The only code that deletes objects.
 
-Whenever it is about to delete it asks first whether the metadata live under the history that somebody vouched for
-(`metadata/rules/history.py`). After a restore or a failover of Postgres they do not, and nothing is deleted or aborted
-(`JanitorHaltedError`) until a person adopts them. It asks after reading what it goes by, so that it does not act upon
-the answer of a server that took over in between.
+Before each deletion, the janitor checks that the metadata has the history that an operator has adopted
+(`metadata/rules/history.py`). After a restore or a failover of Postgres it has another history, and nothing is deleted
+or aborted (`JanitorHaltedError`) until an operator adopts it. The check comes after the janitor has read the rows on
+which it acts, so it never acts on the answer of a server that took over in between.
 
-Before a dead file goes, the catalogue in the bucket says that it is dead (`compactor/deletion/metadata_backup.py`):
-whoever rebuilds the metadata from it must not look for what is not there.
+Before a dead file goes, the metadata backup in the bucket records that it is dead
+(`compactor/deletion/metadata_backup.py`): a rebuild of the metadata must not expect an object that is gone.
 
-`sweep`, in this order, each step safe to be cut anywhere and to be done by two at once:
+`sweep` takes these steps, in this order. Each step may be interrupted anywhere and may run twice at once:
 
-1. dead files that are past their grace, that no pin protects and no live job reads: the object first, then its row, and
-   only for keys whose deletion the store confirmed. A crash between leaves a dead row without its object; the next
-   sweep deletes the absent object again, which counts as done. A key that fails stays dead and is tried again.
-2. uploads that were begun and never ended;
-3. plans, manifests and the like of heavy merges that are over, and of the catalogue what is replaced;
-4. rows of deleted and aborted files that are older than any commit that may still come.
+1. Delete dead files that are past their grace, that no pin protects and that no live job reads: first the object, then
+   its row, and only for keys whose deletion the store confirmed. A crash in between leaves a dead row without its
+   object; the next sweep deletes the absent object again, which succeeds. If the deletion of a key fails, its file
+   stays dead, and the next sweep tries again.
+2. Abort uploads that were begun and never ended.
+3. Delete plans, manifests and other objects of heavy merges that are over, and replaced parts of the metadata backup.
+4. Delete rows of deleted and aborted files that are older than any commit that may still come.
 
-Where 1 fails (the catalogue cannot be written, say) the others are done before that is raised. What waits is measured
-in any case.
+If step 1 fails (for example because the backup cannot be written), the other steps run before its error is raised. The
+gauges of waiting files are set in any case.
 
-`sweep_orphans` lists the store and deletes what `compactor/deletion/orphans.py` calls forgotten: the key is aborted
-first (from then on no commit of it can win), then the object goes. A crash between leaves an aborted row and an
-object, which the next listing finds again. Too many orphans, or clocks that disagree, and it deletes nothing
-(`TooManyOrphansError`,
-`ClocksApartError`): what looks forgotten is then more likely the fault of a database that was restored or mistaken.
-Where there seem to be too many, the footers of those that merges wrote are read, a few at a time, and those that need
-not be counted are not; that ends as soon as there are too many in any case.
+`sweep_orphans` lists the store and deletes the orphans that `compactor/deletion/orphans.py` finds. It aborts the key
+first (from then on no commit of the key can succeed), then deletes the object. A crash in between leaves an aborted row
+and an object, which the next listing finds again. With too many orphans, or clocks that disagree, it deletes nothing
+(`TooManyOrphansError`, `ClocksApartError`): a restored or wrong database is then the likelier cause. If there seem to
+be too many, it reads the footers of files that merges wrote, a few at a time, and leaves out files that need not count.
+It stops as soon as the remaining ones are too many in any case.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dataclasses import dataclass
 from compactor.deletion.metadata_backup import keys_over
 from compactor.deletion.orphans import (
     HARD_BOUND_MS,
-    Candidate,
     Judged,
-    Not,
+    OrphanCandidate,
+    Skipped,
     candidate,
     clocks_agree,
     is_copy,
@@ -68,24 +68,25 @@ from wire.crc import crc32c
 _log = get_logger(__name__)
 
 BATCH = 1_000
-"""Keys in one delete request (S3's limit) and in one question to the metadata."""
+"""Keys in one delete request (S3's limit) and in one query to the metadata."""
 ROWS_KEPT_MS = 24 * 3600 * 1000
 MULTIPART_AGE_MS = 24 * 3600 * 1000
 FAILURES_SHOWN = 3
 FOOTERS_MAX, FOOTERS_AT_ONCE = 10_000, 8
-"""Read of orphans in one sweep, when there seem to be too many; three or four requests each."""
+"""Footers read in one sweep when there seem to be too many orphans; each takes three or four requests."""
 
 
 class TooManyOrphansError(SiltstoneError):
-    """So much of the store is not known to the metadata that the metadata is the likelier culprit."""
+    """So many objects are unknown to the metadata that a wrong or restored database is the likelier cause. Nothing was
+    deleted."""
 
 
 class JanitorHaltedError(SiltstoneError):
-    """The metadata database failed over or was restored, and nobody has adopted it yet."""
+    """The metadata database failed over or was restored, and no operator has adopted it yet. Nothing is deleted."""
 
 
 class ClocksApartError(SiltstoneError):
-    """The object store and the metadata store disagree about the time."""
+    """The clocks of the object store and the metadata store differ too much to tell ages. Nothing was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +103,14 @@ class Swept:
 class SweptOrphans:
     listed: int
     foreign: int
-    """Objects whose keys are not ours."""
+    """Objects whose keys Siltstone does not write."""
     orphans: int
     spared: int
     deleted: int
 
 
 class Janitor:
-    """Metadata and store are open and belong together; the caller has checked the cluster id."""
+    """Deletes objects. Metadata and store must be open and of one cluster; the caller has checked the cluster id."""
 
     def __init__(
         self,
@@ -139,24 +140,23 @@ class Janitor:
         self._halted = ""
         self._refused: type[SiltstoneError] | None = None
 
-    # ---- whether it may
+    # ---- permission to delete
     async def _check_history(self) -> None:
-        """Raises JanitorHaltedError; the log hears of each reason once."""
+        """Raises JanitorHaltedError; each reason is logged once."""
         halted = (await self._metadata.history()).halts
         if halted != self._halted:
             if halted:
                 _log.error("janitor halted: nothing is deleted", why=halted, remedy=ADOPT_REMEDY)
             else:
-                _log.info("janitor goes on: the metadata was adopted")
+                _log.info("janitor resumes: the metadata was adopted")
         self._halted = halted
         self._metrics.janitor_halted.set(bool(halted))
         if halted:
             raise JanitorHaltedError(f"nothing is deleted: {halted}", remedy=ADOPT_REMEDY)
 
-    # ---- what is known to be dead
+    # ---- dead files
     async def sweep(self) -> Swept:
-        """Raises JanitorHaltedError, and what the stores raise when they are away; what was deleted until then stays
-        deleted."""
+        """Raises JanitorHaltedError, and the errors of the stores. Files deleted before an error stay deleted."""
         try:
             await self._check_history()
             swept = await self._sweep()
@@ -167,15 +167,15 @@ class Janitor:
         return swept
 
     async def _sweep(self) -> Swept:
-        """Where dead files cannot be deleted (the catalogue cannot be written, say), the rest is done before that is
-        raised."""
+        """If dead files cannot be deleted (for example because the backup cannot be written), the other steps run
+        before that error is raised."""
         files = size_bytes = failed = 0
         refused: Exception | None = None
         try:
             files, size_bytes, failed = await self._delete_dead()
         except JanitorHaltedError:
             raise
-        except Exception as error:  # whatever it is: what follows does not rest on it
+        except Exception as error:  # whatever the error is: the other steps do not depend on this one
             refused = error
         now_ms = await self._metadata.now_ms()
         uploads = await self._store.abort_multiparts(older_than_ms=now_ms - MULTIPART_AGE_MS)
@@ -192,11 +192,11 @@ class Janitor:
         )
 
     async def _delete_dead(self) -> tuple[int, int, int]:
-        """Returns files deleted, their bytes, and how many objects the store did not delete."""
+        """Returns the number of deleted files, their bytes, and the number of objects that the store did not delete."""
         files = size_bytes = 0
         failed: set[int] = set()
         while True:
-            # those that failed come again, for they are the oldest: ask for as many more
+            # Files whose deletion failed are the oldest and come again: ask for as many more.
             dead = await self._metadata.dead_files(grace_ms=self._grace_ms, limit=BATCH + len(failed))
             batch = [each for each in dead if each.file_id not in failed][:BATCH]
             if not batch:
@@ -213,7 +213,7 @@ class Janitor:
             failed |= {each.file_id for each in batch} - {each.file_id for each in gone}
 
     async def _delete_all(self, over: Sequence[str]) -> int:
-        """Returns how many objects the store did not delete."""
+        """Returns the number of objects that the store did not delete."""
         gone = 0
         for start in range(0, len(over), BATCH):
             await self._check_history()
@@ -221,7 +221,7 @@ class Janitor:
         return len(over) - gone
 
     async def _delete(self, batch: Sequence[DeadFile]) -> Sequence[DeadFile]:
-        """Those of the batch that the store says are gone."""
+        """The files of the batch whose deletion the store confirmed."""
         gone = await self._delete_keys([each.key for each in batch])
         return [each for each in batch if each.key in gone]
 
@@ -238,10 +238,10 @@ class Janitor:
         self._metrics.dead_files_waiting.set(len(waiting))
         self._metrics.dead_bytes_waiting.set(sum(each.size_bytes for each in waiting))
 
-    # ---- what nothing refers to
+    # ---- orphans
     async def sweep_orphans(self) -> SweptOrphans:
-        """Raises TooManyOrphansError and ClocksApartError, having deleted nothing, JanitorHaltedError, and what the
-        stores raise. The log hears of a refusal once."""
+        """Raises TooManyOrphansError and ClocksApartError (nothing was deleted), JanitorHaltedError, and the errors of
+        the stores. A refusal is logged once."""
         await self._check_history()
         try:
             found = await self._find_orphans()
@@ -254,7 +254,7 @@ class Janitor:
         listed, foreign, judged = found
         self._metrics.orphans_refused.set(0)
         if self._refused is not None:
-            _log.info("the sweep of orphans goes on")
+            _log.info("the sweep of orphans resumes")
         self._refused = None
         self._metrics.orphans_spared.set(len(judged.spared))
         self._metrics.foreign_objects.set(foreign)
@@ -267,31 +267,32 @@ class Janitor:
         )
 
     async def _find_orphans(self) -> tuple[int, int, Judged]:
-        """Returns objects listed, how many of them are not ours, and the unknown ones, judged."""
+        """Returns the number of listed objects, the number of foreign ones among them, and the unknown ones, judged."""
         store_now_ms = await self._store_now_ms()
         now_ms = await self._metadata.now_ms()
         if not clocks_agree(store_now_ms, now_ms):
             raise ClocksApartError(
-                f"the object store's clock and the metadata store's are {abs(store_now_ms - now_ms) // 1000} s apart;"
-                " no orphan is deleted while ages cannot be told",
-                remedy="set the clocks right (`siltstone doctor` shows them)",
+                "the clocks of the object store and the metadata store are"
+                f" {abs(store_now_ms - now_ms) // 1000} s apart; no orphan is deleted until they agree,"
+                " because the ages of objects are unknown",
+                remedy="correct the clocks (`siltstone doctor` shows them)",
             )
         listed = foreign = 0
-        unknown: list[Candidate] = []
-        old: list[Candidate] = []
+        unknown: list[OrphanCandidate] = []
+        old: list[OrphanCandidate] = []
         for prefix in LEVEL_PREFIXES:
             async for stat in self._store.list(prefix):
                 listed += 1
                 found = candidate(stat, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=self._orphan_age_ms)
-                if found is Not.OURS:
+                if found is Skipped.FOREIGN:
                     foreign += 1
-                elif isinstance(found, Candidate):
+                elif isinstance(found, OrphanCandidate):
                     old.append(found)
                 if len(old) >= BATCH:
                     unknown += await self._unknown(old)
                     old.clear()
         unknown += await self._unknown(old)
-        # asked after the listing: who began to work meanwhile wrote nothing that is old
+        # Queried after the listing: a writer that began to work meanwhile has written no old object.
         judged = judge(unknown, patience_ms=await self._writers_patience_ms(unknown))
         self._metrics.orphans.set(len(judged.orphans))
         allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
@@ -299,8 +300,8 @@ class Janitor:
             await self._check_count(judged.orphans, allowed, listed)
         return listed, foreign, judged
 
-    async def _check_count(self, orphans: Sequence[Candidate], allowed: int, listed: int) -> None:
-        """Raises TooManyOrphansError if there are too many even without those of which nothing can be lost."""
+    async def _check_count(self, orphans: Sequence[OrphanCandidate], allowed: int, listed: int) -> None:
+        """Raises TooManyOrphansError if there are too many even without files that hold the last copy of nothing."""
         counted = len(orphans)
         merged = [each for each in orphans if each.is_merged][:FOOTERS_MAX]
         counted_least = counted - len(merged)
@@ -324,12 +325,13 @@ class Janitor:
             raise TooManyOrphansError(
                 f"{counted} of {listed} objects are unknown to the metadata, more than the {allowed} that may be"
                 f" deleted at once{others if counted < len(orphans) else ''}; the first is {orphans[0].key!r}",
-                remedy="was the database restored, or is it another one? If they may go, raise orphan.refuse.files",
+                remedy="check whether the database was restored or is the wrong one; if these objects may be deleted,"
+                " raise orphan.refuse.files",
             )
-        _log.info("left by merges that lost nothing", orphans=len(orphans), counted=counted, allowed=allowed)
+        _log.info("orphans left by merges that lost nothing", orphans=len(orphans), counted=counted, allowed=allowed)
 
-    async def _footer(self, orphan: Candidate) -> FileProperties | None:
-        """Which merge wrote it; None where that cannot be told."""
+    async def _footer(self, orphan: OrphanCandidate) -> FileProperties | None:
+        """The footer, which names the merge that wrote the file; None if it cannot be read."""
         try:
             return (await inspect_file(self._store, orphan.key, verify=False)).properties
         except (CorruptFileError, ObjectNotFoundError):
@@ -338,7 +340,7 @@ class Janitor:
     async def _inputs(
         self, footer: FileProperties, known: dict[tuple[int, str], tuple[FileState | None, bool]]
     ) -> Sequence[tuple[FileState | None, bool]]:
-        """As `is_copy` takes them; `known`: those that were asked for in this sweep."""
+        """The inputs as `is_copy` takes them; `known`: those already queried in this sweep."""
         new = [each for each in footer.inputs if each not in known]
         for start in range(0, len(new), FOOTERS_AT_ONCE):
             some = new[start : start + FOOTERS_AT_ONCE]
@@ -355,36 +357,38 @@ class Janitor:
             return rows[0].state, False
         return rows[0].state, stat.size_bytes == rows[0].size_bytes
 
-    async def _unknown(self, old: Sequence[Candidate]) -> Sequence[Candidate]:
+    async def _unknown(self, old: Sequence[OrphanCandidate]) -> Sequence[OrphanCandidate]:
         if not old:
             return ()
         known = await self._metadata.known_keys([each.key for each in old])
         return [each for each in old if each.key not in known]
 
-    async def _writers_patience_ms(self, unknown: Sequence[Candidate]) -> Mapping[int, int]:
+    async def _writers_patience_ms(self, unknown: Sequence[OrphanCandidate]) -> Mapping[int, int]:
         agents = [agent.writer_id for agent in await self._metadata.live_agents()]
         at_work = dict(await self._metadata.writers_at_work())
         makers = await plan_makers(self._store, self._metadata)
-        if makers.unreadable:  # any merge may have written for them
+        if makers.unreadable:  # their makers are unknown: any merged file may belong to them
             at_work |= dict.fromkeys((each.writer_id for each in unknown if each.is_merged), self._orphan_bound_ms)
         for node_id, ms in makers.at_work.items():
             at_work[node_id] = max(at_work.get(node_id, 0), ms)
         return writers_patience_ms(agents, at_work, bound_ms=self._orphan_bound_ms)
 
-    async def _delete_orphans(self, orphans: Sequence[Candidate]) -> int:
+    async def _delete_orphans(self, orphans: Sequence[OrphanCandidate]) -> int:
         deleted = 0
         for start in range(0, len(orphans), BATCH):
             await self._check_history()
-            # False: it was committed, or its file has gone its way, since we asked
-            ours = [each.key for each in orphans[start : start + BATCH] if await self._metadata.abort_file(each.key)]
-            if ours:
-                await self._check_history()  # each key took its time, and a server that took over knows less
-                deleted += len(await self._delete_keys(ours))
+            # `abort_file` refuses a key that was committed, or whose row changed, since the query above.
+            batch = orphans[start : start + BATCH]
+            aborted = [each.key for each in batch if await self._metadata.abort_file(each.key)]
+            if aborted:
+                # The aborts took time. A server that took over since may have lost them.
+                await self._check_history()
+                deleted += len(await self._delete_keys(aborted))
         self._metrics.orphans_deleted_total.inc(deleted)
         return deleted
 
     async def _store_now_ms(self) -> int:
-        """The object store's clock, by an object that is written to see it."""
+        """The object store's clock, by the LastModified of a probe object."""
         key = f"{PROBE_PREFIX}{self._ids.uuid7(self._clock.wall_ms())}"
         body = b"what time is it?"
         await self._store.put_if_absent(key, body, crc32c=crc32c(body))
@@ -394,4 +398,4 @@ class Janitor:
             try:
                 await self._store.delete_many([key])
             except ObjectStoreError as error:
-                _log.warning("probe not deleted", key=key, error=str(error))  # the next probe of its kind removes it
+                _log.warning("probe not deleted", key=key, error=str(error))  # a later probe deletes it

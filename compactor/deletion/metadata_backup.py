@@ -1,16 +1,18 @@
-"""Writes the catalogue: what `siltstone rebuild` needs of the metadata beside the files themselves.
+"""Writes the metadata backup under `catalog/`: the metadata that `siltstone rebuild` needs beside the files themselves.
 
-Snapshots every `catalog.interval.ms`, increments every few seconds while there is news, and **before anything is
-deleted** (`flush`): an object leaves the bucket only after the catalogue says durably that it is dead. So whatever
-the newest snapshot and its increments call live is still there, and what is not there was not lost.
+It writes a snapshot every `catalog.interval.ms`, an increment every few seconds while there are changes, and an
+increment **before anything is deleted** (`flush`): an object leaves the bucket only after the backup records durably
+that it is dead. So every object that the newest snapshot and its increments call live is still there.
 
-A snapshot is spooled to this machine's disk first, in one transaction; it is uploaded when that is over, its manifest
-last and if absent. A crash before leaves objects without a manifest, which nobody reads and `keys_over` names later.
+A snapshot is first spooled to the local disk, in one transaction, and uploaded after that transaction; its manifest is
+written last, and only if absent. A crash before the manifest leaves objects without one. No reader uses them, and
+`keys_over` lists them later for deletion.
 
-The duty "catalog" keeps two compactors from doing it twice. Nothing rests on that: names are unique, increments may
-overlap, and a compactor that is about to delete writes what it has to say by itself. Of two snapshots at once the one
-with the later name may be the older one. So what happened since is told before the manifest, and nobody goes on behind
-an increment of another unless he has heard all that comes before it (`Increment.base`).
+The duty "catalog" keeps two compactors from doing the work twice, but correctness does not depend on it: names are
+unique, increments may overlap, and a compactor that is about to delete writes its own increment first. If two snapshots are
+taken at once, the one with the later name may be the older one. So a compactor writes the changes since its snapshot
+before the manifest, and continues after another compactor's increment only if it has read all changes before that
+increment (`Increment.base`).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from compactor.deletion.backup_format import (
-    CATALOG_PREFIX,
+    BACKUP_PREFIX,
     INCREMENTS_PREFIX,
     MANIFEST,
     SNAPSHOTS_PREFIX,
-    CatalogDamagedError,
+    BackupDamagedError,
     Increment,
     Manifest,
     TableEntry,
@@ -37,7 +39,7 @@ from compactor.deletion.backup_format import (
     encode_manifest,
     increment_key,
     load_arrow,
-    parse_catalog_key,
+    parse_backup_key,
     snapshot_id,
     snapshot_key,
 )
@@ -59,18 +61,18 @@ T = TypeVar("T")
 
 SNAPSHOTS_KEPT = 3
 PURGE_PARTS = 2 * SNAPSHOTS_KEPT
-"""Snapshots are taken this many times within `purge.deadline.ms`, or more often."""
+"""At least this many snapshots are taken within `purge.deadline.ms`."""
 PART_BYTES = 8 << 20
 UNASKED_MS_MAX = 12 * 3_600_000
-"""Who has not asked for so long which merges ended begins with a snapshot."""
+"""If the last query for ended merges is older than this, the next write is a snapshot."""
 UNFINISHED_MS = 3_600_000
-"""A snapshot without a manifest that is so much older than the newest whole one was given up."""
+"""A snapshot without a manifest was given up if it is older than the newest whole snapshot by this much."""
 OVERLAP_MS = 600_000
-"""Increments from so long before the oldest snapshot kept are kept with it, by their names and by the store's clock."""
+"""Increments up to this much older than the oldest kept snapshot are kept, by their names and by the store's clock."""
 
 
-class Catalog:
-    """Of one compactor. `metadata` keeps `CatalogMetadata`, too: see `catalog_of`."""
+class MetadataBackup:
+    """The metadata backup as one compactor writes it. `metadata` must also be a `CatalogMetadata`: see `backup_of`."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class Catalog:
         part_bytes: int = PART_BYTES,
     ) -> None:
         if not isinstance(metadata, CatalogMetadata):
-            raise BugError("this metadata store has no catalogue")
+            raise BugError("this metadata store cannot be backed up")
         self._store = store
         self._metadata = metadata
         self._rows: CatalogMetadata = metadata
@@ -97,28 +99,28 @@ class Catalog:
         self._cluster_id = ""
         self._cursor: Cursor | None = None
         self._base: Cursor | None = None
-        """Of our last snapshot; all since is told up to `_cursor`, by us or by others."""
+        """The cursor of this compactor's last snapshot. Increments hold all changes from here to `_cursor`."""
         self._jobs: JobCursor | None = None
         self._asked_ms = 0.0
-        """When we last asked which merges ended; monotonic."""
+        """The monotonic time of the last query for ended merges."""
         self._named_ms = 0
-        """The latest time in a name that we know of: names go up though the clock goes back."""
+        """The latest known time in a name: names rise even if the clock goes back."""
         self._snapshot_ms = 0
-        """Of our last snapshot."""
+        """The time of this compactor's last snapshot."""
         self._began_ms = 0
         self._last_key = ""
 
-    # ---- what the loops do
+    # ---- calls from the loops
     async def round(self) -> bool:
-        """An increment when there is news, and a snapshot when one is due. Returns whether anything was written."""
+        """Writes an increment if there are changes, and a snapshot if one is due. Returns whether it wrote anything."""
         return await self._counted(self._round)
 
     async def flush(self) -> None:
-        """When it returns, the catalogue has all that was committed before the call."""
+        """When it returns, the backup holds everything that was committed before the call."""
         await self._counted(self._flush)
 
     async def snapshot(self) -> str:
-        """Take one now; its id."""
+        """Takes a snapshot now and returns its id."""
         return await self._counted(self._caught_up_snapshot)
 
     async def _counted(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -134,7 +136,7 @@ class Catalog:
         return await self._measured_snapshot()
 
     async def _round(self) -> bool:
-        """The increment comes first: it can be written where a snapshot cannot, for want of room on the disk."""
+        """Writes the increment first, because it needs no disk: a full disk stops snapshots only."""
         now_ms = await self._metadata.now_ms()
         self._began_ms = self._began_ms or now_ms
         snapshot_ms = self._snapshot_ms
@@ -145,7 +147,7 @@ class Catalog:
             await self._measured_snapshot()
             return True
         written = await self._increments()
-        # younger than nothing: the clock was put back, and nobody knows for how long it would look young
+        # A negative age means that the clock went back: the snapshot might look young for any length of time.
         is_due = not 0 <= age_ms < self._interval_ms
         if is_due and self._snapshot_ms == snapshot_ms:
             await self._measured_snapshot()
@@ -153,7 +155,7 @@ class Catalog:
         return written
 
     def _must_begin(self) -> bool:
-        """Whether increments would not tell all: rows of merges that ended a day ago are forgotten, told or not."""
+        """Whether increments could miss changes: rows of merges that ended a day ago are deleted from the metadata."""
         return self._cursor is None or self._clock.monotonic_ms() - self._asked_ms > UNASKED_MS_MAX
 
     async def _flush(self) -> None:
@@ -163,16 +165,17 @@ class Catalog:
         else:
             await self._increments()
 
-    # ---- where others got to
+    # ---- increments of other compactors
     async def _catch_up(self) -> None:
-        """Go on from the newest increment, which another compactor may have written.
+        """Continues from the newest increment, which another compactor may have written.
 
-        The first thing that a process writes is a snapshot: what it finds may be of a Postgres that was put back since.
+        Before its first snapshot a process only notes the newest name: existing increments may be from before a restore
+        of Postgres.
         """
         newest = ""
         async for stat in self._store.list(INCREMENTS_PREFIX, start_after=self._last_key):
             newest = stat.key
-        found = parse_catalog_key(newest) if newest else None
+        found = parse_backup_key(newest) if newest else None
         if found is None:
             return
         self._last_key, self._named_ms = newest, max(self._named_ms, found.ms)
@@ -180,8 +183,8 @@ class Catalog:
             return
         try:
             increment = decode_increment(await self._store.get(newest), cluster_id=await self._cluster())
-        except (CatalogDamagedError, ObjectNotFoundError) as error:
-            _log.warning("an increment of the catalogue cannot be read", key=newest, error=str(error))
+        except (BackupDamagedError, ObjectNotFoundError) as error:
+            _log.warning("an increment of the metadata backup cannot be read", key=newest, error=str(error))
             return
         if increment.base is not None and has_heard(self._cursor, increment.base):
             self._cursor = increment.cursor
@@ -193,18 +196,19 @@ class Catalog:
 
     # ---- increments
     async def _increments(self) -> bool:
-        written = await self._tell()
+        written = await self._write_increments()
         if written is None:
             await self._measured_snapshot()
         return written is not False
 
-    async def _tell(self) -> bool | None:
-        """None: what happened since is forgotten in part."""
+    async def _write_increments(self) -> bool | None:
+        """Writes increments until there are no more changes. Returns whether it wrote any; None if some changes since
+        the cursor are deleted, so that only a snapshot can follow."""
         written = False
         while True:
             before = self._cursor
             if before is None:
-                raise BugError("an increment goes on from something")
+                raise BugError("an increment needs the cursor of a snapshot before it")
             taken_ms = await self._metadata.now_ms()
             tail = await self._metadata.tail(before)
             if tail.cold:
@@ -245,14 +249,15 @@ class Catalog:
         self._metrics.catalog_seconds.set(seconds)
         self._metrics.catalog_bytes.set(size_bytes)
         self._metrics.catalog_age_seconds.set(0)
-        _log.info("catalogue snapshot written", id=id_, bytes=size_bytes, seconds=round(seconds, 3))
+        _log.info("metadata snapshot written", id=id_, bytes=size_bytes, seconds=round(seconds, 3))
         return id_
 
     async def _snapshot(self, folder: Path) -> tuple[str, int]:
         asked_ms = self._clock.monotonic_ms()
-        _, jobs = await self._rows.done_jobs(None)  # before the rows: what ends meanwhile is told once more
+        # Before the rows: a merge that ends meanwhile is recorded twice, but never missed.
+        _, jobs = await self._rows.done_jobs(None)
         instant, tables = await self._spool(folder)
-        # Names in order, even after a Postgres whose clock was ahead.
+        # Names must rise, even if an earlier Postgres had a clock that was ahead.
         newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
         named_ms = max(instant.taken_ms, newest + 1)
         id_ = snapshot_id(named_ms, self._ids.uuid7(self._clock.wall_ms()))
@@ -264,7 +269,9 @@ class Catalog:
         before = self._cursor, self._base, self._jobs, self._asked_ms
         self._cursor, self._base, self._jobs, self._asked_ms = instant.cursor, instant.cursor, jobs, asked_ms
         try:
-            await self._tell()  # an older snapshot with a later name hides nothing of those that others took meanwhile
+            # Before the manifest: this snapshot may be older than another compactor's with an earlier name, and must
+            # not hide the changes in between.
+            await self._write_increments()
             await self._store.put_if_absent(snapshot_key(id_, MANIFEST), body, crc32c=crc32c(body))
         except BaseException:
             self._cursor, self._base, self._jobs, self._asked_ms = before
@@ -273,7 +280,7 @@ class Catalog:
         return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
 
     async def _spool(self, folder: Path) -> tuple[CatalogInstant, dict[str, TableFile]]:
-        """The tables, on this machine's disk."""
+        """Writes the tables to the local disk."""
         tables: dict[str, TableFile] = {}
         await asyncio.to_thread(load_arrow)
 
@@ -294,7 +301,7 @@ class Catalog:
         return instant, tables
 
     async def _upload(self, file: TableFile, key: str) -> TableEntry:
-        """In parts, so that a table of any size takes the memory of one."""
+        """Uploads in parts, so that a table of any size takes the memory of one part."""
         size_bytes = file.path.stat().st_size
         crc = 0
         with file.path.open("rb") as source:
@@ -316,19 +323,20 @@ class Catalog:
 
 
 async def _snapshots(store: ObjectStore) -> dict[str, bool]:
-    """Ids in order -> whether there is a manifest."""
+    """Snapshot ids in order -> whether the snapshot has a manifest."""
     found: dict[str, bool] = {}
     async for stat in store.list(SNAPSHOTS_PREFIX):
-        key = parse_catalog_key(stat.key)
+        key = parse_backup_key(stat.key)
         if key is not None:
             found[key.snapshot] = found.get(key.snapshot, False) or key.name == MANIFEST
     return found
 
 
 async def keys_over(store: ObjectStore) -> Sequence[str]:
-    """What nobody will read again: all but the last `SNAPSHOTS_KEPT` whole snapshots and the increments since the first
-    of these. Manifests come first, so that no half snapshot looks whole. Objects that are not ours are left alone."""
-    keys = [(stat, found) async for stat in store.list(CATALOG_PREFIX) if (found := parse_catalog_key(stat.key))]
+    """The objects that no rebuild will read: all but the last `SNAPSHOTS_KEPT` whole snapshots and the increments since
+    the first of these. Manifests come first, so that a half-deleted snapshot never looks whole. Foreign objects are not
+    listed."""
+    keys = [(stat, found) async for stat in store.list(BACKUP_PREFIX) if (found := parse_backup_key(stat.key))]
     manifests = {found.snapshot: stat.last_modified_ms for stat, found in keys if found.name == MANIFEST}
     kept = sorted(manifests)[-SNAPSHOTS_KEPT:]
     if not kept:
@@ -337,7 +345,8 @@ async def keys_over(store: ObjectStore) -> Sequence[str]:
     over: list[str] = []
     for stat, found in keys:
         if not found.snapshot:
-            # by both: names of a Postgres whose clock was ahead are too high, and a copied bucket is all new
+            # Both times must be old: names from a Postgres with a clock ahead are too high, and in a copied bucket
+            # every LastModified is new.
             is_over = max(found.ms - first_ms, stat.last_modified_ms - manifests[kept[0]]) < -OVERLAP_MS
         elif found.snapshot in manifests:
             is_over = found.snapshot not in kept
@@ -348,18 +357,18 @@ async def keys_over(store: ObjectStore) -> Sequence[str]:
     return sorted(over, key=lambda key: (not key.endswith(MANIFEST), key))
 
 
-def catalog_of(
+def backup_of(
     settings: Settings, *, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
-) -> Catalog | None:
-    """None where none is wanted (0), and where the metadata end with their process anyway."""
+) -> MetadataBackup | None:
+    """None if `catalog.interval.ms` is 0, and for metadata that live only in memory."""
     if not settings.catalog_interval_ms or not isinstance(metadata, CatalogMetadata):
         return None
-    return Catalog(
+    return MetadataBackup(
         store=store,
         metadata=metadata,
         clock=clock,
         ids=ids,
         metrics=metrics,
-        # what was deleted is in none of those kept long before it must be gone from everywhere
+        # A deleted topic must leave all kept snapshots well before the purge deadline.
         interval_ms=min(settings.catalog_interval_ms, settings.purge_deadline_ms // PURGE_PARTS),
     )

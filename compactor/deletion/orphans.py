@@ -1,30 +1,35 @@
-"""Which objects nothing refers to. Pure: the janitor lists and asks, this decides.
+"""Orphans: objects to which no metadata refers. Pure: the janitor lists and queries, this module decides.
 
-An object may go only when all of these hold:
+The janitor may delete an object only if all of these hold:
 
-- its key is one of ours (`storage/keys.py`): what we did not write we do not delete;
-- it is older than `orphan.age.ms` twice over: by the store's clock (LastModified) and by the time in its key, which is
-  its writer's clock when the upload began;
-- no row of the metadata says that it should be there;
-- its writer is not at work, or it is older than what the writer is at: a compactor's oldest running merge, an agent's
-  patience (`HARD_BOUND_MS`). So what a merge left that was lost, refused or given back goes while its compactor lives.
-  Whoever made a plan of a heavy merge counts as at work for as long as the job lives: others go on with its units;
-- there are not too many like it: a wrong database, or an old one, makes everything look forgotten.
+- Its key is one that Siltstone writes (`storage/keys.py`): foreign objects are never deleted.
+- It is older than `orphan.age.ms` by two clocks: the store's (LastModified), and its writer's, whose time at the start
+  of the upload is in the key.
+- No row of the metadata expects the object.
+- Its writer is not at work, or the object is older than the writer's work: a compactor's oldest running merge, or the
+  time within which an agent may still commit (`HARD_BOUND_MS`). So the outputs of a merge that was lost, refused or
+  given back go while its compactor lives. The maker of a heavy merge's plan counts as at work while the job lives,
+  because other compactors continue with its units.
+- There are not too many orphans: with a wrong or old database, every object looks like an orphan.
 
-Not counted among the many are files of merges that were *done again* (`is_done_again`): one merge that crashes leaves
-as many as its outputs, and these are not forgotten, their attempt is known. What such a file holds came from the inputs
-of its job, and the commit that ended the job read those whole: nothing is lost with the file, whatever became of its
-own attempt. That an attempt is known to be superseded is not enough. Where an older copy of the database was put back,
-the attempt may have committed before that, and its inputs may have been deleted: the job, tried again, cannot be done,
-and these files are the last copies. Of jobs that are not done, or that ended otherwise or long before the file was
-written, a file is looked at by its inputs instead (`is_copy`), which it names by id and key; a key is never given out
-twice, by whatever history. All that it holds came from them. It is not counted where each of them is accounted for by
-*this* database: live, and its object there, or dead, for then its bytes were merged on or dropped under this history.
-After a restore the inputs of a merge that had committed are live and their objects gone, or nobody knows them: its
-outputs are counted. So a heavy merge that failed, was out of time, or whose tasks go on behind its end may leave as
-much as it likes, and the last copy of anything is kept as before.
+Some orphans do not count towards that limit:
 
-And then its key must be *aborted* first: the insert of that row and a late commit of the key cannot both win.
+- Files of merges that were *done again* (`is_done_again`). A merge that crashes leaves as many files as it has outputs.
+  The contents of such a file came from the inputs of its job, and the commit that ended the job read these inputs
+  whole. So nothing is lost with the file, whether or not its own attempt committed. A superseded attempt alone is not
+  enough: if an older copy of the database was restored, the attempt may have committed before that, and its inputs may
+  have been deleted. The job then cannot be done again, and these files are the last copies.
+- *Copies* (`is_copy`). If the job is not done, or ended in another way or long before the file was written, the inputs
+  decide. The file names them by id and key, and all its contents came from them; a key is never used twice, in any
+  history. The file does not count if *this* database accounts for each input: the input is live and its object is
+  there, or it is dead, so its bytes were merged or dropped under this history. After a restore, the inputs of a merge
+  that had committed are live without an object, or unknown, so its outputs count.
+
+So a heavy merge that failed, ran out of time, or has tasks that outlive it may leave any number of files, and the last
+copy of a record is never deleted.
+
+Before the deletion, the janitor inserts an *aborted* row for the key: that insert and a late commit of the key cannot
+both succeed.
 """
 
 from __future__ import annotations
@@ -40,55 +45,58 @@ from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStat
 
 HARD_BOUND_MS = 24 * 3600 * 1000
-"""No upload is committed so late: a job's limit is hours, an agent gives a file up within minutes."""
+"""The longest time from an upload to its commit: a job's limit is hours, and an agent gives up within minutes."""
 CLOCK_SLACK_MS = 10_000
-"""Between a merge's age by the metadata's clock and an object's by the store's, whose times are whole seconds."""
+"""Allowed difference between a merge's age by the metadata's clock and an object's age by the store's clock, which
+counts whole seconds."""
 CLOCKS_APART_MS_MAX = 300_000
-"""Between the object store and the metadata store; with more, no age can be trusted."""
+"""Between the object store and the metadata store. If they differ by more, no age can be trusted."""
 ATTEMPT_OUTLIVES_JOB_MS = 300_000
-"""An attempt that was superseded hears of it with its next beat; one that was frozen may write a little more."""
+"""The time in which an attempt may still write after its job has ended. It learns of the end with its next heart-beat,
+but the process may have been frozen."""
 REFUSE_PERCENT = 1
 REFUSE_AT_LEAST = 20
 REFUSE_AT_MOST = 1_000
 
 
-class Not(Enum):
-    """Why an object is no candidate."""
+class Skipped(Enum):
+    """Why an object is not an orphan candidate."""
 
-    OLD = "not old enough"
-    OURS = "not a key of ours"
+    TOO_YOUNG = "not old enough"
+    FOREIGN = "not a key that Siltstone writes"
 
 
-class Candidate(NamedTuple):
-    """An old object of ours; whether anything refers to it is not known yet."""
+class OrphanCandidate(NamedTuple):
+    """An old object that Siltstone wrote. Whether the metadata knows it is not checked yet."""
 
     key: str
     size_bytes: int
     age_ms: int
     writer_id: int
     put_ms: int = 0
-    """When, by the object store's clock, told in the metadata store's time; to the second."""
+    """The time of the upload by the object store's clock, converted to the metadata store's time; to the second."""
     is_merged: bool = False
-    """A merge wrote it: it says which."""
+    """A merge wrote the object; its footer names the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    orphans: Sequence[Candidate]
-    spared: Sequence[Candidate]
-    """Their writers are at work and may yet commit them."""
+    orphans: Sequence[OrphanCandidate]
+    spared: Sequence[OrphanCandidate]
+    """Orphans whose writers are at work and may still commit them."""
 
 
-def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: int) -> Candidate | Not:
-    """`store_now_ms` is the object store's clock, `now_ms` the metadata's. A LastModified of 0 is not known: young."""
+def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: int) -> OrphanCandidate | Skipped:
+    """`store_now_ms`: the object store's clock; `now_ms`: the metadata store's. An unknown LastModified (0) counts as
+    young."""
     try:
         key = parse_file_key(stat.key)
     except BadKeyError:
-        return Not.OURS
+        return Skipped.FOREIGN
     age_ms = min(store_now_ms - stat.last_modified_ms, now_ms - _begun_ms(key))
     if stat.last_modified_ms <= 0 or age_ms < age_ms_min:
-        return Not.OLD
-    return Candidate(
+        return Skipped.TOO_YOUNG
+    return OrphanCandidate(
         key=stat.key,
         size_bytes=stat.size_bytes,
         age_ms=age_ms,
@@ -101,30 +109,31 @@ def candidate(stat: ObjectStat, *, store_now_ms: int, now_ms: int, age_ms_min: i
 def writers_patience_ms(
     agents: Iterable[int], compactors: Mapping[int, int], *, bound_ms: int = HARD_BOUND_MS
 ) -> Mapping[int, int]:
-    """Node id -> how old an object may be that it will yet commit. `compactors`: for how long each has been merging."""
+    """Node id -> the largest age of an object that the node may still commit. `compactors`: how long each has been
+    merging, in ms."""
     merging = {node_id: min(ms + CLOCK_SLACK_MS, bound_ms) for node_id, ms in compactors.items()}
     return merging | dict.fromkeys(agents, bound_ms)
 
 
-def judge(unknown: Sequence[Candidate], *, patience_ms: Mapping[int, int]) -> Judged:
-    """`unknown`: no row says that they should be there. `patience_ms`: of writers, asked after the listing."""
+def judge(unknown: Sequence[OrphanCandidate], *, patience_ms: Mapping[int, int]) -> Judged:
+    """`unknown`: objects that no row expects. `patience_ms`: by writer, queried after the listing."""
     spared = [each for each in unknown if each.age_ms < patience_ms.get(each.writer_id, 0)]
     gone = {each.key for each in spared}
     return Judged(orphans=[each for each in unknown if each.key not in gone], spared=spared)
 
 
 def orphans_allowed(objects: int, *, setting: int = 0) -> int:
-    """With more than this of `objects` nothing is deleted. `setting` (orphan.refuse.files) wins when it is not 0."""
+    """The most orphans among `objects` that may be deleted. `setting` (orphan.refuse.files) wins unless it is 0."""
     if setting:
         return setting
     return min(max(objects * REFUSE_PERCENT // 100, REFUSE_AT_LEAST), REFUSE_AT_MOST)
 
 
-def is_done_again(orphan: Candidate, *, epoch: int, job: MergeJob | None) -> bool:
-    """Whether the file was left by an attempt of a job that is done; `epoch` is that of the attempt, by the file.
+def is_done_again(orphan: OrphanCandidate, *, epoch: int, job: MergeJob | None) -> bool:
+    """Whether an attempt of a job that is done left the file. `epoch` is the attempt's, from the file.
 
-    A database that was put back gives job ids out a second time. So the job must be older than the file, and the file
-    must not be younger than the job's end, or it was another job's.
+    A restored database assigns job ids a second time. So the job must be older than the file, and the file must not be
+    younger than the job's end; otherwise another job wrote it.
     """
     if job is None or job.state is not JobState.DONE or epoch > job.epoch:
         return False
@@ -133,8 +142,8 @@ def is_done_again(orphan: Candidate, *, epoch: int, job: MergeJob | None) -> boo
 
 
 def is_copy(inputs: Sequence[tuple[FileState | None, bool]]) -> bool:
-    """Whether all that a merge wrote is accounted for elsewhere. Of each input that its file names: the state of the
-    row of that id and key, None where there is none, and whether its object is in the store."""
+    """Whether the database accounts for all inputs of a merged file. For each input: the state of the row with its id
+    and key (None = no such row), and whether its object is in the store."""
     return bool(inputs) and all(
         state in (FileState.DEAD, FileState.DELETED) or (state is FileState.LIVE and is_there)
         for state, is_there in inputs
@@ -146,4 +155,4 @@ def clocks_agree(store_now_ms: int, now_ms: int) -> bool:
 
 
 def _begun_ms(key: FileKey) -> int:
-    return key.file_uuid.int >> 80  # RFC 9562: a uuid of version 7 begins with the time in ms
+    return key.file_uuid.int >> 80  # RFC 9562: a version 7 uuid begins with the time in ms

@@ -1,7 +1,7 @@
-"""Retention, round by round: whole extents go when they are old or too many, and the log start moves.
+"""Retention, in rounds: whole extents go when they are too old or too many, and the log start moves.
 
-What expires is decided and done by the metadata store, in one transaction a round and on its own clock. A crash between
-rounds leaves nothing undone that the next call does not do.
+The metadata store decides which extents expire and removes them, in one transaction a round and by its own clock. After
+a crash between rounds, the next call continues.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _log = get_logger(__name__)
 
 ROUND_EXTENTS = 10_000
 ROUNDS_MAX = 1_000
-"""Of one call: other duties come in between. The oldest go first, so nothing is left behind for ever."""
+"""Rounds of one call, so that other duties get their turn. The oldest extents go first, so none waits for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Applied:
     extents: int
     bytes: int
     partitions: int
-    """Moves of a log start; a partition that took several rounds counts in each."""
+    """Moves of a log start; a partition counts once per round."""
     producers: int
 
 
@@ -43,7 +43,7 @@ class Retention:
         self._rounds_max = rounds_max
 
     async def apply(self) -> Applied:
-        """Until a round takes nothing, or for `rounds_max`. Raises MetadataUnavailableError."""
+        """Runs rounds until one removes nothing, at most `rounds_max`. Raises MetadataUnavailableError."""
         extents = taken_bytes = partitions = 0
         for _ in range(self._rounds_max):
             expired = await self._metadata.expire(limit=self._round_extents)
@@ -52,7 +52,7 @@ class Retention:
             extents += expired.extents
             taken_bytes += expired.bytes
             partitions += expired.partitions
-            if not expired.extents:  # a round has other bounds than ours: a short one says nothing
+            if not expired.extents:  # a short round is no end: the store has bounds of its own
                 break
         producers = await self._metadata.expire_producers()
         self._metrics.expired_producers_total.inc(producers)

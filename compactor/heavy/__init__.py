@@ -1,1 +1,1 @@
-"""Merges too big for one process: cut into units that are small merges, run by an engine elsewhere, committed here."""
+"""Merges too large for one process: cut into units, run on a cluster such as Spark, committed by the compactor."""

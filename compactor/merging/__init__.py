@@ -1,1 +1,1 @@
-"""One merge as it runs: inputs in windows, a k-way merge, outputs cut into extents and files."""
+"""The run of one merge: inputs in windows, a k-way merge, outputs cut into extents and files."""

@@ -16,12 +16,12 @@ from compactor.deletion.backup_format import (
     INCREMENTS_PREFIX,
     MANIFEST,
     SNAPSHOTS_PREFIX,
-    CatalogDamagedError,
+    BackupDamagedError,
     Increment,
     TableEntry,
     decode_increment,
     decode_manifest,
-    parse_catalog_key,
+    parse_backup_key,
     read_table,
     snapshot_key,
 )
@@ -70,7 +70,7 @@ class Found:
 
 
 async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str], None]) -> Found:
-    """Raises NoCatalogError, CatalogRefusedError, and what the store raises."""
+    """Raises NoCatalogError, BackupRefusedError, and what the store raises."""
     found = await _read_catalogue(store, cluster_id)
     say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
     for prefix in LEVEL_PREFIXES:
@@ -126,19 +126,19 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
     passed_over: list[str] = []
     written_ms: dict[str, int | None] = {}  # by the store's clock
     async for stat in store.list(SNAPSHOTS_PREFIX):
-        key = parse_catalog_key(stat.key)
+        key = parse_backup_key(stat.key)
         if key is not None:
             at_ms = stat.last_modified_ms if key.name == MANIFEST else None
             written_ms[key.snapshot] = written_ms.get(key.snapshot) or at_ms
     for id_ in sorted(written_ms, reverse=True):
         try:
             if written_ms[id_] is None:
-                raise CatalogDamagedError("it has no manifest: whoever wrote it did not come to its end")
+                raise BackupDamagedError("it has no manifest: whoever wrote it did not come to its end")
             manifest = decode_manifest(await store.get(snapshot_key(id_, MANIFEST)), cluster_id=cluster_id)
             tables = {name: await _table(store, name, entry) for name, entry in manifest.tables.items()}
             if len(tables["cluster"]) != 1:
-                raise CatalogDamagedError("it has no row of the cluster")
-        except (CatalogDamagedError, ObjectNotFoundError) as error:
+                raise BackupDamagedError("it has no row of the cluster")
+        except (BackupDamagedError, ObjectNotFoundError) as error:
             passed_over.append(f"snapshot {id_}: {error}")
             continue
         since = manifest.instant.taken_ms - INCREMENTS_BEFORE_MS, (written_ms[id_] or 0) - INCREMENTS_BEFORE_MS
@@ -158,10 +158,10 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
 async def _table(store: ObjectStore, name: str, entry: TableEntry) -> list[Row]:
     body = await store.get(entry.key)
     if (len(body), crc32c(body)) != (entry.size_bytes, entry.crc32c):
-        raise CatalogDamagedError(f"table {name} is not as it was written")
+        raise BackupDamagedError(f"table {name} is not as it was written")
     rows = await asyncio.to_thread(read_table, name, body)
     if len(rows) != entry.rows:
-        raise CatalogDamagedError(f"table {name} has {len(rows)} rows, the manifest says {entry.rows}")
+        raise BackupDamagedError(f"table {name} has {len(rows)} rows, the manifest says {entry.rows}")
     return rows
 
 
@@ -170,12 +170,12 @@ async def _increments(store: ObjectStore, since: tuple[int, int], cluster_id: st
     increments: list[Increment] = []
     damaged: list[str] = []
     async for stat in store.list(INCREMENTS_PREFIX):
-        key = parse_catalog_key(stat.key)
+        key = parse_backup_key(stat.key)
         if key is None or (key.ms < since[0] and stat.last_modified_ms < since[1]):
             continue
         try:
             increments.append(decode_increment(await store.get(stat.key), cluster_id=cluster_id))
-        except (CatalogDamagedError, ObjectNotFoundError) as error:
+        except (BackupDamagedError, ObjectNotFoundError) as error:
             damaged.append(f"{stat.key}: {error}")
     return increments, damaged
 

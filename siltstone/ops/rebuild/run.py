@@ -99,7 +99,7 @@ class Rebuild:
     append_newer_l0: bool = False
 
     async def run(self) -> Rebuilt:
-        """Raises NotEmptyError, StillAliveError, NoCatalogError, CatalogRefusedError, ClusterMismatchError, and what
+        """Raises NotEmptyError, StillAliveError, NoCatalogError, BackupRefusedError, ClusterMismatchError, and what
         the stores raise."""
         cluster_id = await self._cluster_id()
         target = await target_state(self.metadata_url)  # before the long part

@@ -8,9 +8,9 @@ import errno
 
 import pytest
 
-from compactor.deletion.backup_format import parse_catalog_key
+from compactor.deletion.backup_format import parse_backup_key
 from compactor.deletion.janitor import Janitor
-from compactor.deletion.metadata_backup import Catalog, keys_over
+from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.catalogue import Row
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.catalogue_restore import restore_catalog
@@ -46,8 +46,8 @@ class World:
         self.lost, self.store = lost, NoCatalogue(lost.store)
         self.metrics = Metrics()
 
-    def catalog(self, *, interval_ms: int = 3_600_000, store: ObjectStore | None = None) -> Catalog:
-        return Catalog(
+    def catalog(self, *, interval_ms: int = 3_600_000, store: ObjectStore | None = None) -> MetadataBackup:
+        return MetadataBackup(
             store=store or self.lost.store,
             metadata=self.lost.metadata,
             clock=SystemClock(),
@@ -136,7 +136,7 @@ async def test_names_go_up_when_the_clock_goes_back_and_a_snapshot_is_taken_at_o
     snapshots = sorted({key.split("/")[2] for key in await world.names("catalog/snapshots/")})
     assert len(snapshots) == 5
     [increment] = await world.names("catalog/increments/")
-    parsed = parse_catalog_key(increment)
+    parsed = parse_backup_key(increment)
     assert parsed is not None and parsed.ms >= int(snapshots[-1][:15])
     assert increment not in await keys_over(world.lost.store)
     found = await world.found()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from compactor.deletion.metadata_backup import Catalog
+from compactor.deletion.metadata_backup import MetadataBackup
 from metadata.contract.catalogue import CatalogInstant, CatalogTable, TakeRows
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
@@ -54,7 +54,7 @@ class Paused:
     def __init__(self, world: World, *, store: ObjectStore | None = None) -> None:
         self.reached, self.goes_on = asyncio.Event(), asyncio.Event()
         self._catalogued: Any = world.lost.metadata
-        self.catalog = Catalog(
+        self.catalog = MetadataBackup(
             store=store or world.lost.store,
             metadata=Wrapped(world.lost.metadata, catalog_rows=self.catalog_rows),
             clock=SystemClock(),

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from compactor.deletion.backup_format import CatalogRefusedError
-from compactor.deletion.metadata_backup import Catalog, keys_over
+from compactor.deletion.backup_format import BackupRefusedError
+from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.compaction import JobLostError, JobState, Metadata
 from metadata.contract.service import FileState
 from metadata.postgres.catalogue_restore import NotEmptyError, target_state
@@ -63,8 +63,8 @@ class Lost:
         self.stack = AsyncExitStack()
         self.catalog = self.catalog_over(store)
 
-    def catalog_over(self, store: ObjectStore) -> Catalog:
-        return Catalog(
+    def catalog_over(self, store: ObjectStore) -> MetadataBackup:
+        return MetadataBackup(
             store=store,
             metadata=self.metadata,
             clock=SystemClock(),
@@ -315,7 +315,7 @@ async def test_a_snapshot_that_is_not_whole_is_passed_over_and_one_that_is_not_o
         stored = json.loads((folder / first / "manifest.json").read_bytes().partition(b"\n")[0]) | changed
         line = json.dumps(stored).encode()
         (strange / "manifest.json").write_bytes(line + b"\n%08x\n" % crc32c(line))
-        with pytest.raises(CatalogRefusedError):
+        with pytest.raises(BackupRefusedError):
             await lost.rebuild()
         (strange / "manifest.json").unlink()
         strange.rmdir()

@@ -10,8 +10,8 @@ import pytest
 from compactor.deletion.orphans import (
     ATTEMPT_OUTLIVES_JOB_MS,
     CLOCK_SLACK_MS,
-    Candidate,
-    Not,
+    OrphanCandidate,
+    Skipped,
     candidate,
     clocks_agree,
     is_done_again,
@@ -35,35 +35,35 @@ def stat(*, key_age_ms: int, object_age_ms: int, writer_id: int = 7) -> ObjectSt
     return ObjectStat(key=key, size_bytes=10, last_modified_ms=NOW_MS - object_age_ms)
 
 
-def judged_one(one: ObjectStat, **clocks: int) -> Candidate | Not:
+def judged_one(one: ObjectStat, **clocks: int) -> OrphanCandidate | Skipped:
     return candidate(one, **{"store_now_ms": NOW_MS, "now_ms": NOW_MS, "age_ms_min": HOUR_MS, **clocks})
 
 
 def test_an_object_is_old_by_the_store_s_clock_and_by_its_key() -> None:
     old = judged_one(stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS))
-    assert isinstance(old, Candidate) and (old.age_ms, old.writer_id, old.size_bytes) == (HOUR_MS, 7, 10)
-    assert judged_one(stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS - 1)) is Not.OLD
-    assert judged_one(stat(key_age_ms=HOUR_MS - 1, object_age_ms=HOUR_MS)) is Not.OLD
+    assert isinstance(old, OrphanCandidate) and (old.age_ms, old.writer_id, old.size_bytes) == (HOUR_MS, 7, 10)
+    assert judged_one(stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS - 1)) is Skipped.TOO_YOUNG
+    assert judged_one(stat(key_age_ms=HOUR_MS - 1, object_age_ms=HOUR_MS)) is Skipped.TOO_YOUNG
 
 
 def test_its_age_is_told_by_the_store_s_own_clock_not_by_ours() -> None:
     one = stat(key_age_ms=2 * HOUR_MS, object_age_ms=HOUR_MS)
-    assert judged_one(one, store_now_ms=NOW_MS - 60_000) is Not.OLD
-    assert judged_one(one, now_ms=NOW_MS + 60_000) is not Not.OLD
+    assert judged_one(one, store_now_ms=NOW_MS - 60_000) is Skipped.TOO_YOUNG
+    assert judged_one(one, now_ms=NOW_MS + 60_000) is not Skipped.TOO_YOUNG
 
 
 def test_an_object_without_a_time_counts_as_young() -> None:
     one = stat(key_age_ms=HOUR_MS, object_age_ms=HOUR_MS)
-    assert judged_one(ObjectStat(key=one.key, size_bytes=1, last_modified_ms=0)) is Not.OLD
+    assert judged_one(ObjectStat(key=one.key, size_bytes=1, last_modified_ms=0)) is Skipped.TOO_YOUNG
 
 
 @pytest.mark.parametrize("key", ["l1/somebody-elses", "l0/ab/2023111422/notes.txt", "cluster.json"])
 def test_what_has_no_key_of_ours_is_never_taken_for_an_orphan(key: str) -> None:
-    assert judged_one(ObjectStat(key=key, size_bytes=1, last_modified_ms=1)) is Not.OURS
+    assert judged_one(ObjectStat(key=key, size_bytes=1, last_modified_ms=1)) is Skipped.FOREIGN
 
 
 def test_what_a_writer_at_work_may_yet_commit_is_spared() -> None:
-    one, other = Candidate("a", 1, HOUR_MS, writer_id=7), Candidate("b", 1, HOUR_MS, writer_id=8)
+    one, other = OrphanCandidate("a", 1, HOUR_MS, writer_id=7), OrphanCandidate("b", 1, HOUR_MS, writer_id=8)
     judged = judge([one, other], patience_ms={7: HOUR_MS + 1})
     assert (judged.orphans, judged.spared) == ([other], [one])
     assert judge([one, other], patience_ms={7: HOUR_MS}).orphans == [one, other]
@@ -116,14 +116,14 @@ def a_job(state: JobState = JobState.DONE, **fields: Any) -> MergeJob:
     return MergeJob(**values | fields)
 
 
-def left(*, put_ms: int = NOW_MS - 2 * HOUR_MS + 60_000) -> Candidate:
-    return Candidate("l1/a", 1, HOUR_MS, writer_id=7, put_ms=put_ms, is_merged=True)
+def left(*, put_ms: int = NOW_MS - 2 * HOUR_MS + 60_000) -> OrphanCandidate:
+    return OrphanCandidate("l1/a", 1, HOUR_MS, writer_id=7, put_ms=put_ms, is_merged=True)
 
 
 def test_a_candidate_knows_when_it_was_put_by_the_metadata_s_clock_and_whether_a_merge_wrote_it() -> None:
     one = stat(key_age_ms=2 * HOUR_MS, object_age_ms=HOUR_MS)
     found = judged_one(one, store_now_ms=NOW_MS + 60_000, now_ms=NOW_MS)
-    assert isinstance(found, Candidate) and (found.put_ms, found.is_merged) == (NOW_MS - HOUR_MS - 60_000, True)
+    assert isinstance(found, OrphanCandidate) and (found.put_ms, found.is_merged) == (NOW_MS - HOUR_MS - 60_000, True)
     begun_ms = NOW_MS - 2 * HOUR_MS
     key = file_key(level=0, writer_id=7, epoch=0, file_uuid=IDS.uuid7(begun_ms), created_ms=begun_ms)
     assert not judged_one(replace(one, key=key)).is_merged  # type: ignore[union-attr]
