@@ -9,10 +9,10 @@ written last, and only if absent. A crash before the manifest leaves objects wit
 `keys_over` lists them later for deletion.
 
 The duty "catalog" keeps two compactors from doing the work twice, but correctness does not depend on it: names are
-unique, increments may overlap, and a compactor that is about to delete writes its own increment first. If two snapshots are
-taken at once, the one with the later name may be the older one. So a compactor writes the changes since its snapshot
-before the manifest, and continues after another compactor's increment only if it has read all changes before that
-increment (`Increment.base`).
+unique, increments may overlap, and a compactor that is about to delete writes its own increment first. If two
+snapshots are taken at once, the one with the later name may be the older one. So a compactor writes the changes since
+its snapshot before the manifest, and continues after another compactor's increment only if it has read all changes
+before that increment (`Increment.base`).
 """
 
 from __future__ import annotations
