@@ -35,12 +35,9 @@ from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from metadata.contract.compaction import Metadata
 from metadata.contract.service import AgentAddress, Committed, MetadataUnavailableError
-from runtime.clock import Clock
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from runtime.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -58,25 +55,19 @@ class Agent:
         settings: Settings,
         store: ObjectStore,
         metadata: Metadata,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
-        tracing: Tracing = NO_TRACING,
+        runtime: Runtime,
         bind: Callable[[str], socket.socket] = bind,
     ) -> None:
         self._settings = settings
         self._bind = bind
         self._store = store
         self._metadata = metadata
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
-        self._tracing = tracing
+        self._runtime = runtime
         self._catalog = Catalog(broker_defaults=broker_defaults(settings))
         self._index = LogIndex()
         self._arrivals = Arrivals()
         self._stall = WriteStall(
-            StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), metrics
+            StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
         self._follower = Follower(
             metadata=metadata,
@@ -85,8 +76,7 @@ class Agent:
             arrivals=self._arrivals,
             poll_ms=settings.tail_poll_ms,
             on_fatal=self._fail,
-            clock=clock,
-            metrics=metrics,
+            runtime=runtime,
             on_live_files=self._stall.files_changed,
             on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
         )
@@ -96,8 +86,7 @@ class Agent:
             store=store,
             metadata=metadata,
             catch_up=self._follower.catch_up,
-            clock=clock,
-            metrics=metrics,
+            runtime=runtime,
         )
         self._hints: set[asyncio.Task[None]] = set()
         self._membership: Membership | None = None
@@ -120,9 +109,7 @@ class Agent:
             listen_host, port = listening.getsockname()[:2]
             address = AgentAddress(host=settings.advertised_host or listen_host, port=port, zone=settings.agent_zone)
             identity = await self._metadata.cluster_identity()
-            membership = self._membership = Membership(
-                metadata=self._metadata, address=address, clock=self._clock, metrics=self._metrics
-            )
+            membership = self._membership = Membership(metadata=self._metadata, address=address, runtime=self._runtime)
             await membership.join()
             membership.on_fatal = self._fail
             await self._follower.start()
@@ -178,7 +165,7 @@ class Agent:
         await self._write_path.drain()
         # Every promise is kept; what remains is to hand the answers to the sockets.
         while self._server.produces_waiting:
-            await self._clock.sleep_ms(FLUSH_POLL_MS)
+            await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
 
     # ---- parts
 
@@ -200,10 +187,7 @@ class Agent:
             lease=membership,
             on_committed=self._committed,
             on_bytes_changed=self._produce_bytes_changed,
-            clock=self._clock,
-            ids=self._ids,
-            metrics=self._metrics,
-            tracing=self._tracing,
+            runtime=self._runtime,
         )
 
     def _new_groups(self, membership: Membership) -> GroupCoordinator:
@@ -217,8 +201,7 @@ class Agent:
             ),
             metadata=self._metadata,
             membership=membership,
-            clock=self._clock,
-            metrics=self._metrics,
+            runtime=self._runtime,
         )
 
     def _new_expiry(self, groups: GroupCoordinator) -> OffsetExpiry:
@@ -226,8 +209,7 @@ class Agent:
             coordinator=groups,
             metadata=self._metadata,
             retention_ms=self._settings.offsets_retention_ms,
-            clock=self._clock,
-            ids=self._ids,
+            runtime=self._runtime,
         )
 
     def _broker(
@@ -242,8 +224,8 @@ class Agent:
             timestamps=self._reads.timestamps,
             fetch_sessions=FetchSessions(
                 slots_max=SESSIONS_MAX,
-                draw=self._ids.jitter,
-                on_evicted=self._metrics.fetch_session_evictions_total.inc,
+                draw=self._runtime.ids.jitter,
+                on_evicted=self._runtime.metrics.fetch_session_evictions_total.inc,
             ),
             topic_ids=TopicIds(self._catalog, self._follower.catch_up),
             write_path=write_path,
@@ -252,13 +234,10 @@ class Agent:
             follower=self._follower,
             fresh=FreshWatermarks(self._metadata),
             membership=membership,
-            producer_ids=ProducerIds(self._metadata, self._clock),
+            producer_ids=ProducerIds(self._metadata, self._runtime.clock),
             groups=groups,
             metadata=self._metadata,
-            clock=self._clock,
-            ids=self._ids,
-            metrics=self._metrics,
-            tracing=self._tracing,
+            runtime=self._runtime,
         )
 
     # ---- called by the parts

@@ -22,11 +22,8 @@ from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
 from metadata.contract.compaction import Metadata
-from runtime.clock import Clock
-from runtime.ids import IdSource
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from runtime.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +45,7 @@ class Broker:
     producer_ids: ProducerIds
     groups: GroupCoordinator
     metadata: Metadata
-    clock: Clock
-    ids: IdSource
-    metrics: Metrics
-    tracing: Tracing = NO_TRACING
+    runtime: Runtime
     timers: Context = field(default_factory=Context)
     """Where timers run: one that is cancelled keeps its context for long, and with it the request that began it."""
     topic_entries: TopicEntries = field(default_factory=TopicEntries)

@@ -136,7 +136,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return None
-        self.last_bytes_ms = self._broker.clock.monotonic_ms()
+        self.last_bytes_ms = self._broker.runtime.clock.monotonic_ms()
         try:
             frames = self._reader.buffer_updated(nbytes)
         except MalformedFrameError as error:
@@ -156,7 +156,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        self._write_paused_ms = self._broker.clock.monotonic_ms()
+        self._write_paused_ms = self._broker.runtime.clock.monotonic_ms()
         self.update_reading()
 
     def resume_writing(self) -> None:
@@ -249,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _begin(self, frame: memoryview) -> None:
-        slot = _Slot(self._broker.clock.monotonic_ms())
+        slot = _Slot(self._broker.runtime.clock.monotonic_ms())
         self._slots.append(slot)
         try:
             header, position = read_request_header(frame)
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         # Taken back below: we may be in the midst of another's work, which is not on behalf of this request.
         before = LOG_CONTEXT.set(context)
         try:
-            if self._broker.tracing.on:
+            if self._broker.runtime.tracing.on:
                 return self._handle_traced(slot, context, request)
             return self._handle(slot, context, request)
         finally:
@@ -290,10 +290,11 @@ class Connection(asyncio.BufferedProtocol):
         """Also what is not sampled: what it begins must not count as another's."""
         before = CURRENT_SPAN.set(None)
         try:
-            if self._broker.tracing.samples():
-                ago_ms = self._broker.clock.monotonic_ms() - slot.started_ms
+            tracing = self._broker.runtime.tracing
+            if tracing.samples():
+                ago_ms = self._broker.runtime.clock.monotonic_ms() - slot.started_ms
                 node_id = self._broker.membership.node_id
-                trace = context.trace = RequestTrace(self._broker.tracing, context, node_id=node_id, ago_ms=ago_ms)
+                trace = context.trace = RequestTrace(tracing, context, node_id=node_id, ago_ms=ago_ms)
                 trace.span.set(about_group(request))
                 CURRENT_SPAN.set(trace.span)
             self._handle(slot, context, request)
@@ -349,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             slot.release = partial(_end_trace, context.trace, error_of(answer), slot.release)
         if self._ended and slot.release is not None:
             slot.release()
-        elapsed_ms = self._broker.clock.monotonic_ms() - slot.started_ms
+        elapsed_ms = self._broker.runtime.clock.monotonic_ms() - slot.started_ms
         self._server.count(header.api_key, elapsed_ms / 1000)
         if elapsed_ms - context.waited_ms > self._slow_ms:
             self._tell_slow(context, answer, elapsed_ms)
@@ -434,7 +435,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _protocol_error(self, error: SiltstoneError) -> None:
         reason = next((name for kind, name in _REASONS if isinstance(error, kind)), "other")
-        self._broker.metrics.protocol_errors_total.labels(reason=reason).inc()
+        self._broker.runtime.metrics.protocol_errors_total.labels(reason=reason).inc()
         with log_context(self.client):
             _log.warning("connection closed, protocol error", error=str(error))
         # Answers that are complete were earned by good requests; they go out before the line is cut.

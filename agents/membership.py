@@ -32,9 +32,8 @@ from metadata.contract.service import (
     WriterFencedError,
     WriterLease,
 )
-from runtime.clock import Clock
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 
@@ -52,11 +51,11 @@ outlived: others may have come and gone in it, and the next list is believed."""
 
 
 class Membership:
-    def __init__(self, *, metadata: MetadataService, address: AgentAddress, clock: Clock, metrics: Metrics) -> None:
+    def __init__(self, *, metadata: MetadataService, address: AgentAddress, runtime: Runtime) -> None:
         self._metadata = metadata
         self._address = address
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._metrics = runtime.metrics
         self._lease: WriterLease | None = None
         self._renewing = asyncio.Lock()
         self._beats: asyncio.Task[None] | None = None

@@ -80,7 +80,7 @@ class Server:
         self._last_connection = 0
         self._server: asyncio.Server | None = None
         self._sweeps: asyncio.Task[None] | None = None
-        metrics = broker.metrics
+        metrics = broker.runtime.metrics
         self._counters = {
             key: (metrics.requests_total.labels(api=api.name), metrics.request_seconds.labels(api=api.name))
             for key, api in APIS.items()
@@ -108,7 +108,7 @@ class Server:
         try:
             async with asyncio.timeout(FLUSH_MS_MAX / 1000):
                 while any(connection.is_sending for connection in self._connections):
-                    await self.broker.clock.sleep_ms(FLUSH_POLL_MS)
+                    await self.broker.runtime.clock.sleep_ms(FLUSH_POLL_MS)
                 for connection in list(self._connections):
                     connection.close("agent stops")
                 await self._nobody_left.wait()
@@ -134,9 +134,9 @@ class Server:
     def admit(self, connection: Connection) -> bool:
         self._connections[connection] = None
         self._nobody_left.clear()
-        self.broker.metrics.connections.set(len(self._connections))
+        self.broker.runtime.metrics.connections.set(len(self._connections))
         if self.draining or len(self._connections) > self.broker.settings.connections_max:
-            self.broker.metrics.connections_refused_total.inc()
+            self.broker.runtime.metrics.connections_refused_total.inc()
             return False
         return True
 
@@ -144,7 +144,7 @@ class Server:
         self._connections.pop(connection, None)
         if not self._connections:
             self._nobody_left.set()
-        self.broker.metrics.connections.set(len(self._connections))
+        self.broker.runtime.metrics.connections.set(len(self._connections))
         was_waiting = self.requests_are_full
         self._held_bytes -= self._held.pop(connection, 0)
         self._large.pop(connection, None)
@@ -215,7 +215,7 @@ class Server:
 
     async def _sweep_for_ever(self) -> None:
         while True:
-            await self.broker.clock.sleep_ms(SWEEP_MS)
+            await self.broker.runtime.clock.sleep_ms(SWEEP_MS)
             self._close_silent()
             self._cut_stalled()
 
@@ -235,7 +235,7 @@ class Server:
     def _cut_stalled(self) -> None:
         """A client that does not read keeps bytes from all others."""
         stalled_ms = STALLED_MS_WHEN_WAITED_FOR if self.broker.reader.is_waited_for else STALLED_MS_MAX
-        since_ms = self.broker.clock.monotonic_ms() - stalled_ms
+        since_ms = self.broker.runtime.clock.monotonic_ms() - stalled_ms
         for connection in [each for each in self._connections if each.has_stalled(since_ms)]:
             with log_context(connection.client):
                 _log.warning("connection cut, its client does not read its answers")

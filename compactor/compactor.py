@@ -45,12 +45,9 @@ from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterLease
-from runtime.clock import Clock
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from runtime.tracing import NO_TRACING, Tracing
 from storage.objects import ObjectStore
 
 _log = get_logger(__name__)
@@ -65,13 +62,12 @@ JOBS_SHOWN_MAX = 1_000
 
 
 def embedded_engine(
-    settings: Settings, store: ObjectStore, clock: Clock, ids: IdSource, *, lease: WriterLease, in_thread: bool = True
+    settings: Settings, store: ObjectStore, runtime: Runtime, *, lease: WriterLease, in_thread: bool = True
 ) -> MergeEngine:
     """The engine that merges in this process."""
     return MergeEngine(
         store=store,
-        clock=clock,
-        ids=ids,
+        runtime=runtime,
         lease=lease,
         keys_max=settings.dedupe_keys_max,
         cursor_bytes=CURSOR_BYTES,
@@ -96,10 +92,7 @@ class Compactor:
         settings: Settings,
         store: ObjectStore,
         metadata: Metadata,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
-        tracing: Tracing = NO_TRACING,
+        runtime: Runtime,
         host: str = "",
         in_thread: bool = True,
         engine: Callable[[WriterLease], Engine] | None = None,
@@ -110,31 +103,27 @@ class Compactor:
         self._settings = settings
         self._store = store
         self._metadata = metadata
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
-        self._tracing = tracing
+        self._runtime = runtime
+        self._metrics = runtime.metrics
         self._host = host
         self._in_thread = in_thread
         self._engine = engine or self._embedded_engine
         self._heavy_bytes_min = heavy_bytes_min
         self._options = plan_options(settings, options)
         self._intervals = intervals
-        self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=metrics.merge_memory_bytes.set)
-        self._catalog = backup_of(settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
+        self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=runtime.metrics.merge_memory_bytes.set)
+        self._catalog = backup_of(settings, store=store, metadata=metadata, runtime=runtime)
         self.janitor = Janitor(
             store=store,
             metadata=metadata,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
+            runtime=runtime,
             grace_ms=settings.gc_grace_ms,
             orphan_age_ms=settings.orphan_age_ms,
             orphan_refuse_files=settings.orphan_refuse_files,
             before_deleting=None if self._catalog is None else self._catalog.flush,
         )
-        self.retention = Retention(metadata=metadata, metrics=metrics)
-        self._observer = Observer(metadata, clock, metrics, lags_max=settings.metrics_groups_max)
+        self.retention = Retention(metadata=metadata, metrics=runtime.metrics)
+        self._observer = Observer(metadata, runtime, lags_max=settings.metrics_groups_max)
         self._lease: WriterLease | None = None
         self._workers: Sequence[Worker] = ()
         self._lanes: Sequence[Rounds] = ()
@@ -239,7 +228,7 @@ class Compactor:
         return plan_merges(view, self._options)
 
     async def _show_jobs(self) -> None:
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._runtime.clock.monotonic_ms()
         if now_ms - self._jobs_shown_ms >= JOBS_SHOWN_MS:
             self._jobs_shown_ms = now_ms
             live = (JobState.READY, JobState.RUNNING)
@@ -306,9 +295,7 @@ class Compactor:
             name,
             body,
             interval_ms=interval_ms,
-            clock=self._clock,
-            ids=self._ids,
-            metrics=self._metrics,
+            runtime=self._runtime,
             on_fatal=self._fail,
             eager=eager,
             patient=patient,
@@ -320,19 +307,14 @@ class Compactor:
             engine=self._engine(lease),
             lease=lease,
             gate=self._gate,
-            clock=self._clock,
-            ids=self._ids,
-            metrics=self._metrics,
-            tracing=self._tracing,
+            runtime=self._runtime,
             keys_max=self._settings.dedupe_keys_max,
             on_done=plan.wake,
             elsewhere=elsewhere,
         )
 
     def _embedded_engine(self, lease: WriterLease) -> Engine:
-        return embedded_engine(
-            self._settings, self._store, self._clock, self._ids, lease=lease, in_thread=self._in_thread
-        )
+        return embedded_engine(self._settings, self._store, self._runtime, lease=lease, in_thread=self._in_thread)
 
     def _fail(self, error: BaseException) -> None:
         if not self.failed.done():

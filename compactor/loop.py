@@ -10,11 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from metadata.contract.service import SchemaMismatchError, WentBackError, WriterFencedError
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 
@@ -38,9 +36,7 @@ class Rounds:
         body: Callable[[], Awaitable[bool]],
         *,
         interval_ms: float,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
+        runtime: Runtime,
         on_fatal: Callable[[BaseException], None],
         eager: bool = False,
         patient: bool = False,
@@ -48,9 +44,9 @@ class Rounds:
         self._name = name
         self._body = body
         self._interval_ms = interval_ms
-        self._clock = clock
-        self._ids = ids
-        self._errors = metrics.compactor_errors_total.labels(loop=name)
+        self._clock = runtime.clock
+        self._ids = runtime.ids
+        self._errors = runtime.metrics.compactor_errors_total.labels(loop=name)
         self._on_fatal = on_fatal
         self._eager = eager
         self._factor_max = IDLE_FACTOR_MAX if patient else 1

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from compactor.gauges import show_series
 from metadata.contract.compaction import Metadata
 from metadata.contract.observation import GroupLags, PostgresFigures
-from runtime.clock import Clock
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 OBSERVE_INTERVAL_MS = 10_000
 REST_FACTOR = 19
@@ -42,10 +41,10 @@ def lag_series(lags: GroupLags, now_ms: int) -> tuple[Mapping[tuple[str, ...], i
 class Observer:
     """`lags_max`: how many pairs of a group and a topic are shown by themselves."""
 
-    def __init__(self, metadata: Metadata, clock: Clock, metrics: Metrics, *, lags_max: int) -> None:
+    def __init__(self, metadata: Metadata, runtime: Runtime, *, lags_max: int) -> None:
         self._metadata = metadata
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._metrics = runtime.metrics
         self._lags_max = lags_max
         self._rests_until_ms = float("-inf")
         self._wal_bytes: int | None = None

@@ -35,12 +35,10 @@ from metadata.contract.compaction import (
     Metadata,
 )
 from metadata.contract.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from runtime.ids import IdSource
 from runtime.logging import About, get_logger, log_context
-from runtime.metrics import Metrics
-from runtime.tracing import CURRENT_SPAN, NO_TRACING, SpanKind, Tracing, child_span, current
+from runtime.runtime import Runtime
+from runtime.tracing import CURRENT_SPAN, SpanKind, child_span, current
 
 _log = get_logger(__name__)
 
@@ -88,10 +86,7 @@ class Worker:
         engine: Engine,
         lease: WriterLease,
         gate: MemoryGate,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
-        tracing: Tracing = NO_TRACING,
+        runtime: Runtime,
         keys_max: int = DEDUPE_KEYS_MAX,
         on_done: Callable[[], None] = lambda: None,
         elsewhere: bool = False,
@@ -101,10 +96,10 @@ class Worker:
         self._engine = engine
         self._lease = lease
         self._gate = gate
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
-        self._tracing = tracing
+        self._clock = runtime.clock
+        self._ids = runtime.ids
+        self._metrics = runtime.metrics
+        self._tracing = runtime.tracing
         self._keys_max = keys_max
         self._on_done = on_done
         self._elsewhere = elsewhere

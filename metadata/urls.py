@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from metadata.contract.compaction import Metadata
 from metadata.memory.store import MemoryMetadata
-from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError
-from runtime.ids import IdSource
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
 """Kafka's default of producer.id.expiration.ms."""
@@ -21,24 +19,19 @@ def open_metadata(
     url: str,
     *,
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
-    clock: Clock | None = None,
-    ids: IdSource | None = None,
-    metrics: Metrics | None = None,
+    runtime: Runtime | None = None,
 ) -> Metadata:
     """Both contracts at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
 
     Call `open` before use and `close` after. Raises MetadataUrlError.
     """
-    clock = clock or SystemClock()
     scheme = url.partition("://")[0].partition("+")[0]
     if url == "memory://":
-        return MemoryMetadata(clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms)
+        return MemoryMetadata(runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
         from metadata.postgres.store import PostgresMetadata  # not loaded for memory://
 
-        return PostgresMetadata(
-            url, clock=clock, ids=ids, producer_id_expiration_ms=producer_id_expiration_ms, metrics=metrics
-        )
+        return PostgresMetadata(url, runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     raise MetadataUrlError(
         f"metadata URL with scheme {scheme!r}", remedy="write postgresql://user@host:port/db, or memory://"
     )

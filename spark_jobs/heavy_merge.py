@@ -36,9 +36,8 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import load_plan
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.merging.allocator import keep_freed_memory
-from runtime.clock import SystemClock
 from runtime.errors import BadInputError, SiltstoneError
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from spark_jobs.stored_plan import cached_plan, plan_store
 from storage.urls import split_object_url
 
@@ -90,7 +89,7 @@ async def _unit(plan_url: str, number: int) -> Finished:
     async with plan_store(plan_url) as store:
         try:
             plan = await cached_plan(store, plan_url)
-            result = await run_unit(store, plan, number, clock=SystemClock(), ids=SystemIds())
+            result = await run_unit(store, plan, number, runtime=Runtime())
         except SiltstoneError as error:
             if error.retriable:
                 raise

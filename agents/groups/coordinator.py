@@ -49,9 +49,8 @@ from metadata.contract.groups import (
     OffsetToCommit,
 )
 from metadata.contract.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
-from runtime.clock import Clock
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
 
 _log = get_logger(__name__)
@@ -80,14 +79,13 @@ class GroupCoordinator:
         options: GroupOptions,
         metadata: GroupMetadata,
         membership: Membership,
-        clock: Clock,
-        metrics: Metrics,
+        runtime: Runtime,
     ) -> None:
         self.options = options
         self.metadata = metadata
-        self.clock = clock
-        self.metrics = metrics
-        self.commits = OffsetCommits(metadata=metadata, clock=clock, metrics=metrics, on_lost=self._lost)
+        self.clock = runtime.clock
+        self.metrics = runtime.metrics
+        self.commits = OffsetCommits(metadata=metadata, runtime=runtime, on_lost=self._lost)
         self.tasks: set[asyncio.Task[None]] = set()
         self._membership = membership
         self._held: dict[str, HeldGroup] = {}
@@ -100,7 +98,7 @@ class GroupCoordinator:
         self._adopts_at_version = -1
         self._sweeps: asyncio.Task[None] | None = None
         self._checks: asyncio.Task[None] | None = None
-        self._checked_ms = clock.monotonic_ms()
+        self._checked_ms = runtime.clock.monotonic_ms()
         """All that is held was the store's truth then, or was taken later."""
         self._bytes = 0
         self._last_request = 0

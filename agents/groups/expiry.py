@@ -9,9 +9,8 @@ from __future__ import annotations
 from agents.groups.coordinator import GroupCoordinator
 from metadata.contract.groups import GroupMetadata
 from metadata.contract.service import MetadataUnavailableError
-from runtime.clock import Clock
-from runtime.ids import IdSource
 from runtime.logging import get_logger
+from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 
@@ -32,14 +31,13 @@ class OffsetExpiry:
         coordinator: GroupCoordinator,
         metadata: GroupMetadata,
         retention_ms: int,
-        clock: Clock,
-        ids: IdSource,
+        runtime: Runtime,
     ) -> None:
         self._coordinator = coordinator
         self._metadata = metadata
         self._retention_ms = retention_ms
-        self._clock = clock
-        self._ids = ids
+        self._clock = runtime.clock
+        self._ids = runtime.ids
 
     async def run_for_ever(self) -> None:
         while True:

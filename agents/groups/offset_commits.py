@@ -26,10 +26,9 @@ from metadata.contract.groups import (
     OffsetToCommit,
 )
 from metadata.contract.service import MetadataUnavailableError
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, SpanKind, child_span
 from wire.error_codes import ErrorCode
 
@@ -71,14 +70,13 @@ class OffsetCommits:
         self,
         *,
         metadata: GroupMetadata,
-        clock: Clock,
-        metrics: Metrics,
+        runtime: Runtime,
         on_lost: Callable[[GroupLease, ErrorCode], None],
     ) -> None:
         """`on_lost` is told of leases that are fenced (NOT_COORDINATOR) or in doubt (COORDINATOR_NOT_AVAILABLE)."""
         self._metadata = metadata
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._metrics = runtime.metrics
         self._on_lost = on_lost
         self._waiting: deque[WaitingCommit] = deque()
         self._under_way: Sequence[WaitingCommit] = ()

@@ -44,10 +44,10 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     trace = asking.trace if asking is not None else None
     sessions = broker.fetch_sessions
     by_id = header.api_version >= TOPIC_IDS_SINCE
-    context = sessions.begin(request, by_id=by_id, now_ms=broker.clock.monotonic_ms())
+    context = sessions.begin(request, by_id=by_id, now_ms=broker.runtime.clock.monotonic_ms())
     if context.error is not ErrorCode.NONE:
         return FetchResponse(error_code=context.error)
-    deadline_ms = broker.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
+    deadline_ms = broker.runtime.clock.monotonic_ms() + min(max(request.max_wait_ms, 0), WAIT_MS_MAX)
     if by_id:
         await broker.topic_ids.look_for([topic.topic_id for topic in request.topics])
     parts = context.parts
@@ -62,10 +62,10 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
     if trace is not None:
         trace.end_part()
     release = await _read(broker, parts, bytes_max, committed_only=request.isolation_level == READ_COMMITTED)
-    response = sessions.answer(context, now_ms=broker.clock.monotonic_ms())
+    response = sessions.answer(context, now_ms=broker.runtime.clock.monotonic_ms())
     if request.session_id or request.session_epoch != FULL_WITHOUT:
-        broker.metrics.fetch_sessions.set(len(sessions))
-        broker.metrics.fetch_session_partitions.set(sessions.partitions)
+        broker.runtime.metrics.fetch_sessions.set(len(sessions))
+        broker.runtime.metrics.fetch_session_partitions.set(sessions.partitions)
     return HeldAnswer(response, release)
 
 
@@ -163,14 +163,14 @@ async def _wait_for_bytes(
     while waiting and not any(part.answer is not None for part in parts):
         if _bytes_at_hand(parts, bytes_min) >= bytes_min:
             return
-        now_ms = broker.clock.monotonic_ms()
+        now_ms = broker.runtime.clock.monotonic_ms()
         if now_ms >= deadline_ms:
             return
         if asking is not None and asking.trace is not None:
             asking.trace.begin("wait")
         has_arrived = await broker.arrivals.wait(waiting, deadline_ms - now_ms)
         if asking is not None:
-            asking.waited_ms += broker.clock.monotonic_ms() - now_ms
+            asking.waited_ms += broker.runtime.clock.monotonic_ms() - now_ms
         if not has_arrived:
             return
         # Looked up again: what woke us may be the topic's deletion, or an index that was loaded anew.

@@ -52,7 +52,7 @@ def _event(broker: Broker, header: RequestHeader, request: JoinGroupRequest) -> 
     return JoinRequested(
         request=broker.groups.next_request(),
         member_id=request.member_id,
-        new_member_id=f"{request.group_instance_id or client_id}-{broker.ids.uuid4()}",
+        new_member_id=f"{request.group_instance_id or client_id}-{broker.runtime.ids.uuid4()}",
         instance_id=request.group_instance_id,
         client_id=client_id,
         client_host=f"/{client_host()}",

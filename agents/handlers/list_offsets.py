@@ -110,9 +110,9 @@ async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) 
     """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError when this agent does not come to see the
     present."""
     partition_id = watermarks.partition_id
-    deadline_ms = broker.clock.monotonic_ms() + SEE_PRESENT_MS
+    deadline_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
-        left_ms = deadline_ms - broker.clock.monotonic_ms()
+        left_ms = deadline_ms - broker.runtime.clock.monotonic_ms()
         if left_ms <= 0 or not await broker.arrivals.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:

@@ -193,7 +193,7 @@ def _joined(
 async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
     """The entries of these topics, from memory or made now, without holding the event loop up for long."""
     made: list[bytes] = []
-    pace = _Pace(asked.broker.clock)
+    pace = _Pace(asked.broker.runtime.clock)
     for number, topic in enumerate(topics):
         entry = asked.broker.topic_entries.entry(asked.view, topic)
         if entry is None:

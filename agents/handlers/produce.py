@@ -110,8 +110,7 @@ def _take(
         response,
         timeout_ms=request.timeout_ms,
         stall=broker.stall,
-        clock=broker.clock,
-        metrics=broker.metrics,
+        runtime=broker.runtime,
         timers=broker.timers,
         gone=_gone(header),
     )

@@ -15,8 +15,7 @@ from agents.read.reader import Reader
 from agents.read.surveys import Surveys
 from agents.read.timestamps import TimestampSearch
 from agents.tail.log_index import LogIndex
-from runtime.clock import Clock
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
@@ -34,21 +33,20 @@ class ReadPath:
         store: ObjectStore,
         metadata: LookUp,
         catch_up: CatchUp,
-        clock: Clock,
-        metrics: Metrics,
+        runtime: Runtime,
     ) -> None:
         self._settings = settings
         self._store = store
-        self._metrics = metrics
-        self.hot_cache = BlockCache(settings.cache_hot_bytes, metrics.cache_bytes.labels(pool="hot").set)
-        cold_cache = BlockCache(settings.cache_cold_bytes, metrics.cache_bytes.labels(pool="cold").set)
+        self._metrics = runtime.metrics
+        self.hot_cache = BlockCache(settings.cache_hot_bytes, runtime.metrics.cache_bytes.labels(pool="hot").set)
+        cold_cache = BlockCache(settings.cache_cold_bytes, runtime.metrics.cache_bytes.labels(pool="cold").set)
         self._hot = self._block_reader(self.hot_cache, "hot")
         self._cold = self._block_reader(cold_cache, "cold")
-        self._leveled = LeveledExtents(metadata, clock, ttl_ms=ttl_ms(settings.gc_grace_ms))
+        self._leveled = LeveledExtents(metadata, runtime.clock, ttl_ms=ttl_ms(settings.gc_grace_ms))
         blocks = BlockIndexes(self._cold)
         self._surveys = Surveys(self._cold)
-        pools = Pools(index=index, hot=self._hot, cold=self._cold, metrics=metrics)
-        self._ahead = ReadAhead(self._cold, clock, cache_bytes=settings.cache_cold_bytes)
+        pools = Pools(index=index, hot=self._hot, cold=self._cold, metrics=runtime.metrics)
+        self._ahead = ReadAhead(self._cold, runtime.clock, cache_bytes=settings.cache_cold_bytes)
         self.reader = Reader(
             locator=Locator(
                 index=index, leveled=self._leveled, blocks=blocks, surveys=self._surveys, catch_up=catch_up

@@ -35,9 +35,8 @@ from metadata.contract.service import (
     WriterLease,
 )
 from metadata.rules.packed_index import iter_index
-from runtime.clock import Clock
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 _log = get_logger(__name__)
 
@@ -54,8 +53,7 @@ class Follower:
         arrivals: Arrivals,
         poll_ms: float,
         on_fatal: Callable[[Exception], None],
-        clock: Clock,
-        metrics: Metrics,
+        runtime: Runtime,
         on_live_files: Callable[[int], None] = lambda _: None,
         on_deduped: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> None:
@@ -65,8 +63,8 @@ class Follower:
         self._arrivals = arrivals
         self._poll_ms = poll_ms
         self._on_fatal = on_fatal
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._metrics = runtime.metrics
         self._on_live_files = on_live_files
         self._on_deduped = on_deduped
         self._cursor = Cursor()

@@ -34,11 +34,9 @@ from metadata.contract.service import (
     WriterFencedError,
     WriterLease,
 )
-from runtime.clock import Clock
-from runtime.ids import IdSource
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
-from runtime.metrics import Metrics
-from runtime.tracing import CURRENT_SPAN, NO_TRACING, Span, Tracing
+from runtime.runtime import Runtime
+from runtime.tracing import CURRENT_SPAN, Span
 from storage.keys import file_key
 from storage.objects import ObjectStore, ObjectStoreError
 from wire.error_codes import ErrorCode
@@ -86,10 +84,7 @@ class WritePath:
         lease: Lease,
         on_committed: Callable[[FileOnItsWay, Committed], None],
         on_bytes_changed: Callable[[], None],
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
-        tracing: Tracing = NO_TRACING,
+        runtime: Runtime,
     ) -> None:
         self._buffer = WriteBuffer(options)
         self._uploads_max = uploads_max
@@ -98,10 +93,10 @@ class WritePath:
         self._lease = lease
         self._on_committed = on_committed
         self._on_bytes_changed = on_bytes_changed
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
-        self._tracing = tracing
+        self._clock = runtime.clock
+        self._ids = runtime.ids
+        self._metrics = runtime.metrics
+        self._tracing = runtime.tracing
         self._uploads: set[asyncio.Task[None]] = set()
         self._seq = 0
         self._seq_epoch = -1
@@ -111,7 +106,7 @@ class WritePath:
         self._commits: asyncio.Queue[FileOnItsWay | None] = asyncio.Queue()
         self._committer: asyncio.Task[None] | None = None
         self._draining = False
-        outcomes = metrics.produce_batches_total
+        outcomes = runtime.metrics.produce_batches_total
         self._stored = outcomes.labels(outcome="stored")
         self._duplicates = outcomes.labels(outcome="duplicate")
         self._refusals = outcomes.labels(outcome="refused")

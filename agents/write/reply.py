@@ -14,8 +14,7 @@ from contextvars import Context
 
 from agents.write.stall import WriteStall, patience_ms
 from metadata.contract.service import BatchResult
-from runtime.clock import Clock
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceResponse, ProduceResponse
 
@@ -30,8 +29,7 @@ class ProduceReply:
         *,
         timeout_ms: int,
         stall: WriteStall,
-        clock: Clock,
-        metrics: Metrics,
+        runtime: Runtime,
         timers: Context | None = None,
         gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ) -> None:
@@ -43,11 +41,11 @@ class ProduceReply:
         self.gone = gone
         self._timeout_ms = timeout_ms
         self._stall = stall
-        self._clock = clock
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._metrics = runtime.metrics
         self._shares: list[Share] = []
         self._missing = 0
-        self._started_ms = clock.monotonic_ms()
+        self._started_ms = runtime.clock.monotonic_ms()
         self._timer = loop.call_later(max(timeout_ms, TIMEOUT_MS_MIN) / 1000, self._time_out, context=timers)
         self._delay: asyncio.Task[None] | None = None
         self.future.add_done_callback(self._end)

@@ -46,7 +46,7 @@ from compactor.merging.allocator import keep_freed_memory
 from compactor.merging.execute import MergeEngine
 from metadata.contract.compaction import CommitMerge
 from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.memory import MemoryMultipart, MemoryStore
 from wire.batch import BATCH_HEADER_BYTES
 from wire.codecs import Codec, decompress
@@ -177,7 +177,7 @@ async def measure(wanted: Sequence[Shape], *, repeats: int, keys_max: int = DEDU
 async def _row(shape: Shape, repeats: int, buffer: DedupeBuffer, copy_gb_per_s: float) -> list[Cell]:
     inputs = await some_inputs(shape)
     store, records = inputs.store, inputs.next_offset
-    engine = MergeEngine(store=store, clock=SystemClock(), ids=SystemIds(), lease=LEASE, keys_max=buffer.keys_max)
+    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE, keys_max=buffer.keys_max)
     logs = [await store.get_range(each.key, each.position, each.length) for each in inputs.extents]
     store.drops_uploads = True
     await engine.run(inputs.claim())  # makes its table of keys

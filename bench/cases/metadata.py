@@ -25,9 +25,7 @@ from bench.registry import Size
 from bench.table import Cell, Column, Table
 from metadata.contract.service import Topic
 from metadata.memory.store import MemoryMetadata
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.processes.agent import GARBAGE_THRESHOLDS
 from storage.memory import MemoryStore
@@ -189,9 +187,7 @@ async def _broker() -> AsyncGenerator[Broker]:
                 settings=Settings(listen="127.0.0.1:0"),
                 store=store,
                 metadata=metadata,
-                clock=SystemClock(),
-                ids=SystemIds(),
-                metrics=Metrics(),
+                runtime=Runtime(),
             )
             await agent.start()
             agents.append(agent)

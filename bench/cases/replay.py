@@ -39,8 +39,7 @@ from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec
 from metadata.contract.compaction import LeveledExtent, Metadata
 from metadata.urls import open_metadata
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.objects import SupportsOpen
 from storage.urls import open_store
 
@@ -283,7 +282,7 @@ async def merge(what: str, metadata_url: str, store_url: str) -> None:
         await store.open()
     try:
         lease = await metadata.register_compactor("bench")
-        engine = MergeEngine(store=store, clock=SystemClock(), ids=SystemIds(), lease=lease)
+        engine = MergeEngine(store=store, runtime=Runtime(), lease=lease)
         while True:
             if what == "level":
                 files = [file.file_id for file in (await metadata.snapshot()).files]

@@ -34,7 +34,7 @@ from compactor.merging.execute import MergeEngine
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import ClaimedJob
 from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.cluster import check_cluster
 from storage.local import LocalStore
 from storage.urls import object_url, parse_store_url
@@ -151,7 +151,7 @@ async def _claim(store: LocalStore, records: int, files: int) -> ClaimedJob:
 
 
 async def _embedded(store: LocalStore, claimed: ClaimedJob) -> None:
-    engine = MergeEngine(store=store, clock=SystemClock(), ids=SystemIds(), lease=LEASE)
+    engine = MergeEngine(store=store, runtime=Runtime(), lease=LEASE)
     commit = await engine.run(claimed)
     await store.delete_many([output.key for output in commit.outputs])
 

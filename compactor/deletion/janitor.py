@@ -53,11 +53,9 @@ from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
 from metadata.contract.compaction import DeadFile, MergeJob, Metadata
 from metadata.contract.service import FileState
 from metadata.rules.history import ADOPT_REMEDY
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from storage.format.file_format import CorruptFileError
 from storage.format.file_properties import FileProperties
 from storage.format.inspect import inspect_file
@@ -117,9 +115,7 @@ class Janitor:
         *,
         store: ObjectStore,
         metadata: Metadata,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
+        runtime: Runtime,
         grace_ms: int,
         orphan_age_ms: int,
         orphan_refuse_files: int = 0,
@@ -129,9 +125,9 @@ class Janitor:
         """`before_deleting`: what must have happened since files died, before they go."""
         self._store = store
         self._metadata = metadata
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._ids = runtime.ids
+        self._metrics = runtime.metrics
         self._grace_ms = grace_ms
         self._orphan_age_ms = orphan_age_ms
         self._orphan_refuse_files = orphan_refuse_files

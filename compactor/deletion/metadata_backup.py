@@ -46,11 +46,9 @@ from compactor.deletion.backup_format import (
 from metadata.contract.catalogue import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
 from metadata.contract.compaction import Metadata
 from metadata.contract.service import Cursor
-from runtime.clock import Clock
 from runtime.errors import BugError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.crc import crc32c
@@ -79,9 +77,7 @@ class MetadataBackup:
         *,
         store: ObjectStore,
         metadata: Metadata,
-        clock: Clock,
-        ids: IdSource,
-        metrics: Metrics,
+        runtime: Runtime,
         interval_ms: int,
         part_bytes: int = PART_BYTES,
     ) -> None:
@@ -90,9 +86,9 @@ class MetadataBackup:
         self._store = store
         self._metadata = metadata
         self._rows: CatalogMetadata = metadata
-        self._clock = clock
-        self._ids = ids
-        self._metrics = metrics
+        self._clock = runtime.clock
+        self._ids = runtime.ids
+        self._metrics = runtime.metrics
         self._interval_ms = interval_ms
         self._part_bytes = part_bytes
         self._lock = asyncio.Lock()
@@ -357,18 +353,14 @@ async def keys_over(store: ObjectStore) -> Sequence[str]:
     return sorted(over, key=lambda key: (not key.endswith(MANIFEST), key))
 
 
-def backup_of(
-    settings: Settings, *, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
-) -> MetadataBackup | None:
+def backup_of(settings: Settings, *, store: ObjectStore, metadata: Metadata, runtime: Runtime) -> MetadataBackup | None:
     """None if `catalog.interval.ms` is 0, and for metadata that live only in memory."""
     if not settings.catalog_interval_ms or not isinstance(metadata, CatalogMetadata):
         return None
     return MetadataBackup(
         store=store,
         metadata=metadata,
-        clock=clock,
-        ids=ids,
-        metrics=metrics,
+        runtime=runtime,
         # A deleted topic must leave all kept snapshots well before the purge deadline.
         interval_ms=min(settings.catalog_interval_ms, settings.purge_deadline_ms // PURGE_PARTS),
     )

@@ -21,13 +21,12 @@ from compactor.heavy.rewrite_slice import open_slice
 from compactor.heavy.stored import check_stands, read_result, settle, store_time_ms
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.execute import MergeEngine
-from runtime.clock import Clock
-from runtime.ids import IdSource
+from runtime.runtime import Runtime
 from storage.objects import ObjectStore
 
 
 async def run_unit(
-    store: ObjectStore, plan: HeavyPlan, number: int, *, clock: Clock, ids: IdSource, in_thread: bool = True
+    store: ObjectStore, plan: HeavyPlan, number: int, *, runtime: Runtime, in_thread: bool = True
 ) -> UnitResult:
     """The result that counts of a MERGE or REWRITE unit: of this try, or of an earlier one.
 
@@ -41,23 +40,20 @@ async def run_unit(
     async with failure_told(store, plan, number):
         result = await read_result(store, plan, number)
         if result is None:
-            await check_stands(store, plan, clock)
-            began_ms = clock.monotonic_ms()
-            done = await _merge(store, plan, unit, clock=clock, ids=ids, in_thread=in_thread)
-            await check_stands(store, plan, clock)
-            seconds = round((clock.monotonic_ms() - began_ms) / 1000, 3)
+            await check_stands(store, plan, runtime.clock)
+            began_ms = runtime.clock.monotonic_ms()
+            done = await _merge(store, plan, unit, runtime=runtime, in_thread=in_thread)
+            await check_stands(store, plan, runtime.clock)
+            seconds = round((runtime.clock.monotonic_ms() - began_ms) / 1000, 3)
             result = await settle(store, plan, replace(done, seconds=seconds))
         check_result(plan, unit, result)
         return result
 
 
-async def _merge(
-    store: ObjectStore, plan: HeavyPlan, unit: Unit, *, clock: Clock, ids: IdSource, in_thread: bool
-) -> UnitResult:
+async def _merge(store: ObjectStore, plan: HeavyPlan, unit: Unit, *, runtime: Runtime, in_thread: bool) -> UnitResult:
     engine = MergeEngine(
         store=store,
-        clock=clock,
-        ids=ids,
+        runtime=runtime,
         lease=plan.lease,
         keys_max=plan.keys_max,
         cursor_bytes=plan.cursor_bytes,
@@ -65,7 +61,7 @@ async def _merge(
         kept_bytes_max=plan.kept_bytes_max,
     )
     slices = {} if unit.partition_id is None else {unit.partition_id: await open_slice(store, plan, unit)}
-    commit = await engine.run(plan.claimed(unit), began_ms=store_time_ms(plan, clock), slices=slices)
+    commit = await engine.run(plan.claimed(unit), began_ms=store_time_ms(plan, runtime.clock), slices=slices)
     return UnitResult(
         plan=plan.fingerprint,
         unit=unit.number,

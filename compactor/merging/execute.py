@@ -41,10 +41,9 @@ from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
 from metadata.contract.service import WriterLease
 from metadata.rules.jobs import UNREADABLE
-from runtime.clock import Clock
 from runtime.errors import BugError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
+from runtime.runtime import Runtime
 from storage.format.file_format import TRAILER_BYTES, UnknownFormatError
 from storage.objects import ObjectStore
 
@@ -77,8 +76,7 @@ class MergeEngine:
         self,
         *,
         store: ObjectStore,
-        clock: Clock,
-        ids: IdSource,
+        runtime: Runtime,
         lease: WriterLease,
         keys_max: int = DEDUPE_KEYS_MAX,
         cursor_bytes: int = 256 * MIB,
@@ -87,8 +85,8 @@ class MergeEngine:
     ) -> None:
         """`in_thread`: run kernel calls on threads. The simulation runs them on the event loop, to be repeatable."""
         self.store = store
-        self.clock = clock
-        self.ids = ids
+        self.clock = runtime.clock
+        self.ids = runtime.ids
         self.lease = lease
         self.keys_max = keys_max
         self.cursor_bytes = cursor_bytes

@@ -28,8 +28,7 @@ from metadata.rules.object_keys import KEY_TOO_OLD_HINT, hour_at, key_hour, key_
 from metadata.rules.packed_index import decode_index, encode_index
 from metadata.rules.producer_state import is_possible, judge, may_lack_state
 from metadata.rules.stretches import stretches
-from runtime.clock import Clock, SystemClock
-from runtime.ids import IdSource, SystemIds
+from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
 
 
@@ -39,13 +38,13 @@ class MemoryMetadata(MemoryViews, MemoryJobs, MemoryRetention, MemoryGroups, Mem
     def __init__(
         self,
         *,
-        clock: Clock | None = None,
-        ids: IdSource | None = None,
+        runtime: Runtime | None = None,
         producer_id_expiration_ms: int = 86_400_000,
         database: MemoryDatabase | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
-        self._ids = ids or SystemIds()
+        runtime = runtime or Runtime()
+        self._clock = runtime.clock
+        self._ids = runtime.ids
         self._expiration_ms = producer_id_expiration_ms
         self.database = database or MemoryDatabase(
             cluster_id=base64.urlsafe_b64encode(self._ids.uuid4().bytes).decode().rstrip("=")

@@ -27,10 +27,8 @@ from metadata.migrations.schema_versions import check_takes, read_state
 from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.postgres.tables import SCHEMA_REVISION
-from runtime.clock import Clock
 from runtime.errors import BadInputError, BugError, Outcome
-from runtime.ids import IdSource
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_MS = 10_000
@@ -162,9 +160,9 @@ class Seen:
 class Database:
     """The pool for cold queries, and the rules every connection is made by."""
 
-    def __init__(self, url: str, *, clock: Clock, ids: IdSource, metrics: Metrics | None = None) -> None:
-        self.clock = clock
-        self.ids = ids
+    def __init__(self, url: str, *, runtime: Runtime) -> None:
+        self.clock = runtime.clock
+        self.ids = runtime.ids
         self.seen = Seen()
         self._url = url
         self._engine = create_async_engine(
@@ -175,11 +173,11 @@ class Database:
             pool_timeout=POOL_TIMEOUT_S,
             pool_pre_ping=True,
         )
-        self._metrics = metrics
+        self._metrics = runtime.metrics
         pool = self._engine.pool
-        if metrics is not None and isinstance(pool, QueuePool):
-            metrics.postgres_pool_connections.labels(state="in_use").set_function(pool.checkedout)
-            metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
+        if isinstance(pool, QueuePool):
+            runtime.metrics.postgres_pool_connections.labels(state="in_use").set_function(pool.checkedout)
+            runtime.metrics.postgres_pool_connections.labels(state="idle").set_function(pool.checkedin)
 
     async def open(self) -> None:
         """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
@@ -256,8 +254,7 @@ class Database:
             try:
                 connection = await stack.enter_async_context(self._engine.connect())
             finally:
-                if self._metrics is not None:
-                    self._metrics.postgres_pool_wait_seconds.observe((self.clock.monotonic_ms() - began_ms) / 1000)
+                self._metrics.postgres_pool_wait_seconds.observe((self.clock.monotonic_ms() - began_ms) / 1000)
             yield connection
 
     async def back_off(self, attempt: int) -> None:

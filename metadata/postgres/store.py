@@ -22,9 +22,7 @@ from metadata.postgres.merges.retention import PostgresRetention
 from metadata.postgres.merges.views import PostgresCompaction
 from metadata.postgres.observation import PostgresObservation
 from metadata.postgres.scan import PostgresScan
-from runtime.clock import Clock, SystemClock
-from runtime.ids import IdSource, SystemIds
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 
 class PostgresMetadata(
@@ -49,12 +47,10 @@ class PostgresMetadata(
         self,
         url: str,
         *,
-        clock: Clock | None = None,
-        ids: IdSource | None = None,
+        runtime: Runtime | None = None,
         producer_id_expiration_ms: int = 86_400_000,
-        metrics: Metrics | None = None,
     ) -> None:
-        database = Database(url, clock=clock or SystemClock(), ids=ids or SystemIds(), metrics=metrics)
+        database = Database(url, runtime=runtime or Runtime())
         PostgresAgents.__init__(self, database)
         PostgresTopics.__init__(self, database)
         PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from runtime.clock import SystemClock
 from runtime.errors import BadInputError
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from runtime.settings.checks import is_memory
 from runtime.text import plural
 from siltstone.cli.options.system_options import POSTGRES_NAMES, SystemOptions, opened_store, url_options, ways_to_name
@@ -65,8 +64,7 @@ async def _rebuild(given: SystemOptions, *, dry_run: bool, force: bool, append_n
         return await Rebuild(
             store=store,
             metadata_url=given.metadata_url,
-            clock=SystemClock(),
-            ids=SystemIds(),
+            runtime=Runtime(),
             say=lambda line: click.echo(line, err=True),
             force=force,
             dry_run=dry_run,

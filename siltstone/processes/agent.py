@@ -13,15 +13,13 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 
 from agents.agent import Agent
 from metadata.contract.compaction import Metadata
-from runtime.clock import Clock, SystemClock
-from runtime.ids import IdSource, SystemIds
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from runtime.tracing import Tracing
 from siltstone.processes.ecs_metadata import settings_on_ecs
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
@@ -37,7 +35,7 @@ GARBAGE_THRESHOLDS = (20_000, 20, 20)
 """Python's default of 700 looks for cycles after every few requests, among thousands of batches that are in use."""
 
 
-Beside = Callable[[Settings, ObjectStore, Metadata, Clock, IdSource, Metrics], AbstractAsyncContextManager[None]]
+Beside = Callable[[Settings, ObjectStore, Metadata, Runtime], AbstractAsyncContextManager[None]]
 """Something that works on the same open stores for as long as the agent runs."""
 
 
@@ -69,21 +67,22 @@ async def serve_agent(
     beside: Beside | None = None,
 ) -> None:
     """`run_agent` without signals: until `stopping` is set. `beside` is for stores that live in one process."""
-    metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
+    runtime = Runtime()
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(
-            log_and_traces(settings, role="agent", stopping=stopping, clock=clock, ids=ids)
+            log_and_traces(settings, role="agent", stopping=stopping, runtime=runtime)
         )
-        agent = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack, beside))
+        runtime = replace(runtime, tracing=tracing)
+        agent = await unless(stopping, _started(settings, runtime, stack, beside))
         if agent is None:
             return
-        watched = process_watched(metrics, clock, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
+        watched = process_watched(runtime, role="agent", not_ready=lambda: reasons_not_ready(agent, stopping))
         await stack.enter_async_context(watched)
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(
                 listen=settings.metrics_listen,
-                metrics=metrics,
+                metrics=runtime.metrics,
                 not_ready=lambda: reasons_not_ready(agent, stopping),
                 insecure=settings.insecure,
             )
@@ -106,20 +105,15 @@ def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
 
 async def _started(
     settings: Settings,
-    metrics: Metrics,
-    clock: Clock,
-    ids: IdSource,
-    tracing: Tracing,
+    runtime: Runtime,
     stack: AsyncExitStack,
     beside: Beside | None,
 ) -> Agent:
-    settings = await settings_on_ecs(settings, os.environ, clock)
-    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
+    settings = await settings_on_ecs(settings, os.environ, runtime.clock)
+    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime))
     if beside is not None:
-        await stack.enter_async_context(beside(settings, store, metadata, clock, ids, metrics))
-    agent = Agent(
-        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, tracing=tracing
-    )
+        await stack.enter_async_context(beside(settings, store, metadata, runtime))
+    agent = Agent(settings=settings, store=store, metadata=metadata, runtime=runtime)
     stack.push_async_callback(agent.stop)
     await agent.start()
     return agent

@@ -13,18 +13,16 @@ import gc
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from compactor.compactor import Compactor
 from compactor.merging.allocator import keep_freed_memory
 from metadata.contract.compaction import Metadata
-from runtime.clock import Clock, SystemClock
 from runtime.errors import BadInputError
-from runtime.ids import IdSource, SystemIds
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.checks import is_memory
 from runtime.settings.table import Settings
-from runtime.tracing import Tracing
 from siltstone.processes.engines import engines
 from siltstone.processes.http_endpoint import HttpEndpoint
 from siltstone.processes.log_and_traces import log_and_traces
@@ -66,12 +64,10 @@ async def run_compactor(
 
 @asynccontextmanager
 async def compactor_beside(
-    settings: Settings, store: ObjectStore, metadata: Metadata, clock: Clock, ids: IdSource, metrics: Metrics
+    settings: Settings, store: ObjectStore, metadata: Metadata, runtime: Runtime
 ) -> AsyncGenerator[None]:
     """A compactor in the process of an agent, on its open stores, while the block runs: for memory://."""
-    compactor = Compactor(
-        settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics, host="memory"
-    )
+    compactor = Compactor(settings=settings, store=store, metadata=metadata, runtime=runtime, host="memory")
     await compactor.start()
     try:
         yield
@@ -80,24 +76,25 @@ async def compactor_beside(
 
 
 async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], None], stopping: asyncio.Event) -> None:
-    metrics, clock, ids = Metrics(), SystemClock(), SystemIds()
+    runtime = Runtime()
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(
-            log_and_traces(settings, role="compactor", stopping=stopping, clock=clock, ids=ids)
+            log_and_traces(settings, role="compactor", stopping=stopping, runtime=runtime)
         )
-        compactor = await unless(stopping, _started(settings, metrics, clock, ids, tracing, stack))
+        runtime = replace(runtime, tracing=tracing)
+        compactor = await unless(stopping, _started(settings, runtime, stack))
         if compactor is None:
             return
 
         def not_ready() -> Sequence[str]:
             return ["stopping"] if stopping.is_set() or not compactor.ready else []
 
-        await stack.enter_async_context(process_watched(metrics, clock, role="compactor", not_ready=not_ready))
+        await stack.enter_async_context(process_watched(runtime, role="compactor", not_ready=not_ready))
         metrics_url = ""
         if settings.metrics_listen:
             endpoint = HttpEndpoint(
                 listen=settings.metrics_listen,
-                metrics=metrics,
+                metrics=runtime.metrics,
                 not_ready=not_ready,
                 insecure=settings.insecure,
             )
@@ -112,20 +109,15 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
         _log.info("compactor stops", node_id=compactor.node_id)
 
 
-async def _started(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, tracing: Tracing, stack: AsyncExitStack
-) -> Compactor:
-    store, metadata = await stack.enter_async_context(opened_stores(settings, metrics, clock, ids, tracing))
+async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack) -> Compactor:
+    store, metadata = await stack.enter_async_context(opened_stores(settings, runtime))
     await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
-    chosen = await engines(settings, store, metadata, clock, ids)
+    chosen = await engines(settings, store, metadata, runtime)
     compactor = Compactor(
         settings=settings,
         store=store,
         metadata=metadata,
-        clock=clock,
-        ids=ids,
-        metrics=metrics,
-        tracing=tracing,
+        runtime=runtime,
         host=socket.gethostname(),
         engine=chosen.make,
         heavy_bytes_min=chosen.heavy_bytes_min,

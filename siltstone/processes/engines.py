@@ -17,10 +17,9 @@ from compactor.heavy.submitter import Submitter
 from compactor.worker import Engine
 from metadata.contract.compaction import ClaimedJob, CommitMerge, Metadata
 from metadata.contract.service import WriterLease
-from runtime.clock import Clock
 from runtime.errors import BadInputError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.processes.spark_note import HOW_TO_ADD_SPARK, EngineChoice, wants_spark
 from storage.objects import ObjectStore
@@ -47,8 +46,7 @@ async def engines(
     settings: Settings,
     store: ObjectStore,
     metadata: Metadata,
-    clock: Clock,
-    ids: IdSource,
+    runtime: Runtime,
     *,
     choice: EngineChoice | None = None,
 ) -> Engines:
@@ -60,7 +58,7 @@ async def engines(
     cluster_id = (await metadata.cluster_identity()).cluster_id if submitter is not None else ""
 
     def engine(lease: WriterLease) -> Engine:
-        embedded = embedded_engine(settings, store, clock, ids, lease=lease)
+        embedded = embedded_engine(settings, store, runtime, lease=lease)
         if submitter is None:
             return NotingEngine(embedded, settings)
         return HeavyEngine(
@@ -69,7 +67,7 @@ async def engines(
             store=store,
             store_url=parse_store_url(settings.object_store_url),
             cluster_id=cluster_id,
-            clock=clock,
+            clock=runtime.clock,
             lease=lease,
             options=HeavyOptions(
                 bytes_min=settings.spark_merge_min_bytes,

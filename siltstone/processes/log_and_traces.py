@@ -17,6 +17,7 @@ from runtime.errors import BadInputError
 from runtime.ids import IdSource
 from runtime.log_bursts import WINDOW_MS
 from runtime.logging import get_logger, tell_left_out
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING, Tracing
 
@@ -36,17 +37,17 @@ class TracingMissingError(BadInputError):
 
 @asynccontextmanager
 async def log_and_traces(
-    settings: Settings, *, role: str, stopping: asyncio.Event, clock: Clock, ids: IdSource
+    settings: Settings, *, role: str, stopping: asyncio.Event, runtime: Runtime
 ) -> AsyncGenerator[Tracing]:
     """`role`: "agent" or "compactor". `stopping` is set when the time to drain begins. Raises TracingMissingError."""
-    otel = _open_tracing(settings, role, ids)
-    told = asyncio.create_task(_tell_for_ever(clock), name="left-out lines")
-    stops = asyncio.create_task(_stop_time(stopping, clock), name="stop time")
+    otel = _open_tracing(settings, role, runtime.ids)
+    told = asyncio.create_task(_tell_for_ever(runtime.clock), name="left-out lines")
+    stops = asyncio.create_task(_stop_time(stopping, runtime.clock), name="stop time")
     try:
         yield NO_TRACING if otel is None else otel
     finally:
         told.cancel()
-        now_ms = clock.monotonic_ms()
+        now_ms = runtime.clock.monotonic_ms()
         began_ms = stops.result() if stops.done() and not stops.cancelled() else now_ms
         stops.cancel()
         await asyncio.gather(told, stops, return_exceptions=True)

@@ -9,13 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from metadata.contract.compaction import Metadata
 from metadata.urls import open_metadata
-from runtime.clock import Clock
 from runtime.errors import BadInputError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
-from runtime.tracing import NO_TRACING, Tracing
 from storage.cluster import check_cluster
 from storage.objects import ObjectStore
 from storage.probe import probe_conditional_create
@@ -32,9 +29,7 @@ class MissingUrlError(BadInputError):
 
 
 @asynccontextmanager
-async def opened_stores(
-    settings: Settings, metrics: Metrics, clock: Clock, ids: IdSource, tracing: Tracing = NO_TRACING
-) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
+async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
     """Both stores, open and checked against each other."""
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
         if not url:
@@ -43,14 +38,12 @@ async def opened_stores(
             )
     async with AsyncExitStack() as stack:
         # both URLs are read before either place is touched
-        metered = Metered(open_store(settings.object_store_url), metrics, clock)
-        store = Retrying(Traced(metered) if tracing.on else metered, clock, ids)
+        metered = Metered(open_store(settings.object_store_url), runtime.metrics, runtime.clock)
+        store = Retrying(Traced(metered) if runtime.tracing.on else metered, runtime.clock, runtime.ids)
         metadata = open_metadata(
             settings.metadata_url,
             producer_id_expiration_ms=settings.producer_id_expiration_ms,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
+            runtime=runtime,
         )
         stack.push_async_callback(store.close)
         await store.open()
@@ -60,7 +53,7 @@ async def opened_stores(
         # before the probe, which writes: a store that belongs to somebody else is left as it is
         if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):
             await metadata.bind_store()
-        (await probe_conditional_create(store, ids, clock)).check()
+        (await probe_conditional_create(store, runtime.ids, runtime.clock)).check()
         yield store, metadata
 
 

@@ -13,20 +13,19 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Literal
 
-from runtime.clock import Clock
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 LAG_INTERVAL_MS = 250.0
 
 
 @asynccontextmanager
 async def process_watched(
-    metrics: Metrics, clock: Clock, *, role: Literal["agent", "compactor"], not_ready: Callable[[], Sequence[str]]
+    runtime: Runtime, *, role: Literal["agent", "compactor"], not_ready: Callable[[], Sequence[str]]
 ) -> AsyncGenerator[None]:
     """While the block runs. `not_ready`: why no work should be sent here; asked whenever metrics are."""
-    metrics.build_info.labels(role=role, version=version("siltstone"), python=platform.python_version()).set(1)
-    metrics.ready.labels(role=role).set_function(lambda: float(not not_ready()))
-    lag = asyncio.create_task(_measure_lag(metrics, clock), name="event-loop-lag")
+    runtime.metrics.build_info.labels(role=role, version=version("siltstone"), python=platform.python_version()).set(1)
+    runtime.metrics.ready.labels(role=role).set_function(lambda: float(not not_ready()))
+    lag = asyncio.create_task(_measure_lag(runtime), name="event-loop-lag")
     try:
         yield
     finally:
@@ -34,9 +33,9 @@ async def process_watched(
         await asyncio.gather(lag, return_exceptions=True)
 
 
-async def _measure_lag(metrics: Metrics, clock: Clock) -> None:
+async def _measure_lag(runtime: Runtime) -> None:
     while True:
-        asked_ms = clock.monotonic_ms()
-        await clock.sleep_ms(LAG_INTERVAL_MS)
-        late_ms = clock.monotonic_ms() - asked_ms - LAG_INTERVAL_MS
-        metrics.event_loop_lag_seconds.observe(max(late_ms, 0.0) / 1000)
+        asked_ms = runtime.clock.monotonic_ms()
+        await runtime.clock.sleep_ms(LAG_INTERVAL_MS)
+        late_ms = runtime.clock.monotonic_ms() - asked_ms - LAG_INTERVAL_MS
+        runtime.metrics.event_loop_lag_seconds.observe(max(late_ms, 0.0) / 1000)

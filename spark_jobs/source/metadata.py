@@ -17,6 +17,7 @@ from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
+from runtime.runtime import Runtime
 from spark_jobs.scan.blocking import LoopThread
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class MetadataThread:
             await self._clock.sleep_ms(RETRY_WAIT_MS)
 
     async def _opened(self) -> Metadata:
-        metadata = open_metadata(self._url, clock=self._clock)
+        metadata = open_metadata(self._url, runtime=Runtime(clock=self._clock))
         try:
             await metadata.open()
         except BaseException:

@@ -29,6 +29,7 @@ from metadata.rules.packed_index import iter_index
 from runtime.clock import ManualClock
 from runtime.errors import SiltstoneError
 from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
@@ -68,7 +69,8 @@ class World:
         self.random = random.Random(self.seed)
         self.clock = ManualClock()
         self.ids = SystemIds(self.seed)
-        self.metadata = MemoryMetadata(clock=self.clock, ids=self.ids)
+        self.runtime = Runtime(clock=self.clock, ids=self.ids)
+        self.metadata = MemoryMetadata(runtime=self.runtime)
         self.objects = MemoryStore(self.clock)
         self.plan = FaultPlan()
         self.store = Retrying(Faulty(self.objects, self.plan, self.ids, self.clock), self.clock, self.ids)
@@ -99,8 +101,7 @@ class World:
         keys_max, cursor_bytes = self.random.choice([2, 3, 5, 1000]), self.random.choice([1 << 20, 64 << 20])
         embedded = MergeEngine(
             store=self.store,
-            clock=self.clock,
-            ids=self.ids,
+            runtime=self.runtime,
             lease=self.compactor,
             keys_max=keys_max,
             cursor_bytes=cursor_bytes,

@@ -11,6 +11,7 @@ from metadata.contract.observation import GroupLag, Observation, PostgresFigures
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from tests.contract.groups import STRANGE, Owner, registered
 from tests.contract.metadata_worlds import PostgresWorld, World, Writer, batch, new_topic
 from tests.fixtures.postgres import run_sql
@@ -196,7 +197,7 @@ async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hi
 
 async def test_waiting_for_a_connection_of_the_pool_is_measured_and_those_in_use_are_counted(postgres_url: str) -> None:
     metrics = Metrics()
-    service = PostgresMetadata(postgres_url, metrics=metrics)
+    service = PostgresMetadata(postgres_url, runtime=Runtime(metrics=metrics))
     await service.open()
     try:
         await asyncio.gather(*(service.live_agents() for _ in range(3)))

@@ -25,7 +25,7 @@ from agents.topics.topic_entries import TopicEntries
 from metadata.contract.service import AgentAddress, AgentInfo, Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from wire.api import RequestHeader, encode_response
 from wire.error_codes import ErrorCode
@@ -65,7 +65,7 @@ class Parts:
     settings: Settings = field(default_factory=lambda: Settings(num_partitions=2))
 
     def __post_init__(self) -> None:
-        metrics = Metrics()
+        self.runtime = Runtime(clock=self.clock)
         self.metadata = MemoryMetadata()
         self.catalog = Catalog()
         self.follower = Follower(
@@ -75,11 +75,12 @@ class Parts:
             arrivals=Arrivals(),
             poll_ms=3_600_000,
             on_fatal=_fail,
-            clock=SystemClock(),
-            metrics=metrics,
+            runtime=Runtime(),
         )
         self.membership = Membership(
-            metadata=self.metadata, address=AgentAddress(host="h", port=1), clock=self.clock, metrics=metrics
+            metadata=self.metadata,
+            address=AgentAddress(host="h", port=1),
+            runtime=self.runtime,
         )
         self.topic_entries = TopicEntries(self.entries_bytes_max)
         self.topic_entries_lock = asyncio.Lock()

@@ -29,6 +29,7 @@ from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
@@ -82,8 +83,9 @@ class Model:
 class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.clock, self.ids = ManualClock(), SystemIds(seed)
-        self.metadata = MemoryMetadata(clock=self.clock, ids=self.ids)
+        self.clock = ManualClock()
+        self.runtime = Runtime(clock=self.clock, ids=SystemIds(seed), metrics=METRICS)
+        self.metadata = MemoryMetadata(runtime=self.runtime)
         self.store = MemoryStore(self.clock)
         self.index, self.seq = LogIndex(), 0
         self.models = {number: Model() for number in range(1, PARTITIONS + 1)}
@@ -94,8 +96,7 @@ class World:
             arrivals=Arrivals(),
             poll_ms=3_600_000,
             on_fatal=_fail,
-            clock=self.clock,
-            metrics=METRICS,
+            runtime=self.runtime,
         )
         self.reads = ReadPath(
             settings=Settings(cache_cold_bytes=self.random.choice([0, 2_000, 100_000])),
@@ -103,8 +104,7 @@ class World:
             store=self.store,
             metadata=self.metadata,
             catch_up=self.follower.catch_up,
-            clock=self.clock,
-            metrics=METRICS,
+            runtime=self.runtime,
         )
 
     async def begin(self) -> None:
@@ -112,7 +112,7 @@ class World:
         assert list(topic.partition_ids) == list(self.models)
         self.topic_id = topic.topic_id
         self.lease: WriterLease = await self.metadata.register_agent(AgentAddress(host="h", port=1))
-        self.merger = await HandMerger.start(self.metadata, self.store, clock=self.clock, ids=self.ids)
+        self.merger = await HandMerger.start(self.metadata, self.store, runtime=self.runtime)
         await self.follower.catch_up()  # not started: the history says when it looks
 
     async def end(self) -> None:
@@ -138,7 +138,7 @@ class World:
         file = build_file(sources, level=0, created_ms=0)
         self.seq += 1
         now_ms = self.clock.wall_ms()
-        key = file_key(level=0, writer_id=1, epoch=0, created_ms=now_ms, file_uuid=self.ids.uuid7(now_ms))
+        key = file_key(level=0, writer_id=1, epoch=0, created_ms=now_ms, file_uuid=self.runtime.ids.uuid7(now_ms))
         await self.store.put_if_absent(key, file.body, crc32c=file.crc32c)
         rows: list[L0Batch] = []
         for number, position in zip(batches, file.positions, strict=True):

@@ -10,6 +10,7 @@ from agents.agent import Agent
 from metadata.contract.service import MetadataUnavailableError, WriterFencedError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from storage.objects import Body, ObjectStoreError
 from storage.wrappers.retrying import Retrying
@@ -90,16 +91,14 @@ class Seat:
         store.faults = faults
         metrics = copy(_METRICS)
         metrics.tail_gaps = GapGauge(faults)  # type: ignore[assignment]
-        world.start(process, self._live(process, metadata, store, clock, ids, metrics))
+        world.start(process, self._live(process, metadata, store, Runtime(clock=clock, ids=ids, metrics=metrics)))
 
     async def _live(
         self,
         process: Process,
         metadata: SimulatedMetadata,
         store: Retrying,
-        clock: SimulationClock,
-        ids: SystemIds,
-        metrics: Metrics,
+        runtime: Runtime,
     ) -> None:
         world = self.world
         await metadata.open()
@@ -107,9 +106,7 @@ class Seat:
             settings=self.settings,
             store=store,
             metadata=metadata,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
+            runtime=runtime,
             bind=world.network.binder(process),
         )
         agent.failed.add_done_callback(lambda failed: self._failed(process, failed))

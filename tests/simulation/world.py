@@ -22,6 +22,7 @@ import structlog
 from metadata.contract.service import FileState
 from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.memory import MemoryStore
 from tests.simulation import checks
 from tests.simulation.book import Book, TopicPartition
@@ -96,7 +97,7 @@ class World:
         self.book = Book()
         self.listening: dict[SimulatedMetadata, None] = {}
         self.server_clock = SimulationClock(self.loop)
-        self.server = MemoryMetadata(clock=self.server_clock, ids=SystemIds(seed=seed))
+        self.server = MemoryMetadata(runtime=Runtime(clock=self.server_clock, ids=SystemIds(seed=seed)))
         self.objects = MemoryStore(self.server_clock)
         self.deleted_ms: dict[str, float] = {}
         self._says_all = says_all

@@ -12,9 +12,8 @@ import click
 from metadata.contract.compaction import Metadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
-from runtime.ids import SystemIds
 from runtime.logging import configure
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from runtime.text import plural, size_text
 from siltstone.cli.compaction.run_here import (
@@ -163,7 +162,8 @@ async def compact_on(
 
 async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
     """Look now and again whether a compactor is alive; when none is, be one. Ends by cancellation or an error."""
-    clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
+    runtime = Runtime()
+    clock = runtime.clock
     # A running `siltstone dev` takes clients before its compactor has loaded; that one has dev's settings, we have not.
     patient_until_ms = clock.monotonic_ms() + (COMPACTOR_LOADS_MS if urls.bootstrap else 0)
     while await metadata.live_compactors() or clock.monotonic_ms() < patient_until_ms:
@@ -180,15 +180,13 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
     from siltstone.processes.engines import engines
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
-    async with opened_stores(here, metrics, clock, ids) as (store, own):
-        chosen = await engines(here, store, own, clock, ids)
+    async with opened_stores(here, runtime) as (store, own):
+        chosen = await engines(here, store, own, runtime)
         compactor = Compactor(
             settings=here,
             store=store,
             metadata=own,
-            clock=clock,
-            ids=ids,
-            metrics=metrics,
+            runtime=runtime,
             host=f"{socket.gethostname()} (siltstone compact)",
             engine=chosen.make,
             heavy_bytes_min=chosen.heavy_bytes_min,

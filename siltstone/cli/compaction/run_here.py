@@ -13,11 +13,9 @@ import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from metadata.contract.compaction import MergeJob
-from runtime.clock import SystemClock
 from runtime.errors import BadInputError
-from runtime.ids import SystemIds
 from runtime.logging import configure
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from siltstone.cli.options.system_options import SystemOptions, Urls
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.spark_note import EngineChoice
@@ -62,9 +60,9 @@ async def opened_parts(urls: Urls, given: SystemOptions) -> AsyncGenerator[Parts
     settings = replace(given.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
     if settings.log_level == "info":  # what a compactor logs is no part of a command's answer
         configure("warning", settings.log_format)
-    clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
-    async with opened_stores(settings, metrics, clock, ids) as (store, metadata):
-        yield Parts(settings=settings, store=store, metadata=metadata, clock=clock, ids=ids, metrics=metrics)
+    runtime = Runtime()
+    async with opened_stores(settings, runtime) as (store, metadata):
+        yield Parts(settings=settings, store=store, metadata=metadata, runtime=runtime)
 
 
 @asynccontextmanager

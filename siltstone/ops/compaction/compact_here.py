@@ -48,7 +48,7 @@ async def compact_here(
     """
     asked = await compact_now.unstored_request(parts.metadata, topic, words=words)
     waiting = asyncio.create_task(
-        compact_now.wait(parts.metadata, asked, clock=parts.clock, timeout_ms=timeout_ms), name="wait"
+        compact_now.wait(parts.metadata, asked, clock=parts.runtime.clock, timeout_ms=timeout_ms), name="wait"
     )
     merging = asyncio.create_task(_merge_for_ever(parts, worker, asked, _options(parts, choice)), name="merge")
     try:
@@ -86,7 +86,7 @@ async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Reque
             except InputsBusyError:
                 continue  # planned from a view that is old by now
             await _run(parts, worker, asked, job_id)
-        await parts.clock.sleep_ms(LOOK_MS)
+        await parts.runtime.clock.sleep_ms(LOOK_MS)
 
 
 async def _run_what_is_left(

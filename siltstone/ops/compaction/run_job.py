@@ -20,11 +20,9 @@ from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker
 from metadata.contract.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterFencedError
-from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
-from runtime.ids import IdSource
 from runtime.logging import get_logger
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from siltstone.processes.engines import engines
 from siltstone.processes.spark_note import EngineChoice
@@ -56,9 +54,7 @@ class Parts:
     settings: Settings
     store: ObjectStore
     metadata: Metadata
-    clock: Clock
-    ids: IdSource
-    metrics: Metrics
+    runtime: Runtime
 
 
 @asynccontextmanager
@@ -70,12 +66,12 @@ async def foreground_worker(
     Raises NoSubmitterError and the like before anything is registered.
     """
     settings, metadata = parts.settings, parts.metadata
-    chosen = await engines(settings, parts.store, metadata, parts.clock, parts.ids, choice=choice)
+    chosen = await engines(settings, parts.store, metadata, parts.runtime, choice=choice)
     lease = await metadata.register_compactor(host)
 
     async def beat() -> None:
         while True:
-            await parts.clock.sleep_ms(JOB_BEAT_MS)
+            await parts.runtime.clock.sleep_ms(JOB_BEAT_MS)
             try:
                 await metadata.beat_compactor(lease)
             except MetadataUnavailableError as error:
@@ -90,9 +86,7 @@ async def foreground_worker(
             engine=_Tapped(chosen.make(lease), on_progress),
             lease=lease,
             gate=MemoryGate(settings.compactor_memory_bytes),
-            clock=parts.clock,
-            ids=parts.ids,
-            metrics=parts.metrics,
+            runtime=parts.runtime,
             keys_max=settings.dedupe_keys_max,
         )
     finally:

@@ -21,9 +21,8 @@ from metadata.contract.service import CommitL0, CommitRefusedError, L0Batch, Wri
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.catalogue_restore import restore_catalog, target_state
 from metadata.urls import open_metadata
-from runtime.clock import Clock
 from runtime.errors import BadInputError, BugError
-from runtime.ids import IdSource
+from runtime.runtime import Runtime
 from runtime.text import plural
 from siltstone.ops.rebuild.plan import NEWER_L0, Hole, Lost, RebuildPlan, extent_row, plan_rebuild
 from siltstone.ops.rebuild.producers import PartitionProducers, producer_batch
@@ -91,8 +90,7 @@ class Rebuild:
 
     store: ObjectStore
     metadata_url: str
-    clock: Clock
-    ids: IdSource
+    runtime: Runtime
     say: Callable[[str], None]
     force: bool = False
     dry_run: bool = False
@@ -109,7 +107,7 @@ class Rebuild:
                 remedy="correct one of the URLs, or name an empty database; nothing was changed",
             )
         found = await read_bucket(self.store, cluster_id, say=self.say)
-        now_ms = self.clock.wall_ms()
+        now_ms = self.runtime.clock.wall_ms()
         self._check_alone(found, now_ms)
         plan = plan_rebuild(found.catalogued, found.listing, found.footers, found.l0_footers, now_ms=now_ms)
         rebuilt = Rebuilt(found=found, plan=plan, was_rebuilt=target is not None and target.is_rebuilt)
@@ -121,7 +119,7 @@ class Rebuild:
             await self._complete(rebuilt, now_ms)
             if target is None:
                 self.say("creating the schema")
-                await migrate_async(self.metadata_url, ids=self.ids)
+                await migrate_async(self.metadata_url, ids=self.runtime.ids)
             self.say("writing the metadata")
             await restore_catalog(self.metadata_url, plan.tables, plan.sequences)
         if self.append_newer_l0 and plan.newer_l0:
@@ -187,7 +185,7 @@ class Rebuild:
         writer = plan.tables["writers"][-1]
         topics = {row["topic_id"]: row for row in plan.tables["topics"]}
         file_class = "compacted" if holes[0].is_compacted else "plain"
-        uuid7 = self.ids.uuid7(now_ms)
+        uuid7 = self.runtime.ids.uuid7(now_ms)
         key = file_key(level=1, writer_id=writer["writer_id"], epoch=REBUILT_EPOCH, file_uuid=uuid7, created_ms=now_ms)
         file = FileWriter(self.store, key, level=1, created_ms=now_ms)
         holes = sorted(holes)
@@ -243,7 +241,7 @@ class Rebuild:
         plan = rebuilt.plan
         self.say(f"appending {plural(len(plan.newer_l0), 'L0 file')} at new offsets")
         given: dict[Place, list[int]] = {}
-        metadata = open_metadata(self.metadata_url, clock=self.clock, ids=self.ids)
+        metadata = open_metadata(self.metadata_url, runtime=self.runtime)
         await metadata.open()
         try:
             topics = {topic.topic_id: topic for topic in await metadata.topics()}

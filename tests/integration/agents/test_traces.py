@@ -15,6 +15,7 @@ import pytest
 
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 from runtime.tracing import NO_TRACING
 from runtime.tracing_otel import CHILDREN_MAX, OtelTracing
@@ -257,10 +258,9 @@ async def test_only_a_share_of_the_requests_is_traced() -> None:
 
 
 async def opened(settings: Settings) -> object:
-    from runtime.clock import SystemClock
 
     stopping = asyncio.Event()
-    async with log_and_traces(settings, role="agent", stopping=stopping, clock=SystemClock(), ids=SystemIds()) as got:
+    async with log_and_traces(settings, role="agent", stopping=stopping, runtime=Runtime()) as got:
         return got
 
 

@@ -14,10 +14,10 @@ from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.catalogue import Row
 from metadata.migrations.migrate import migrate_async
 from metadata.postgres.catalogue_restore import restore_catalog
-from runtime.clock import SystemClock
 from runtime.errors import BugError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from siltstone.ops.rebuild.plan import RebuildPlan
 from siltstone.ops.rebuild.reading import Found, read_bucket
 from storage.cluster import ClusterMismatchError
@@ -50,9 +50,7 @@ class World:
         return MetadataBackup(
             store=store or self.lost.store,
             metadata=self.lost.metadata,
-            clock=SystemClock(),
-            ids=IDS,
-            metrics=self.metrics,
+            runtime=Runtime(ids=IDS, metrics=self.metrics),
             interval_ms=interval_ms,
         )
 
@@ -179,9 +177,7 @@ async def test_a_sweep_goes_on_where_the_catalogue_lets_no_dead_file_be_deleted(
     janitor = Janitor(
         store=world.lost.store,
         metadata=world.lost.metadata,
-        clock=SystemClock(),
-        ids=IDS,
-        metrics=world.metrics,
+        runtime=Runtime(ids=IDS, metrics=world.metrics),
         grace_ms=0,
         orphan_age_ms=10**9,
         before_deleting=catalog.flush,

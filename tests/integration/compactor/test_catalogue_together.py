@@ -13,8 +13,7 @@ import pytest
 
 from compactor.deletion.metadata_backup import MetadataBackup
 from metadata.contract.catalogue import CatalogInstant, CatalogTable, TakeRows
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from siltstone.kafka.client import KafkaClient
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrappers.wrapper import WrappedStore
@@ -57,9 +56,7 @@ class Paused:
         self.catalog = MetadataBackup(
             store=store or world.lost.store,
             metadata=Wrapped(world.lost.metadata, catalog_rows=self.catalog_rows),
-            clock=SystemClock(),
-            ids=SystemIds(),
-            metrics=world.metrics,
+            runtime=Runtime(metrics=world.metrics),
             interval_ms=3_600_000,
         )
 

@@ -14,8 +14,7 @@ from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.compaction import JobState, MergeJob
 from metadata.contract.service import WriterLease
-from runtime.clock import SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.cluster import check_cluster
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
 from tests.fixtures.compactors import StartCompactor
@@ -66,17 +65,17 @@ class WaitingDriver:
 async def engines_with(system: System) -> tuple[FullCluster, Callable[[WriterLease], Engine]]:
     identity = await system.metadata.cluster_identity()
     await check_cluster(system.store, cluster_id=identity.cluster_id, store_bound=identity.store_bound)
-    clock, ids = SystemClock(), SystemIds()
-    cluster = FullCluster(InProcessSubmitter(system.store, clock, ids))
+    runtime = Runtime()
+    cluster = FullCluster(InProcessSubmitter(system.store, runtime))
 
     def engine(lease: WriterLease) -> Engine:
         return HeavyEngine(
-            embedded=MergeEngine(store=system.store, clock=clock, ids=ids, lease=lease, keys_max=1_000),
+            embedded=MergeEngine(store=system.store, runtime=runtime, lease=lease, keys_max=1_000),
             submitter=cluster,
             store=system.store,
             store_url=None,
             cluster_id=identity.cluster_id,
-            clock=clock,
+            clock=runtime.clock,
             lease=lease,
             options=HeavyOptions(bytes_min=HEAVY_BYTES, unit_bytes=1, poll_ms=10),
         )

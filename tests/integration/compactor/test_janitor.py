@@ -20,6 +20,7 @@ from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from storage.keys import file_key
 from storage.local import LocalStore
 from storage.memory import MemoryStore
@@ -86,7 +87,9 @@ class World:
 
     def janitor(self, **options: Any) -> Janitor:
         defaults: dict[str, Any] = {"grace_ms": 0, "orphan_age_ms": 0, "metadata": self.metadata}
-        return Janitor(store=self.store, clock=CLOCK, ids=IDS, metrics=self.metrics, **{**defaults, **options})
+        return Janitor(
+            store=self.store, runtime=Runtime(clock=CLOCK, ids=IDS, metrics=self.metrics), **{**defaults, **options}
+        )
 
     def metric(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(f"siltstone_{name}") or 0.0

@@ -18,6 +18,7 @@ from metadata.contract.service import WriterLease
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from storage.format.file_properties import FileProperties
 from storage.format.file_writer import FileWriter
 from storage.format.inspect import FileReport, inspect_file
@@ -44,7 +45,7 @@ class Crashes:
         self.outputs: Sequence[str] = ()
 
     def __call__(self, lease: WriterLease) -> Engine:
-        self._engine = MergeEngine(store=self._system.store, clock=CLOCK, ids=IDS, lease=lease)
+        self._engine = MergeEngine(store=self._system.store, runtime=Runtime(clock=CLOCK, ids=IDS), lease=lease)
         return self
 
     async def run(self, claimed: ClaimedJob, **options: Any) -> CommitMerge:
@@ -84,9 +85,7 @@ class Left:
         return Janitor(
             store=self.system.store,
             metadata=self.system.metadata,
-            clock=CLOCK,
-            ids=IDS,
-            metrics=self.metrics,
+            runtime=Runtime(clock=CLOCK, ids=IDS, metrics=self.metrics),
             **{"grace_ms": 0, "orphan_age_ms": 0, **options},
         )
 

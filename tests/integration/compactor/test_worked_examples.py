@@ -19,6 +19,7 @@ from metadata.contract.service import WriterLease
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, StartAgent, read_all
@@ -96,11 +97,11 @@ class Cluster:
 @pytest.fixture
 async def cluster(start_agent: StartAgent, dial: Dial) -> AsyncIterator[Cluster]:
     clock, ids = HeldClock(), SystemIds(1)
-    metadata, store = MemoryMetadata(clock=clock, ids=ids), MemoryStore(clock)
+    metadata, store = MemoryMetadata(runtime=Runtime(clock=clock, ids=ids)), MemoryStore(clock)
     await metadata.open()
     agent = await start_agent(store=store, metadata=metadata, produce_linger_ms=1)
     lease = await metadata.register_compactor("test")
-    engine = MergeEngine(store=store, clock=clock, ids=ids, lease=lease, in_thread=False)
+    engine = MergeEngine(store=store, runtime=Runtime(clock=clock, ids=ids), lease=lease, in_thread=False)
     yield Cluster(clock, metadata, engine, lease, await dial.kafka(agent.address))
     await agent.agent.stop()
     await metadata.close()

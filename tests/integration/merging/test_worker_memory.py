@@ -10,7 +10,7 @@ from compactor.worker import Worker
 from metadata.contract.compaction import JobState, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from tests.fixtures.compacted_systems import System
 from tests.fixtures.fleet import until
 
@@ -28,12 +28,10 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
     gate = MemoryGate(1)
     worker = Worker(
         metadata=system.metadata,
-        engine=MergeEngine(store=system.store, clock=clock, ids=ids, lease=lease),
+        engine=MergeEngine(store=system.store, runtime=Runtime(clock=clock, ids=ids), lease=lease),
         lease=lease,
         gate=gate,
-        clock=clock,
-        ids=ids,
-        metrics=Metrics(),
+        runtime=Runtime(clock=clock, ids=ids),
     )
 
     async def says(what: str) -> bool:

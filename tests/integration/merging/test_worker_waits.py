@@ -16,6 +16,7 @@ from metadata.contract.compaction import JobState, MergeJob, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from tests.fixtures.compacted_systems import System
 
 
@@ -53,12 +54,10 @@ async def wait_for_memory(system: System, *, limit_ms: int) -> Waiting:
     gate = MemoryGate(1)
     worker = Worker(
         metadata=system.metadata,
-        engine=MergeEngine(store=system.store, clock=clock, ids=ids, lease=lease),
+        engine=MergeEngine(store=system.store, runtime=Runtime(clock=clock, ids=ids), lease=lease),
         lease=lease,
         gate=gate,
-        clock=clock,
-        ids=ids,
-        metrics=metrics,
+        runtime=Runtime(clock=clock, ids=ids, metrics=metrics),
     )
     return Waiting(system, gate, worker, job_id, asyncio.create_task(worker.work(["level"])), metrics)
 

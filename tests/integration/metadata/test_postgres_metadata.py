@@ -27,7 +27,7 @@ from metadata.postgres.driver import Connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
 from runtime.errors import Outcome
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from tests.contract.metadata_worlds import Writer, batch, new_topic, refused, sent, stored
 
 COMMIT, POOL = "siltstone-commit", "siltstone-pool"
@@ -406,7 +406,7 @@ async def test_commits_are_durable_and_read_committed_whatever_the_databases_def
     name = await session.fetchval("SELECT current_database()")
     await session.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
     await session.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
-    line = await Database(postgres_url, clock=SystemClock(), ids=SystemIds()).connect(COMMIT)
+    line = await Database(postgres_url, runtime=Runtime()).connect(COMMIT)
 
     settings = await line.fetchrow(
         """SELECT current_setting('synchronous_commit') AS durable,

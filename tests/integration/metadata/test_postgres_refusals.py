@@ -12,9 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.contract.service import MetadataUnavailableError, RightsMissingError
 from metadata.postgres.connection import Database
-from runtime.clock import SystemClock
 from runtime.errors import BugError, Outcome
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from siltstone.cli import main
 from siltstone.cli.postgres_remedies import remedy_of
 from tests.fixtures.postgres import run_sql
@@ -22,7 +21,7 @@ from tests.fixtures.releases import make_first_schema
 
 
 async def test_what_the_driver_refuses_is_our_fault_and_a_connection_it_has_lost_is_not(postgres_url: str) -> None:
-    database = Database(postgres_url, clock=SystemClock(), ids=SystemIds())
+    database = Database(postgres_url, runtime=Runtime())
     many = sa.select(sa.literal(1).in_(list(range(33_000))))
     unfit = sa.select(sa.literal(2**63, sa.BigInteger))
 
@@ -61,7 +60,7 @@ async def powerless_url(postgres_url: str) -> AsyncIterator[str]:
 
 
 async def test_rights_that_are_missing_are_told_as_a_refusal_and_not_as_silence(powerless_url: str) -> None:
-    database = Database(powerless_url, clock=SystemClock(), ids=SystemIds())
+    database = Database(powerless_url, runtime=Runtime())
 
     async def work(connection: AsyncConnection) -> object:
         return await connection.scalar(sa.text("SELECT count(*) FROM topics"))

@@ -22,7 +22,7 @@ from metadata.postgres.connection import connect
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from siltstone.cli import main
 from siltstone.ops.fsck import check_system
 from siltstone.ops.rebuild.reading import read_bucket
@@ -67,9 +67,7 @@ class Lost:
         return MetadataBackup(
             store=store,
             metadata=self.metadata,
-            clock=SystemClock(),
-            ids=SystemIds(),
-            metrics=Metrics(),
+            runtime=Runtime(),
             interval_ms=3_600_000,
             part_bytes=5 << 20,
         )
@@ -78,8 +76,7 @@ class Lost:
         rebuild = Rebuild(
             store=self.store,
             metadata_url=self.new_url,
-            clock=SystemClock(),
-            ids=SystemIds(),
+            runtime=Runtime(),
             say=lambda _: None,
             **{"force": True, **options},
         )

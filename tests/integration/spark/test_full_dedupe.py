@@ -31,7 +31,7 @@ from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.planning.spec import MIB, MergeSpec
 from metadata.contract.compaction import CommitMerge
 from runtime.clock import ManualClock, SystemClock
-from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from spark_jobs import full_dedupe
 from storage.cluster import ClusterFile, encode_cluster_file
 from storage.keys import CLUSTER_KEY
@@ -92,7 +92,7 @@ async def planned(
 
 async def rewritten(store: ObjectStore, plan: HeavyPlan) -> CommitMerge:
     for unit in plan.units_of(UnitKind.REWRITE):
-        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+        await run_unit(store, plan, unit.number, runtime=Runtime(clock=ManualClock(plan.claimed_ms)))
     return await combined(store, plan)
 
 
@@ -218,14 +218,14 @@ async def test_a_driver_goes_on_where_another_was_killed_and_refuses_what_does_n
     await store.delete_many([key])
     await put(store, key, stored[:-40] + bytes(40))
     with pytest.raises(SurvivorsError, match="CRC-32C"):
-        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+        await run_unit(store, plan, unit.number, runtime=Runtime(clock=ManualClock(plan.claimed_ms)))
     # and so is what a REWRITE unit has, and the keys say otherwise
     await store.delete_many([key])
     writer = full_dedupe._writer(plan, unit)
     writer.add(last[-1:], 1)
     await put(store, key, writer.finish())
     with pytest.raises(ManifestMismatchError, match="survivors"):
-        await run_unit(store, plan, unit.number, clock=ManualClock(plan.claimed_ms), ids=SystemIds())
+        await run_unit(store, plan, unit.number, runtime=Runtime(clock=ManualClock(plan.claimed_ms)))
 
 
 async def test_a_scan_that_is_done_again_must_find_what_the_manifest_of_its_unit_says(

@@ -21,6 +21,7 @@ from metadata.contract.service import (
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 DAY_MS = 86_400_000
 
@@ -82,10 +83,8 @@ async def joined(count: int, clock: TestClock) -> list[Membership]:
     database = MemoryDatabase(cluster_id="c")
     members: list[Membership] = []
     for port in range(count):
-        metadata = Away(clock=clock, database=database)
-        member = Membership(
-            metadata=metadata, address=AgentAddress(host="h", port=port), clock=clock, metrics=Metrics()
-        )
+        metadata = Away(runtime=Runtime(clock=clock), database=database)
+        member = Membership(metadata=metadata, address=AgentAddress(host="h", port=port), runtime=Runtime(clock=clock))
         await member.join()
         await clock.pass_ms(700)
         members.append(member)
@@ -183,10 +182,9 @@ async def test_one_whose_beats_fail_now_and_then_hears_who_came_and_went(loses_e
     # when
     await other.leave()
     newcomer = Membership(
-        metadata=Away(clock=clock, database=service_of(one).database),
+        metadata=Away(runtime=Runtime(clock=clock), database=service_of(one).database),
         address=AgentAddress(host="h", port=9),
-        clock=clock,
-        metrics=Metrics(),
+        runtime=Runtime(clock=clock),
     )
     await newcomer.join()
     await clock.pass_ms(2 * BEAT_MS + 100)
@@ -289,7 +287,9 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
             return await super().heartbeat(lease, draining=draining)
 
     member = Membership(
-        metadata=Overtaken(clock=clock, database=database), address=address, clock=clock, metrics=Metrics()
+        metadata=Overtaken(runtime=Runtime(clock=clock), database=database),
+        address=address,
+        runtime=Runtime(clock=clock),
     )
     joining = asyncio.create_task(member.join())
     await clock.pass_ms(2 * BEAT_MS)
@@ -355,7 +355,9 @@ async def test_a_machine_that_slept_hears_from_the_store_that_its_lease_ran_out(
     store = TestClock()
     clock = AsleepClock(store)
     member = Membership(
-        metadata=MemoryMetadata(clock=store), address=AgentAddress(host="h", port=1), clock=clock, metrics=Metrics()
+        metadata=MemoryMetadata(runtime=Runtime(clock=store)),
+        address=AgentAddress(host="h", port=1),
+        runtime=Runtime(clock=clock),
     )
     await member.join()
     lapses: list[int] = []
@@ -388,8 +390,10 @@ async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_an
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = TestClock()
-    metadata, clock, metrics = MemoryMetadata(clock=store), WrongClock(store), Metrics()
-    member = Membership(metadata=metadata, address=AgentAddress(host="h", port=1), clock=clock, metrics=metrics)
+    metadata, clock, metrics = MemoryMetadata(runtime=Runtime(clock=store)), WrongClock(store), Metrics()
+    member = Membership(
+        metadata=metadata, address=AgentAddress(host="h", port=1), runtime=Runtime(clock=clock, metrics=metrics)
+    )
     said: list[int] = []
     for ahead_ms in (DAY_MS, -DAY_MS, 0, CLOCK_APART_MS + 1):
         clock.ahead_ms = ahead_ms
@@ -411,10 +415,10 @@ async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed()
     clock = TestClock()
     members = await joined(3, clock)
     services = [service_of(member) for member in members]
-    services.append(Away(clock=clock, database=services[0].database))
+    services.append(Away(runtime=Runtime(clock=clock), database=services[0].database))
     for service in services:
         await service.open()  # only then they hear announcements
-    newcomer = Membership(metadata=services[-1], address=AgentAddress(host="h", port=9), clock=clock, metrics=Metrics())
+    newcomer = Membership(metadata=services[-1], address=AgentAddress(host="h", port=9), runtime=Runtime(clock=clock))
     await newcomer.join()
     await clock.pass_ms(200)
     assert [len(member.agents) for member in [*members, newcomer]] == [4] * 4

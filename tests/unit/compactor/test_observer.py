@@ -14,6 +14,7 @@ from metadata.contract.observation import GroupLag, GroupLags, Observation, Post
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from tests.fixtures.plan_views import a_partition, a_view, an_extent
 
 Samples = dict[tuple[str, ...], float]
@@ -49,7 +50,7 @@ class Store(MemoryMetadata):
     """A store that tells what a test says, and takes its time for it."""
 
     def __init__(self, clock: ManualClock, seen: GroupLags, *, took_ms: float = 10.0) -> None:
-        super().__init__(clock=clock)
+        super().__init__(runtime=Runtime(clock=clock))
         self.clock, self.took_ms, self.asked = clock, took_ms, 0
         agents = {"serving": 3, "draining": 1}
         self.seen = Observation(now_ms=5_000, agents=agents, compactors=2, lags=seen, postgres=POSTGRES)
@@ -63,7 +64,7 @@ class Store(MemoryMetadata):
 def observed(seen: GroupLags, **more: Any) -> tuple[Observer, Store, Metrics]:
     clock, metrics = ManualClock(), Metrics()
     store = Store(clock, seen, **more)
-    return Observer(store, clock, metrics, lags_max=2), store, metrics
+    return Observer(store, Runtime(clock=clock, metrics=metrics), lags_max=2), store, metrics
 
 
 async def test_what_was_observed_is_shown_and_what_is_gone_is_not() -> None:

@@ -13,6 +13,7 @@ from metadata.contract.service import MetadataUnavailableError, WentBackError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 
 
 class Sleepless(ManualClock):
@@ -44,9 +45,7 @@ class World:
             "plan",
             body,
             interval_ms=100,
-            clock=self.clock,
-            ids=SystemIds(seed=3),
-            metrics=self.metrics,
+            runtime=Runtime(clock=self.clock, ids=SystemIds(seed=3), metrics=self.metrics),
             on_fatal=self.fatal.append,
             **options,
         )

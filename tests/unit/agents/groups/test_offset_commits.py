@@ -19,9 +19,9 @@ from metadata.contract.groups import (
 )
 from metadata.contract.service import AgentAddress, MetadataUnavailableError, WriterLease
 from metadata.memory.store import MemoryMetadata
-from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
 
 A, B = (GroupLease(group_id=name, epoch=epoch) for name, epoch in (("a", 1), ("b", 2)))
@@ -72,8 +72,7 @@ class Scene:
         self.metrics = Metrics()
         self.commits = OffsetCommits(
             metadata=metadata,
-            clock=SystemClock(),
-            metrics=self.metrics,
+            runtime=Runtime(metrics=self.metrics),
             on_lost=lambda lease, error: self.lost.append((lease, error)),
         )
 

@@ -20,7 +20,7 @@ from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.logging import About, log_context
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from storage.keys import file_key
 from tests.fixtures.log_lines import LogLines
 
@@ -64,8 +64,7 @@ class Following:
             arrivals=Arrivals(),
             poll_ms=3_600_000,
             on_fatal=_fail,
-            clock=SystemClock(),
-            metrics=Metrics(),
+            runtime=Runtime(),
         )
         self.lease = WriterLease(writer_id=0, epoch=0)
         self.seq = 0

@@ -21,6 +21,7 @@ from metadata.contract.compaction import PAST_LIMIT, JobLostError, JobState
 from metadata.contract.service import Topic
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
+from runtime.runtime import Runtime
 from storage.cluster import ClusterFile, encode_cluster_file
 from storage.keys import CLUSTER_KEY, parse_file_key, unit_key
 from storage.memory import MemoryStore
@@ -293,7 +294,7 @@ async def test_a_manifest_that_disagrees_ends_the_merge_and_nothing_is_committed
     system: HeavySystem, wrong: str
 ) -> None:
     plan, _ = await planned(system)
-    result = await run_unit(system.store, plan, 0, clock=system.clock, ids=system.ids, in_thread=False)
+    result = await run_unit(system.store, plan, 0, runtime=system.runtime, in_thread=False)
     number, body = 1, result.encode()
     if wrong == "no manifest":
         body = zstandard.ZstdCompressor().compress(b"{}")
@@ -326,7 +327,7 @@ async def test_a_task_refuses_a_plan_of_another_cluster_or_one_that_is_gone(syst
     with pytest.raises(PlanError, match="cluster other's"):
         await load_plan(elsewhere, key)
     with pytest.raises(PlanError, match="none is number 99"):
-        await run_unit(system.store, plan, 99, clock=system.clock, ids=system.ids, in_thread=False)
+        await run_unit(system.store, plan, 99, runtime=system.runtime, in_thread=False)
 
 
 @pytest.mark.parametrize(("ahead_ms", "within"), [(5_000, 5_000), (-HOUR_MS, 0), (LIMIT_MS + 59_000, LIMIT_MS)])
@@ -336,7 +337,7 @@ async def test_a_task_whose_clock_is_wrong_writes_keys_within_the_time_of_the_pl
     plan, _ = await planned(system)
     clock = ManualClock(plan.claimed_ms + ahead_ms)
     assert store_time_ms(plan, clock) == plan.claimed_ms + within
-    result = await run_unit(system.store, plan, 0, clock=clock, ids=SystemIds(9), in_thread=False)
+    result = await run_unit(system.store, plan, 0, runtime=Runtime(clock=clock, ids=SystemIds(9)), in_thread=False)
     made_ms = [parse_file_key(file.key).file_uuid.int >> 80 for file in result.outputs]
     assert made_ms == [plan.claimed_ms + within] * len(made_ms)
 
@@ -385,7 +386,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
 
 async def test_while_a_plan_of_a_live_job_cannot_be_read_no_merges_file_goes(system: HeavySystem) -> None:
     plan, key = await planned(system)
-    await run_unit(system.store, plan, 0, clock=system.clock, ids=system.ids, in_thread=False)
+    await run_unit(system.store, plan, 0, runtime=system.runtime, in_thread=False)
     await system.store.delete_many([key])
     body = zstandard.ZstdCompressor().compress(b'{"version": 99}')
     await system.store.put_if_absent(key, body, crc32c=crc32c(body))

@@ -25,7 +25,6 @@ from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.contract.service import Topic
-from runtime.metrics import Metrics
 from storage.keys import failed_key
 from storage.objects import StoreUnavailableError
 from tests.fixtures.heavy_merges import JOB_KINDS, HeavySystem
@@ -78,9 +77,7 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
         engine=system.engine(lease, submitter, **options),
         lease=lease,
         gate=MemoryGate(1),
-        clock=system.clock,
-        ids=system.ids,
-        metrics=Metrics(),
+        runtime=system.runtime,
         elsewhere=True,
     )
     # when a compactor has it done elsewhere

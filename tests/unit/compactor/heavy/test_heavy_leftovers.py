@@ -24,7 +24,7 @@ from compactor.worker import Worker
 from metadata.contract.compaction import JobLostError, JobState
 from metadata.contract.service import FileState, Topic, WriterLease
 from runtime.ids import SystemIds
-from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from storage.keys import unit_key
 from tests.fixtures.heavy_merges import LIMIT_MS, Driver, HeavySystem, InProcessSubmitter
 from wire.crc import crc32c
@@ -148,7 +148,7 @@ async def planned(system: HeavySystem, *, units_max: int = 0) -> HeavyPlan:
 
 
 async def unit(system: HeavySystem, plan: HeavyPlan, number: int = 0) -> UnitResult:
-    return await run_unit(system.store, plan, number, clock=system.clock, ids=system.ids, in_thread=False)
+    return await run_unit(system.store, plan, number, runtime=system.runtime, in_thread=False)
 
 
 async def test_no_unit_is_begun_when_the_time_of_its_plan_is_over(system: HeavySystem) -> None:
@@ -188,7 +188,7 @@ async def test_a_unit_that_ends_when_the_time_of_its_plan_is_over_is_not_told(sy
             return plan.claimed_ms if self.asked == 1 else plan.commit_by_ms + LATE_SLACK_MS + 1
 
     with pytest.raises(PlanOverError):
-        await run_unit(system.store, plan, 0, clock=Slow(), ids=system.ids, in_thread=False)
+        await run_unit(system.store, plan, 0, runtime=Runtime(clock=Slow(), ids=system.ids), in_thread=False)
     assert unit_key(plan.job_id, plan.fingerprint, 0) not in await system.keys("jobs/")
 
 
@@ -258,9 +258,7 @@ def worker(system: HeavySystem, lease: WriterLease, submitter: InProcessSubmitte
         engine=system.engine(lease, submitter),
         lease=lease,
         gate=MemoryGate(1 << 40),
-        clock=system.clock,
-        ids=system.ids,
-        metrics=Metrics(),
+        runtime=system.runtime,
     )
 
 

@@ -16,7 +16,6 @@ from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
-from runtime.metrics import Metrics
 from storage.objects import StoreUnavailableError
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.heavy_merges import HeavySystem
@@ -75,7 +74,7 @@ async def given_up_plan(system: HeavySystem) -> HeavyPlan:
 
 
 async def done_by_hand(system: HeavySystem, plan: HeavyPlan, unit: int) -> None:
-    await run_unit(system.store, plan, unit, clock=system.clock, ids=system.ids, in_thread=False)
+    await run_unit(system.store, plan, unit, runtime=system.runtime, in_thread=False)
 
 
 @pytest.mark.parametrize("how", ["copied", "deduped in slices"])
@@ -91,9 +90,7 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
         engine=system.engine(lease, system.submitter(), **({} if how == "copied" else {"keyed_unit_bytes": 1})),
         lease=lease,
         gate=MemoryGate(1),
-        clock=system.clock,
-        ids=system.ids,
-        metrics=Metrics(),
+        runtime=system.runtime,
         elsewhere=True,
     )
     # when it is claimed as often as a job is given back

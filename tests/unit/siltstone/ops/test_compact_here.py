@@ -14,7 +14,6 @@ from metadata.contract.compaction import JobState
 from metadata.contract.service import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
-from runtime.metrics import Metrics
 from runtime.settings.table import Settings
 from siltstone.ops.compaction.compact_here import compact_here
 from siltstone.ops.compaction.compact_now import StillCompactingError
@@ -32,7 +31,7 @@ class TimedSystem(HeavySystem):
     def __init__(self) -> None:
         super().__init__()
         self.clock = SystemClock()  # type: ignore[assignment]
-        self.metadata = MemoryMetadata(clock=self.clock, ids=self.ids)
+        self.metadata = MemoryMetadata(runtime=self.runtime)
         self.store = MemoryStore(self.clock)
 
     @property
@@ -41,9 +40,7 @@ class TimedSystem(HeavySystem):
             settings=Settings(),
             store=self.store,
             metadata=self.metadata,
-            clock=self.clock,
-            ids=self.ids,
-            metrics=Metrics(),
+            runtime=self.runtime,
         )
 
     async def worker(self, engine: Engine | None = None) -> Worker:
@@ -53,9 +50,7 @@ class TimedSystem(HeavySystem):
             engine=self.embedded(lease) if engine is None else engine,
             lease=lease,
             gate=MemoryGate(1 << 40),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=Metrics(),
+            runtime=self.runtime,
         )
 
 

@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.clock import SystemClock
 from runtime.metrics import Metrics
+from runtime.runtime import Runtime
 from siltstone.processes.process_watch import LAG_INTERVAL_MS, process_watched
 
 DEADLINE_S = 20
@@ -25,7 +25,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 async def test_a_process_tells_its_release_whether_it_is_ready_and_what_it_takes() -> None:
     metrics, reasons = Metrics(), ["starting"]
-    async with process_watched(metrics, SystemClock(), role="compactor", not_ready=lambda: reasons):
+    async with process_watched(Runtime(metrics=metrics), role="compactor", not_ready=lambda: reasons):
         assert value(metrics, "siltstone_build_info", role="compactor", version=version("siltstone")) == 1
         assert value(metrics, "siltstone_ready", role="compactor") == 0
         reasons.clear()
@@ -37,7 +37,7 @@ async def test_a_process_tells_its_release_whether_it_is_ready_and_what_it_takes
 
 async def test_work_that_holds_up_the_event_loop_is_seen() -> None:
     metrics = Metrics()
-    async with process_watched(metrics, SystemClock(), role="agent", not_ready=list):
+    async with process_watched(Runtime(metrics=metrics), role="agent", not_ready=list):
         await asyncio.sleep(LAG_INTERVAL_MS / 4000)  # the measuring task sleeps by now
         time.sleep((LAG_INTERVAL_MS + 300) / 1000)  # somebody works without giving way
         deadline = time.monotonic() + DEADLINE_S
@@ -48,7 +48,7 @@ async def test_work_that_holds_up_the_event_loop_is_seen() -> None:
 
 
 async def test_a_process_that_ends_measures_no_more() -> None:
-    async with process_watched(Metrics(), SystemClock(), role="agent", not_ready=list):
+    async with process_watched(Runtime(), role="agent", not_ready=list):
         tasks = {task.get_name() for task in asyncio.all_tasks()}
         assert "event-loop-lag" in tasks
     assert "event-loop-lag" not in {task.get_name() for task in asyncio.all_tasks()}
