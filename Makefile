@@ -3,7 +3,8 @@
 # A stamp file in .venv remembers what was installed, so a second run starts at once.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n + n / 2)))
+MUTANTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv 2>/dev/null)
@@ -19,9 +20,12 @@ else
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 endif
 
+# Once, before several processes need them at the same time.
+COMPILE_KERNELS = $(BIN)/siltstone compactor warm >/dev/null
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo test lint types infra-check bench soak lock clean
+.PHONY: help install demo check test mutants lint types infra-check bench soak lock clean
 
 help:  ## print this list
 	@echo "Siltstone: a Kafka-compatible log on an object store and Postgres"
@@ -35,8 +39,17 @@ install: $(STAMP_ALL)  ## everything a developer needs, in .venv (all extras)
 demo: $(STAMP_FOR_DEMO)  ## 336,776 flights through a real agent and back, compared record by record
 	@$(BIN)/siltstone demo
 
+check: lint types  ## lint, types, unit and property tests: the inner loop
+	@$(COMPILE_KERNELS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak" tests/unit tests/property
+
 test: $(STAMP_ALL)  ## all tests but the long proofs
+	@$(COMPILE_KERNELS)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+
+mutants: $(STAMP_ALL)  ## plant bugs that the tests must find (MUTANTS="name ..." for some)
+	@$(COMPILE_KERNELS)
+	@$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: $(STAMP_ALL)  ## style, formatting, and who may import whom
 	$(BIN)/ruff check --no-cache .
@@ -55,8 +68,9 @@ bench: $(STAMP_ALL)  ## all benchmarks in the small size, in under 10 minutes
 bench-%: $(STAMP_ALL)  ## one benchmark in full: `python -m bench --help` names them
 	@$(BIN)/python -m bench $* --full
 
-soak: $(STAMP_ALL)  ## the long proofs
+soak: $(STAMP_ALL)  ## the long proofs, and property tests with many more examples
 	$(BIN)/python -m pytest -n 0 -m soak --timeout 3600
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak" --hypothesis-profile=soak --timeout 3600 tests/property tests/unit
 
 lock:  ## resolve the dependencies again into constraints.txt (needs uv)
 	@test -n "$(UV)" || { echo "make lock needs uv on the PATH: https://docs.astral.sh/uv/" >&2; exit 1; }

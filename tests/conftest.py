@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 pytest_plugins = [
+    "tests.fixtures.chance",
     "tests.fixtures.agents",
     "tests.fixtures.dev",
+    "tests.fixtures.distribution",
     "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",

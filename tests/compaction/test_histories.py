@@ -11,7 +11,7 @@ from compactor.planning.spec import MergeKind
 from tests.compaction.histories import ACTIONS, NO_HABITS, PARTIAL, Outcome, run_seed
 from tests.compaction.planted import PLANTED
 
-SEEDS = 125
+SEEDS = 100
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 10_000
 MUST_HAPPEN = frozenset(
     {"write", "late", "arbitrary", "run", "not run", "overflow", "deep", "commit", "trimmed", "crash", "JobLostError"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from compactor.cleaning import partition_cleaner
 from compactor.cleaning import payloads as clean_payloads
 from compactor.cleaning.rules import AbortedBatches, horizons_end_offset
+from tests.fixtures.chance import examples
 from tests.fixtures.cleaning import Cleaned, Stored, by_kernels, by_oracle, stored
 from tests.property.cleaner_partitions import Partition, random_partition
 from wire.batch import read_header
@@ -21,7 +22,7 @@ from wire.batch import read_header
 SEEDS = st.integers(0, 2**48)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(seed=SEEDS)
 def test_the_kernels_give_the_bytes_of_the_oracle(seed: int) -> None:
     partition = random_partition(seed)
@@ -49,7 +50,7 @@ def test_the_kernels_give_the_bytes_of_the_oracle(seed: int) -> None:
     assert ours.tombstones == expected.tombstones
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(seed=SEEDS)
 @example(seed=320_900_762_176)  # a record without key and value above the bound, in a batch that gets a horizon
 def test_a_cleaned_partition_keeps_what_a_compacted_log_promises(seed: int) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.chance import examples
 from tests.fixtures.flagged_extents import FlaggedExtent, stamped
 from wire.batch import CRC_COVERS_FROM, read_header
 from wire.records import NewRecord, build_batch
@@ -57,7 +58,7 @@ def damage(chances: random.Random, found: FlaggedExtent) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", ["l0", "whole", "thinned"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_is_sound_before_damage_is_served_and_nothing_damaged_is(kind: str, seed: int) -> None:
     chances = random.Random(seed)
@@ -98,7 +99,7 @@ def test_what_is_sound_before_damage_is_served_and_nothing_damaged_is(kind: str,
 
 
 @pytest.mark.parametrize("kind", ["l0", "whole", "thinned"])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_reads_of_any_size_go_on_where_the_last_one_ended(kind: str, seed: int) -> None:
     chances = random.Random(seed)

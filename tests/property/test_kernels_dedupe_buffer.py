@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compactor.cleaning.dedupe_buffer import HASH_MAX, DedupeBuffer, PythonDedupeBuffer
+from tests.fixtures.chance import examples
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     keys_max=st.integers(1, 40),

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.fixtures.chance import examples
 from tests.fixtures.guarded_memory import GuardedMemory
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import BATCH_HEADER_BYTES, CorruptBatchError, stamp_offset
@@ -72,7 +73,7 @@ def check_scan(payloads: Sequence[bytes], counts: Sequence[int]) -> Any:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), batches=st.lists(RECORDS, min_size=1, max_size=3))
 def test_payloads_whole_or_damaged_are_judged_alike(data: st.DataObject, batches: list[list[NewRecord]]) -> None:
     payloads = [data.draw(damaged(build_batch(records)[BATCH_HEADER_BYTES:])) for records in batches]
@@ -80,7 +81,7 @@ def test_payloads_whole_or_damaged_are_judged_alike(data: st.DataObject, batches
     check_scan(payloads, counts)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(body=st.lists(BYTE, max_size=60).map(bytes), count=st.integers(-2, 9))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2)
 @example(b"", 0)
@@ -123,7 +124,7 @@ def test_a_number_that_goes_on_behind_the_last_byte_is_refused_alike(last: int) 
         check_scan([bytes((2 * len(cut),)) + cut], [1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     data=st.data(),
     batches=st.lists(st.tuples(RECORDS, st.sampled_from(Codec), st.integers(0, 2**62)), max_size=4),
@@ -142,7 +143,7 @@ def test_windows_whole_or_damaged_are_judged_alike(
     assert verdict(read_batches, window, **options) == verdict(read_batches_python, window, **options)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(header=st.lists(BYTE, min_size=61, max_size=70).map(bytes), data=st.data())
 def test_headers_of_any_bytes_are_judged_alike(header: bytes, data: st.DataObject) -> None:
     # Magic and length are made likely to be right: else nothing behind them is looked at.
@@ -156,7 +157,7 @@ def test_headers_of_any_bytes_are_judged_alike(header: bytes, data: st.DataObjec
             assert verdict(read_batches, window, **options) == verdict(read_batches_python, window, **options)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(lengths=st.lists(st.integers(-1, 130) | st.integers(-1, 20), max_size=40), seed=st.integers(0, 2**32 - 1))
 def test_keys_up_to_the_last_byte_are_hashed_alike(lengths: list[int], seed: int) -> None:
     chance = np.random.default_rng(seed)

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from compactor.merging import cursors, windows
 from compactor.planning.spec import GIB, MergeKind
 from metadata.contract.compaction import CommitMerge
+from tests.fixtures.chance import examples
 from tests.fixtures.merge_inputs import MergeWorld, Sent, extents_of, keyed, records_in
 from tests.fixtures.record_batches import NOW_MS
 from wire.batch import iter_headers
 from wire.codecs import Codec
 from wire.records import build_batch
 
-few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+few = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 batches = st.builds(
     lambda records, codec: build_batch(records, codec=codec),

@@ -27,6 +27,7 @@ from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
+from tests.fixtures.chance import examples
 from wire.api import RequestHeader, encode_response
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import (
@@ -243,7 +244,7 @@ async def change(parts: Parts, step: tuple[object, ...]) -> None:
     await parts.follower.catch_up()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(steps, max_size=25), st.sampled_from([0, 3_000, 1 << 20]))
 def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, ...]], bytes_max: int) -> None:
     async def run() -> None:

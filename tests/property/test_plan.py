@@ -15,6 +15,7 @@ from compactor.planning.plan import plan_merges
 from compactor.planning.runs import runs, similar
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
 from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from tests.fixtures.chance import examples
 from tests.fixtures.plan_views import Outcome, a_file, a_partition, an_extent
 
 NOW_MS = 1_000_000
@@ -229,7 +230,7 @@ def test_snapshots_say_what_the_inputs_hold(view: CompactionView) -> None:
             assert snapshot.whole_through_offset == end
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(views(busy=False), st.sampled_from([0.1, 0.7, 1.0]))
 def test_planning_comes_to_rest_with_few_runs(view: CompactionView, kept: float) -> None:
     # given a view in which nothing is left alone for ever, though some of it is past its time and still there, and

@@ -34,6 +34,7 @@ from runtime.settings.table import Settings
 from storage.format.file_format import ExtentSource, build_file
 from storage.keys import file_key
 from storage.memory import MemoryStore
+from tests.fixtures.chance import examples
 from tests.fixtures.hand_merges import HandMerger, Stretch
 from wire.batch import iter_headers, read_header
 from wire.error_codes import ErrorCode
@@ -344,7 +345,7 @@ async def history(seed: int, steps: int = 60) -> None:
         await world.end()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_layout_reads_as_the_list_of_its_batches(seed: int) -> None:
     with small_blocks():

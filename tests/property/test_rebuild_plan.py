@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from metadata.rules.packed_index import iter_index
 from siltstone.ops.rebuild.plan import NEWER_L0, RebuildPlan
+from tests.fixtures.chance import examples
 from tests.fixtures.rebuild_world import COMPACTED, TOPICS, Record, World
 
 
@@ -124,13 +125,13 @@ def run(seed: int, check: Callable[[World], None] = check) -> None:
     check(world)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_what_a_rebuild_makes_readable_is_what_was(seed: int) -> None:
     run(seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_what_cannot_be_read_of_the_catalogue_makes_no_offset_ambiguous(seed: int) -> None:
     run(seed, check_sound)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from siltstone.ops.rebuild.plan import NEWER_L0, RebuildPlan
+from tests.fixtures.chance import examples
 from tests.fixtures.rebuild_together import FAULTS, Teller, Together
 from tests.fixtures.rebuild_world import Record
 from tests.property.test_rebuild_plan import check_keys, readable_of
@@ -102,7 +103,7 @@ def run(seed: int) -> None:
         check_recovered(world)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_what_was_acknowledged_comes_back_or_is_listed(seed: int) -> None:
     run(seed)

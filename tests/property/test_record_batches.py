@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import SiltstoneError
+from tests.fixtures.chance import examples
 from tests.fixtures.record_batches import NOW_MS, with_header, with_payload
 from wire.batch import (
     BATCH_HEADER_BYTES,
@@ -60,7 +61,7 @@ def ours(batch: bytes) -> list[NewRecord]:
 
 
 @pytest.mark.parametrize("name", READERS_AND_WRITERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     records=RECORDS,
     codec=CODECS,
@@ -113,7 +114,7 @@ def test_other_readers_read_what_we_build(
 
 
 @pytest.mark.parametrize("name", READERS_AND_WRITERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(records=RECORDS, codec=CODECS)
 @example(MANY, Codec.LZ4)
 @example(MANY, Codec.SNAPPY)
@@ -143,7 +144,7 @@ def test_we_read_what_other_writers_build(name: str, records: list[NewRecord], c
     assert ours(batch) == records
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(records=RECORDS)
 def test_a_bare_snappy_block_in_a_batch_is_read(records: list[NewRecord]) -> None:
     plain = build_batch(records)
@@ -152,7 +153,7 @@ def test_a_bare_snappy_block_in_a_batch_is_read(records: list[NewRecord]) -> Non
     assert ours(with_header(with_payload(plain, block), attributes=Codec.SNAPPY)) == records
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(records=RECORDS, codec=CODECS)
 def test_the_narrow_walks_say_what_the_full_walk_says(records: list[NewRecord], codec: Codec) -> None:
     payload, count = read_payload(memoryview(build_batch(records, codec=codec)))
@@ -165,7 +166,7 @@ def test_the_narrow_walks_say_what_the_full_walk_says(records: list[NewRecord], 
         assert facts.displaced is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     batches=st.lists(st.tuples(RECORDS, CODECS), min_size=1, max_size=4), base=st.integers(0, 2**62), now=TIMESTAMP_MS
 )
@@ -188,7 +189,7 @@ def test_stamped_batches_in_a_row_are_read_at_their_offsets(
     assert found[-1][1].next_offset == offset
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(records=RECORDS, codec=CODECS, data=st.data())
 def test_a_damaged_batch_is_an_error_of_ours_or_is_read_within_the_bound(
     records: list[NewRecord], codec: Codec, data: st.DataObject
@@ -208,7 +209,7 @@ def test_a_damaged_batch_is_an_error_of_ours_or_is_read_within_the_bound(
         pass
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(payload=st.binary(max_size=60), count=st.integers(-2, 12))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00" * 2, 2)
 def test_any_bytes_are_records_to_the_end_or_an_error_of_ours(payload: bytes, count: int) -> None:
@@ -220,3 +221,5 @@ def test_any_bytes_are_records_to_the_end_or_an_error_of_ours(payload: bytes, co
     else:
         assert len(walked) == count
         assert len(record_facts(payload, count).timestamp_deltas_ms) == count
+        with pytest.raises(SiltstoneError):
+            list(iter_records(payload + b"\0", count))

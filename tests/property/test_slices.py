@@ -19,6 +19,7 @@ from compactor.heavy import key_scan
 from compactor.merging import cursors, windows
 from runtime.clock import ManualClock
 from storage.memory import MemoryStore
+from tests.fixtures.chance import examples
 from tests.fixtures.record_batches import with_payload
 from tests.fixtures.sliced_partitions import (
     damage,
@@ -102,7 +103,7 @@ async def check(seed: int) -> None:
     assert keys.keys == whole.summary["partition_keys_max"]
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(seed=SEEDS)
 def test_slices_leave_what_the_embedded_engine_leaves(seed: int) -> None:
     asyncio.run(check(seed))

@@ -17,7 +17,7 @@ from tests.simulation.summary import record
 from tests.simulation.world import Outcome, run_seed
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS = 256
+SEEDS = 128
 SOAK_FROM, SOAK_SEEDS = 1_000_000, 2_500
 RecordProperty = Callable[[str, object], None]
 

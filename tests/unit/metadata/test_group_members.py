@@ -44,10 +44,11 @@ def test_the_stored_form_does_not_change() -> None:
     ).replace(" ", "")
 
 
-@pytest.mark.parametrize("end", range(len(encode_members(SOME))))
-def test_members_that_are_cut_are_refused(end: int) -> None:
-    with pytest.raises(BadMembersError):
-        decode_members(encode_members(SOME)[:end])
+def test_members_that_are_cut_are_refused() -> None:
+    whole = encode_members(SOME)
+    for end in range(len(whole)):
+        with pytest.raises(BadMembersError):
+            decode_members(whole[:end])
 
 
 @pytest.mark.parametrize("data", [encode_members(SOME) + b"\0", b"\2" + encode_members(SOME)[1:]])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.fixtures.chance import examples
 from wire.errors import FrameTooLargeError, MalformedFrameError
 from wire.framing import LANDING_BYTES, FrameReader
 
@@ -37,7 +38,7 @@ SIZES = (
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @example(sizes=[10, 16_384, 30], piece_bytes=1000, tail=3)  # the rest of a read begins a frame that stays small
 @given(sizes=st.lists(SIZES, min_size=2, max_size=8), piece_bytes=st.integers(500, 300_000), tail=st.integers(0, 3))
 def test_every_frame_comes_out_once_in_order_however_the_stream_is_cut(

@@ -17,6 +17,7 @@ from agents.read.plan import ReadRange
 from runtime.clock import SystemClock
 from runtime.metrics import Metrics
 from storage.memory import MemoryStore
+from tests.fixtures.chance import examples
 from wire.crc import crc32c
 
 MIB = 1 << 20
@@ -102,7 +103,7 @@ def test_gets_are_whole_or_end_with_their_neighbours() -> None:
 extents_of_a_file = st.lists(st.integers(1, 19 * MIB), min_size=1, max_size=3)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(extents_of_a_file, min_size=1, max_size=3), seed=st.integers(0, 1 << 16))
 def test_whoever_reads_on_costs_a_get_per_file_and_one_per_8_mib(lengths: list[list[int]], seed: int) -> None:
     """As many streams as have room for what each of them reads ahead, in any order; extents begin anywhere."""

@@ -38,8 +38,8 @@ def test_the_counts_of_a_small_cluster_stay_within_what_the_rules_allow(half_a_d
     assert 2 < half_a_day.samples[-1].write_amplification < 6
 
 
-def test_a_simulation_gives_the_same_twice(half_a_day: Simulated) -> None:
-    assert simulate(Load(agents=4), hours=12, samples=48) == half_a_day
+def test_a_simulation_gives_the_same_twice() -> None:
+    assert simulate(Load(agents=4), hours=2, samples=8) == simulate(Load(agents=4), hours=2, samples=8)
 
 
 def test_dedupe_keeps_compacted_topics_near_a_record_for_each_key(half_a_day: Simulated) -> None:

@@ -23,9 +23,7 @@ from tests.fixtures.compaction_views import COMPACT, NOW_MS, extent, file, job, 
 
 OPTIONS = PlanOptions()
 KEY = "l0/3f/2027011500/4-0-0190.silt"
-GONE = (
-    f"{KEY!r}, which holds partition 1, offset 50, is not in the object store (`siltstone fsck` lists missing files)"
-)
+GONE = f"{KEY!r}, which holds partition 1, offset 50, is not in the object store (`siltstone fsck` lists missing files)"
 
 
 def l0(file_id: int, *rows: tuple[int, int, int]) -> L0File:

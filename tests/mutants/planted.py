@@ -1,0 +1,173 @@
+"""The mutants: rules that look as if they could be spared, each with the tests that show why they cannot.
+
+They guard the tests that run many cases in few seconds: loops over all messages, Hypothesis, random histories. Those
+are the ones that get cheaper from time to time, and each has to go on finding these.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ORACLES = "tests/property/test_messages_against_oracles.py"
+BATCHES = "tests/property/test_record_batches.py"
+PLAN = "tests/property/test_plan.py"
+
+WIRE = (
+    Mutant(
+        name="reads-a-string-past-the-end",
+        file="wire/compiler/decoder_source.py",
+        text='f"if {stop} > size{too_long}:"',
+        replacement='f"if {stop} > size + 1{too_long}:"',
+        tests=(f"{ORACLES}::test_every_truncation_is_refused",),
+    ),
+    Mutant(
+        name="makes-room-for-what-a-count-says",
+        file="wire/compiler/decoder_source.py",
+        text='self.line(f"{value} = []")',
+        replacement='self.line(f"{value} = [0] * ({count} << 14); {value}.clear()")',
+        tests=(f"{ORACLES}::test_a_length_that_lies_allocates_nothing",),
+    ),
+    Mutant(
+        name="lets-an-index-error-out",
+        file="wire/compiler/compile.py",
+        text="IndexError",
+        replacement="KeyError",
+        tests=(
+            f"{ORACLES}::test_every_truncation_is_refused",
+            f"{ORACLES}::test_bytes_that_are_not_the_message_are_refused_and_nothing_worse_happens",
+        ),
+    ),
+    Mutant(
+        name="misreads-lengths-of-two-bytes",
+        file="wire/compiler/primitives.py",
+        text="return (value | byte << 7) - 1",
+        replacement="return (value | byte << 6) - 1",
+        tests=(f"{ORACLES}::test_other_implementations_read_the_same_values_and_write_the_same_bytes",),
+    ),
+    Mutant(
+        name="writes-one-version-in-the-old-form",
+        file="wire/messages/create_topics.py",
+        text='@message(api_key=19, kind="response", versions="2-7", flexible="5+")',
+        replacement='@message(api_key=19, kind="response", versions="2-7", flexible="6+")',
+        tests=(f"{ORACLES}::test_other_implementations_read_the_same_values_and_write_the_same_bytes",),
+    ),
+    Mutant(
+        name="ignores-bytes-behind-the-last-record",
+        file="wire/records.py",
+        text="    if position != end:\n",
+        replacement="    if position > end:\n",
+        tests=(f"{BATCHES}::test_any_bytes_are_records_to_the_end_or_an_error_of_ours",),
+    ),
+    Mutant(
+        name="lets-fields-end-before-their-record",
+        file="wire/records.py",
+        text="if reached != position:",
+        replacement="if reached > position:",
+        tests=("tests/property/test_kernels_walks.py::test_any_bytes_are_judged_alike",),
+    ),
+)
+
+METADATA = (
+    Mutant(
+        name="members-that-end-amid-a-number",
+        file="metadata/rules/group_members.py",
+        text="except (struct.error, UnicodeDecodeError) as error:",
+        replacement="except UnicodeDecodeError as error:",
+        tests=("tests/unit/metadata/test_group_members.py::test_members_that_are_cut_are_refused",),
+    ),
+    Mutant(
+        name="keeps-an-answer-that-is-old",
+        file="agents/topics/topic_entries.py",
+        text="kept is not None and kept.everything_version == catalog_version else None",
+        replacement="kept is not None else None",
+        tests=("tests/property/test_metadata_answers.py::test_answers_are_those_that_would_be_made_anew",),
+    ),
+    Mutant(
+        name="tells-a-session-no-new-log-start",
+        file="agents/read/sessions.py",
+        text="return high_watermark == self.told_high_watermark and log_start == self.told_log_start",
+        replacement="return high_watermark == self.told_high_watermark",
+        tests=("tests/property/test_fetch_sessions.py::test_a_session_tells_what_full_fetches_tell_in_long_histories",),
+    ),
+)
+
+COMPACTOR = (
+    Mutant(
+        name="plans-in-the-order-of-rows",
+        file="compactor/planning/view.py",
+        text="files=sorted(view.files, key=lambda each: (each.lo, each.hi, each.file_id)),",
+        replacement="files=list(view.files),",
+        tests=(f"{PLAN}::test_the_order_of_rows_does_not_matter",),
+    ),
+    Mutant(
+        name="merges-take-no-places",
+        file="compactor/planning/slots.py",
+        text="    def take_merge(self) -> None:\n        self.merges -= 1\n        self.total -= 1\n",
+        replacement="    def take_merge(self) -> None:\n        pass\n",
+        tests=(f"{PLAN}::test_the_places_for_jobs_are_kept",),
+    ),
+    Mutant(
+        name="merges-files-in-trouble",
+        file="compactor/planning/view.py",
+        text="if rests(file.trouble_until_ms, self.now_ms):",
+        replacement="if False:",
+        tests=(f"{PLAN}::test_nothing_forbidden_is_planned",),
+    ),
+    Mutant(
+        name="merges-the-first-class-that-is-due",
+        file="compactor/planning/runs.py",
+        text="group, pool = max(found, key=lambda each: each[0].urgency)",
+        replacement="group, pool = found[0]",
+        tests=(
+            "tests/unit/compactor/planning/test_compactor_simulation.py"
+            "::test_merges_that_are_always_due_starve_neither_a_class_nor_forced_passes",
+        ),
+    ),
+    Mutant(
+        name="an-aborted-transaction-reaches-over-its-marker",
+        file="compactor/cleaning/rules.py",
+        text="return index >= 0 and base_offset < markers[index]",
+        replacement="return index >= 0",
+        tests=("tests/property/test_cleaner.py::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
+    ),
+    Mutant(
+        name="removes-the-batch-below-the-high-watermark",
+        file="compactor/cleaning/rules.py",
+        text="        bounds.high_watermark,\n",
+        replacement="",
+        tests=("tests/property/test_cleaner.py::test_a_cleaned_partition_keeps_what_a_compacted_log_promises",),
+    ),
+    Mutant(
+        name="a-slice-knows-no-rows-before-it",
+        file="compactor/heavy/rewrite_slice.py",
+        text="if (rewriting.batches, rewriting.ordinal) != (found.batches, found.rows):",
+        replacement="if (rewriting.batches, rewriting.ordinal) == (found.batches, found.rows):",
+        tests=("tests/property/test_slices.py::test_slices_leave_what_the_embedded_engine_leaves",),
+    ),
+)
+
+READING = (
+    Mutant(
+        name="scans-join-pieces-over-a-gap",
+        file="spark_jobs/scan/windows.py",
+        text="                cursor = piece.last_offset + 1\n",
+        replacement="                cursor = piece.last_offset + 2\n",
+        tests=("tests/property/test_scan.py::test_slices_of_any_log_hold_what_its_batches_hold",),
+    ),
+    Mutant(
+        name="the-latest-view-counts-past-a-full-table",
+        file="spark_jobs/scan/latest.py",
+        text="full_at = number + done if done < count else -1",
+        replacement="full_at = -1",
+        tests=("tests/property/test_scan.py::test_the_latest_view_holds_the_last_record_of_each_key",),
+    ),
+    Mutant(
+        name="resumes-amid-another-file",
+        file="agents/read/plan.py",
+        text="if _fits(resume, extent.file_id, offset) and position <= resume.position < end:",
+        replacement="if resume is not None and position <= resume.position < end:",
+        tests=("tests/property/test_read_levels.py::test_any_layout_reads_as_the_list_of_its_batches",),
+    ),
+)
+
+MUTANTS = (*WIRE, *METADATA, *COMPACTOR, *READING)
