@@ -1,1 +1,1 @@
-"""Object stores behind one small Protocol, and the format of what we keep in them."""
+"""Object stores behind one small Protocol, and the format of the files that we keep in them."""

@@ -1,12 +1,13 @@
-"""Whether this object store and this Postgres belong together: the cluster id, written once in each.
+"""Checks that this object store and this Postgres belong together: the cluster id is written once in each.
 
-`cluster.json` under the prefix holds the id; Postgres holds the same id and whether it was ever seen in a store
-(`store_bound`). Every process checks before it writes, because a store swept by the janitor of another cluster, or of a
-fresh Postgres that knows none of its files, would be swept clean.
+`cluster.json` under the prefix holds the id; Postgres holds the same id, and whether it was ever seen in a store
+(`store_bound`). Every process checks before it writes. Otherwise the janitor of another cluster, or of a fresh Postgres
+that knows none of the store's files, would sweep the store clean.
 
 Order of writing: Postgres makes the id; `cluster.json` is created if absent; Postgres is marked as bound. A crash after
-the second step leaves a store that carries our id and a Postgres that does not know: the next start finds them agreeing
-and binds. `cluster.json` is the first object of a prefix, so "objects but no cluster.json" is never one of our states.
+the second step leaves a store that carries our id and a Postgres that does not know it: the next start finds them in
+agreement and binds. `cluster.json` is the first object of a prefix, so "objects but no cluster.json" is never one of
+our states.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ _CLUSTER_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 class ClusterMismatchError(ObjectStoreError, BadInputError):
-    """Object store and Postgres do not belong together, or cannot be seen to. Nothing was written."""
+    """Object store and Postgres do not belong together, or cannot be shown to. Nothing was written."""
 
 
 class Action(StrEnum):
     OK = "ok"
     WRITE = "write"
-    """Create `cluster.json`, then decide again if it exists by then."""
+    """Create `cluster.json`. If it exists by then, decide again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:
-    """`cluster.json`."""
+    """The content of `cluster.json`."""
 
     cluster_id: str
     format: int = FORMAT
@@ -49,7 +50,7 @@ def encode_cluster_file(cluster: ClusterFile) -> bytes:
 
 
 def decode_cluster_file(body: bytes) -> ClusterFile:
-    """Fields it does not know are let be. Raises ClusterMismatchError."""
+    """Read the content, ignoring unknown fields. Raises ClusterMismatchError."""
     remedy = "restore the object from a backup; do not write a new one by hand before you know whose bucket it is"
     try:
         loaded: object = json.loads(body)
@@ -61,14 +62,14 @@ def decode_cluster_file(body: bytes) -> ClusterFile:
         raise ClusterMismatchError(f"{CLUSTER_KEY} lacks a cluster_id or a format", remedy=remedy)
     if version != FORMAT:
         raise ClusterMismatchError(
-            f"{CLUSTER_KEY} is of format {version}, this release knows format {FORMAT}",
+            f"{CLUSTER_KEY} has format {version}, but this release reads only format {FORMAT}",
             remedy="run the release that wrote it, or a later one",
         )
     return ClusterFile(cluster_id=cluster_id, format=version)
 
 
 def decide(identity_id: str, store_bound: bool, stored: ClusterFile | None, prefix_is_empty: bool) -> Action:
-    """What to do about Postgres's `identity_id` and what the store has. Raises ClusterMismatchError.
+    """Decide what to do about Postgres's `identity_id` and the store's content. Raises ClusterMismatchError.
 
     `prefix_is_empty` counts only when `stored` is None and Postgres is not bound.
     """
@@ -77,12 +78,13 @@ def decide(identity_id: str, store_bound: bool, stored: ClusterFile | None, pref
             return Action.OK
         which = "was bound to another object store" if store_bound else "was never bound to one"
         raise ClusterMismatchError(
-            f"the object store is cluster {stored.cluster_id}'s, Postgres is of cluster {identity_id} and {which}",
+            f"the object store belongs to cluster {stored.cluster_id},"
+            f" but Postgres belongs to cluster {identity_id} and {which}",
             remedy="correct object.store.url or metadata.url; give a new cluster a prefix of its own",
         )
     if store_bound:
         raise ClusterMismatchError(
-            f"Postgres of cluster {identity_id} was bound to an object store, but {CLUSTER_KEY} is not there",
+            f"Postgres of cluster {identity_id} was bound to an object store, but this one has no {CLUSTER_KEY}",
             remedy="correct object.store.url, or restore the bucket; a fresh bucket needs a fresh Postgres database",
         )
     if not prefix_is_empty:
@@ -94,14 +96,15 @@ def decide(identity_id: str, store_bound: bool, stored: ClusterFile | None, pref
 
 
 async def check_cluster(store: ObjectStore, *, cluster_id: str, store_bound: bool) -> bool:
-    """Check, and mark an empty store as ours. True = the caller must now call `bind_store()` of the metadata.
+    """Check, and mark an empty store as ours. If it returns True, the caller must now call `bind_store()` of the
+    metadata.
 
-    Raises ClusterMismatchError, ValueError for a `cluster_id` that is no id.
+    Raises ClusterMismatchError, and ValueError for a malformed `cluster_id`.
     """
     if _CLUSTER_ID.fullmatch(cluster_id) is None:
         raise ValueError(f"{cluster_id!r} is not a cluster id")
-    # The listing comes first: what it shows was written after cluster.json, so a process of our own cluster that starts
-    # at the same moment cannot look like a stranger's objects.
+    # The listing comes first: everything it shows was written after cluster.json. So a process of our own cluster that
+    # starts at the same moment cannot look like a stranger's objects.
     is_empty = store_bound or await _is_empty(store)
     action = decide(cluster_id, store_bound, await _read(store), is_empty)
     if action is Action.WRITE:
@@ -121,7 +124,7 @@ async def _read(store: ObjectStore) -> ClusterFile | None:
 
 
 async def _is_empty(store: ObjectStore) -> bool:
-    """What a killed probe left does not count."""
+    """Whether the store holds no object; leftovers of a killed probe do not count."""
     async for stat in store.list():
         if not stat.key.startswith(PROBE_PREFIX):
             return False

@@ -1,11 +1,11 @@
-"""Object keys: made and parsed here and nowhere else.
+"""Object keys. Only this module makes and parses them.
 
 `l0/<2-hex shard>/<yyyymmddhh UTC>/<writer id>-<epoch>-<uuid7>.silt`. The shard, the first byte of SHA-256 of the uuid,
-spreads the request rate over a store's partitions; the hour lets the janitor list old objects alone; the uuid makes the
-key unique, which is what lets a PUT in doubt be settled by HEAD. The store's own prefix is not part of a key.
+spreads the request rate over a store's partitions. The hour lets the janitor list old objects alone. The uuid makes the
+key unique, so that HEAD can settle a PUT in doubt. The store's own prefix is not part of a key.
 
-`check_key` is the rule every store applies before it acts, so that a key which one store would take and another would
-refuse (or read as a path out of its directory) never comes to be.
+Every store applies `check_key` before it acts. So no key comes to be that one store would take and another would
+refuse, or would read as a path out of its directory.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PROBE_PREFIX = "probe/"
 """Keys of `storage/probe.py`, which removes them itself; nothing durable lies here."""
 
 KEY_BYTES_MAX = 900
-"""S3 allows 1,024 bytes for the store's prefix and the key together."""
+"""The longest key in bytes. S3 allows 1,024 for the store's prefix and the key together."""
 KEY_PART_BYTES_MAX = 255
-"""The longest file name on Linux."""
+"""The longest file name on Linux, in bytes."""
 
 _FILE_KEY = re.compile(
     r"l(?P<level>[0-2])/(?P<shard>[0-9a-f]{2})/(?P<hour>[0-9]{10})/"
@@ -43,23 +43,23 @@ _JOB_KEY = re.compile(
 _UNIT_NAME = re.compile(r"u(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
 _FAILED_NAME = re.compile(r"(failed|unread)-(0|[1-9][0-9]{0,8})\.json\.zst", re.ASCII)
 FAILED_NAME = "failed-"
-"""How the names begin of what units leave that failed for good."""
+"""The start of the names of objects that a unit leaves when it failed for good."""
 UNREAD_NAME = "unread-"
-"""And of what those leave that could not read an input."""
+"""The start of the names of objects that a unit leaves when it could not read an input."""
 PLAN_NAME = "plan.json.zst"
 
 
 class BadKeyError(ObjectStoreError, BadInputError):
-    """A key that no store takes, or that is not the key of a file of ours."""
+    """The key is one that no store takes, or not the key of a file of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKey:
-    """What a file's key says."""
+    """The parts of a file's key."""
 
     level: int
     hour: str
-    """`yyyymmddhh`, UTC, by the metadata store's clock as its writer knew it."""
+    """`yyyymmddhh`, UTC, by the writer's estimate of the metadata store's clock."""
     writer_id: int
     epoch: int
     file_uuid: uuid.UUID
@@ -80,7 +80,7 @@ def hour_of(wall_ms: int) -> str:
 
 
 def file_key(*, level: int, writer_id: int, epoch: int, file_uuid: uuid.UUID, created_ms: int) -> str:
-    """The key of a file of `level` 0 to 2. Raises BadKeyError for what `parse_file_key` could not give back."""
+    """The key of a file of `level` 0 to 2. Raises BadKeyError for parts that `parse_file_key` could not give back."""
     key = f"l{level}/{shard_of(file_uuid)}/{hour_of(created_ms)}/{writer_id}-{epoch}-{file_uuid}.silt"
     if _FILE_KEY.fullmatch(key) is None:
         raise BadKeyError(
@@ -90,7 +90,9 @@ def file_key(*, level: int, writer_id: int, epoch: int, file_uuid: uuid.UUID, cr
 
 
 def parse_file_key(key: str) -> FileKey:
-    """Raises BadKeyError for anything `file_key` does not make: another shape, no such hour, a shard not the uuid's."""
+    """The parts of a key. Raises BadKeyError for anything `file_key` does not make: another shape, no such hour, a
+    wrong shard.
+    """
     found = _FILE_KEY.fullmatch(key)
     if found is None:
         raise BadKeyError(f"{key!r} is not the key of a file (level/shard/hour/writer-epoch-uuid.silt)")
@@ -112,32 +114,32 @@ def parse_file_key(key: str) -> FileKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKey:
-    """What the key of an object of a heavy merge says."""
+    """The parts of the key of an object of a heavy merge."""
 
     job_id: int
     fingerprint: str
-    """Of the plan."""
+    """The plan's fingerprint."""
     name: str
-    """`plan.json.zst`, `u<unit>.json.zst`, `failed-<unit>.json.zst`, `unread-<unit>.json.zst`, or another that has no
+    """`plan.json.zst`, `u<unit>.json.zst`, `failed-<unit>.json.zst`, `unread-<unit>.json.zst`, or a name without a
     meaning here."""
 
     @property
     def unit(self) -> int | None:
-        """Whose manifest it is; None for everything else."""
+        """The unit, if this is the key of a unit's manifest, else None."""
         found = _UNIT_NAME.fullmatch(self.name)
         return int(found[1]) if found else None
 
     @property
     def failed_unit(self) -> int | None:
-        """Whose failure it tells of, for good or not; None for everything else."""
+        """The unit, if this is the key of a unit's failure, for good or not, else None."""
         found = _FAILED_NAME.fullmatch(self.name)
         return int(found[2]) if found else None
 
 
 def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
-    """`jobs/<job id>/<fingerprint>/<name>`; without a name the prefix of all objects of that plan.
+    """`jobs/<job id>/<fingerprint>/<name>`; without a name, the prefix of all objects of that plan.
 
-    Raises BadKeyError for what `parse_job_key` could not give back.
+    Raises BadKeyError for parts that `parse_job_key` could not give back.
     """
     key = f"{JOBS_PREFIX}{job_id}/{fingerprint}/{name}"
     parse_job_key(key if name else key + PLAN_NAME)
@@ -145,22 +147,22 @@ def job_key(job_id: int, fingerprint: str, name: str = "") -> str:
 
 
 def unit_key(job_id: int, fingerprint: str, unit: int) -> str:
-    """Of the manifest of a unit."""
+    """The key of a unit's manifest."""
     return job_key(job_id, fingerprint, f"u{unit}.json.zst")
 
 
 def failed_key(job_id: int, fingerprint: str, unit: int) -> str:
-    """Of what a unit leaves that failed for good."""
+    """The key of the object that a unit leaves when it failed for good."""
     return job_key(job_id, fingerprint, f"{FAILED_NAME}{unit}.json.zst")
 
 
 def unread_key(job_id: int, fingerprint: str, unit: int) -> str:
-    """Of what a unit leaves that could not read an input."""
+    """The key of the object that a unit leaves when it could not read an input."""
     return job_key(job_id, fingerprint, f"{UNREAD_NAME}{unit}.json.zst")
 
 
 def parse_job_key(key: str) -> JobKey:
-    """Raises BadKeyError for anything `job_key` does not make."""
+    """The parts of a key. Raises BadKeyError for anything that `job_key` does not make."""
     found = _JOB_KEY.fullmatch(key)
     if found is None:
         raise BadKeyError(f"{key!r} is not the key of an object of a merge job (jobs/job id/plan fingerprint/name)")
@@ -169,7 +171,7 @@ def parse_job_key(key: str) -> JobKey:
 
 
 def check_key(key: str) -> None:
-    """Raises BadKeyError unless every store can hold `key`.
+    """Raise BadKeyError unless every store can hold `key`.
 
     Parts are joined by single slashes, are not empty, do not start with a dot (so not "..", nor a store's own hidden
     directories), hold no control character, and fit a file name; the whole fits an S3 key.

@@ -2,12 +2,12 @@
 
 A PUT writes and fsyncs a file in `.tmp/`, **links** it under its key (link(2) fails if the name is taken, which makes
 create-if-absent atomic between processes), unlinks the temporary name, then fsyncs the directories that changed. Only
-then is it answered, so what was answered survives a power cut. A crash leaves at most a file in `.tmp/`, which
-`abort_multiparts` removes when it is old, or a whole object whose PUT was never answered.
+then does it return, so an object survives a power cut once its PUT has returned. A crash leaves at most a file in
+`.tmp/`, which `abort_multiparts` removes when it is old, or a whole object whose PUT never returned.
 
-Directories that a delete leaves empty are removed; a PUT that loses its directory so makes it anew.
-All file calls run on threads of our own; the event loop never waits for a disk. What a PUT wrote is not left in the
-page cache: agents keep the tail themselves, and a log that is written for ever would push out all else.
+Directories that a delete leaves empty are removed; a PUT that loses its directory this way makes it again. All file
+calls run on threads of our own; the event loop never waits for a disk. A PUT does not leave its bytes in the page
+cache: agents keep the tail themselves, and a log that is written for ever would push out everything else.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ LIST_CHUNK = 256
 LINK_TRIES = 100
 KNOWN_DIRECTORIES_MAX = 10_000
 _WRITE_BYTES_MAX = 2**30
-"""One write(2) takes at most 2 GiB less a page."""
+"""The most bytes per write(2), which takes at most 2 GiB less a page."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTSUP, errno.EMLINK, errno.EXDEV, errno.ELOOP}
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 class LocalStore:
-    """Objects are files of mode 0600 under `root`, whose directories we make with mode 0700.
+    """Objects are files of mode 0600 under `root`, in directories that we make with mode 0700.
 
     Args:
-        must_exist: for those who read what others wrote: opening makes nothing, and is refused where nothing is.
+        must_exist: for processes that only read: opening then makes no directory, and is refused if there is none.
     """
 
     def __init__(self, root: Path, *, must_exist: bool = False) -> None:
@@ -68,10 +68,10 @@ class LocalStore:
         self._temporary = root / TEMPORARY
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="local-store")
         self._durable: dict[Path, int] = {}
-        """Directories whose entry in their parent was fsynced -> inode (another directory may take the name)."""
+        """Directories whose entry in their parent was fsynced -> inode (another directory may take the name later)."""
 
     async def open(self) -> None:
-        """Make the directory if need be, and if it may. Raises StoreMisconfiguredError when it cannot be used."""
+        """Make the directory if need be, unless it must exist. Raises StoreMisconfiguredError if it is unusable."""
         await self._run(self._open)
 
     async def get(self, key: str) -> bytes:
@@ -101,7 +101,7 @@ class LocalStore:
         return LocalMultipart(self, key, await self._run(self._start_temporary))
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
-        """Also removes what crashed PUTs left. Age counts from the last write."""
+        """Remove also the files that crashed PUTs left. Age counts from the last write."""
         return await self._run(self._sweep_temporary, older_than_ms)
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class LocalStore:
 
     def _start_temporary(self) -> TemporaryFile:
         self._make_directories(self._temporary)
-        # 0600 is mkstemp's mode; a link keeps it.
+        # mkstemp makes files of mode 0600; a link keeps it.
         descriptor, name = tempfile.mkstemp(dir=self._temporary)
         return TemporaryFile(descriptor, Path(name))
 
@@ -183,24 +183,24 @@ class LocalStore:
                 break
             except FileExistsError:
                 if path.is_dir():
-                    raise BadKeyError(f"key {key!r} is the beginning of other keys") from None
+                    raise BadKeyError(f"key {key!r} is a directory of other keys") from None
                 raise ObjectExistsError(key) from None
             except NotADirectoryError:
-                raise BadKeyError(f"key {key!r} continues another object's") from None
+                raise BadKeyError(f"key {key!r} lies below the key of another object") from None
             except FileNotFoundError:
-                # A delete emptied a directory and removed it in between.
+                # A delete emptied this directory and removed it in between.
                 if attempt == LINK_TRIES - 1:
                     raise
         try:
             _fsync_directory(path.parent)
             self._make_directories(path.parent)
         except OSError as error:
-            raise PutInDoubtError(f"object {key!r} is there but may not survive a power cut: {error}") from error
+            raise PutInDoubtError(f"object {key!r} was written but may not survive a power cut: {error}") from error
 
     def _make_directories(self, directory: Path, *, sync: bool = True) -> None:
-        """Make `directory` and what is missing above it; with `sync`, durably.
+        """Make `directory` and its missing parents; with `sync`, durably.
 
-        Another process may have made one of them and not fsynced it yet, so finding it there is not enough.
+        Another process may have made one of them and not fsynced it yet, so finding it is not enough.
         """
         if not self._root.is_dir():
             self._root.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ class LocalStore:
         return Deleted(keys=tuple(done), failed=failed)
 
     def _remove_if_empty(self, directory: Path) -> None:
-        """Remove empty directories upwards, then make the lowest that stays durable."""
+        """Remove empty directories upwards, then fsync the lowest that stays."""
         while directory != self._root:
             try:
                 directory.rmdir()
@@ -252,7 +252,7 @@ class LocalStore:
         try:
             _fsync_directory(directory)
         except FileNotFoundError:
-            return  # another delete removed it, and syncs what is above
+            return  # another delete removed it, and fsyncs the parents
 
     def _walk(self, directory: str, prefix: bytes, start_after: bytes) -> Iterator[ObjectStat]:
         """Depth first in key order, one directory in memory per level. `directory` is "" or ends in a slash.
@@ -278,7 +278,7 @@ class LocalStore:
                 try:
                     yield self._stat(os.fsdecode(path))
                 except (ObjectNotFoundError, BadKeyError):
-                    continue  # deleted since the scan, or nothing of ours
+                    continue  # deleted since the scan, or not ours
 
     def _sweep_temporary(self, older_than_ms: int) -> int:
         removed = 0
@@ -292,7 +292,7 @@ class LocalStore:
                     path.unlink()
                     removed += 1
             except FileNotFoundError:
-                continue  # its writer finished
+                continue  # its writer has finished
         return removed
 
 
@@ -306,7 +306,7 @@ class TemporaryFile:
         self._size_bytes = 0
 
     def append(self, body: Body) -> None:
-        """One that raised half-way may be repeated: it starts at the same place."""
+        """Append `body`. A call that raised half-way may be repeated: it starts at the same place."""
         view = memoryview(body)
         position = self._size_bytes
         while len(view):
@@ -316,7 +316,7 @@ class TemporaryFile:
         self._size_bytes = position
 
     def discard(self) -> None:
-        """Close it and drop its temporary name. Repeating is harmless."""
+        """Close the file and drop its temporary name. Repeating is harmless."""
         if self._open:
             self._open = False
             os.close(self.descriptor)
@@ -324,7 +324,7 @@ class TemporaryFile:
 
 
 class LocalMultipart:
-    """Parts are appended to one temporary file; `complete` links it."""
+    """A multipart upload. Parts are appended to one temporary file; `complete` links it."""
 
     def __init__(self, store: LocalStore, key: str, temporary: TemporaryFile) -> None:
         self._store = store
@@ -344,7 +344,7 @@ class LocalMultipart:
         try:
             self._store.publish(self._temporary, self._key)
         except PutInDoubtError:
-            self._temporary.discard()  # the object has its key; who settles the doubt does not come back here
+            self._temporary.discard()  # the object has its key; a caller that settles the doubt does not come back here
             raise
         self._temporary.discard()
 
@@ -354,7 +354,7 @@ def _take(found: Iterator[ObjectStat]) -> list[ObjectStat]:
 
 
 def _read_fully(read: Callable[[int], bytes | None], wanted: int) -> bytes:
-    """read(2) may give less than asked (at most 2 GiB less a page at a time)."""
+    """Read exactly `wanted` bytes if they are there: read(2) may give less (at most 2 GiB less a page at a time)."""
     first = read(wanted) or b""
     if len(first) == wanted:
         return first
@@ -375,7 +375,7 @@ def _fsync_directory(directory: Path) -> None:
 
 
 def _translated(call: Callable[..., T], *arguments: object) -> T:
-    """Run a file call; errors of the operating system come out as ours."""
+    """Run a file call and translate the operating system's errors into ours."""
     try:
         return call(*arguments)
     except ObjectStoreError:

@@ -1,7 +1,7 @@
-"""An object store in memory: for tests, the simulation and `memory://`. Everything goes with the process.
+"""An object store in memory: for tests, the simulation and `memory://`. Its objects end with the process.
 
-Every method yields to the event loop once before it acts, so that callers interleave as they would over a network;
-what follows the yield is atomic.
+Every method yields to the event loop once before it acts, so that callers interleave as they would over a network.
+Everything after the yield is atomic.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class MemoryStore:
         wanted, last = prefix.encode(), start_after.encode()
         while True:
             await asyncio.sleep(0)
-            # Found anew each time: the list may have changed while the caller had control.
+            # Looked up again each time: the list may have changed while the caller had control.
             position = bisect_left(self._sorted_keys, max(wanted, last))
             if position < len(self._sorted_keys) and self._sorted_keys[position] == last:
                 position += 1

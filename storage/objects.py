@@ -2,13 +2,12 @@
 
 Objects are written once and never changed (`put_if_absent`, S3's `If-None-Match: *`), read whole or by range, listed by
 prefix and deleted in batches. Three stores keep this contract under one suite (`tests/contract/test_object_store.py`):
-`storage/s3/store.py`, `storage/local.py`, `storage/memory.py`. Behaviour is added by wrapping
-(`storage/wrappers/retrying.py`,
-`storage/wrappers/metered.py`, `storage/wrappers/faulty.py`). Keys are relative to the store's prefix, use "/" and
-never start with it.
+`storage/s3/store.py`, `storage/local.py`, `storage/memory.py`. Wrappers add behaviour (`storage/wrappers/retrying.py`,
+`storage/wrappers/metered.py`, `storage/wrappers/faulty.py`). Keys are relative to the store's prefix, use "/" and never
+start with it.
 
 A PUT whose answer was lost is neither done nor not done: `PutInDoubtError`. `storage/wrappers/retrying.py` settles it
-by HEAD, which is sound because keys are unique: length and CRC-32C ours = the stored object is ours.
+by HEAD, which is sound because keys are unique: an object with our length and CRC-32C is ours.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ObjectExistsError(ObjectStoreError):
 
 
 class PutInDoubtError(ObjectStoreError):
-    """The answer to a PUT was lost (reset, time-out, 5xx after the body). Settle by `head`."""
+    """The answer to a PUT was lost (reset, time-out, 5xx after the body). Settle it by `head`."""
 
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     retriable: ClassVar[bool] = True
@@ -52,11 +51,11 @@ class StoreUnavailableError(ObjectStoreError, UnavailableError):
 
 
 class StoreFullError(ObjectStoreError, UnavailableError):
-    """No space (ENOSPC, EDQUOT, EFBIG). Nothing was left behind under the key."""
+    """The store has no space (ENOSPC, EDQUOT, EFBIG). Nothing was left behind under the key."""
 
 
 class ChecksumMismatchError(ObjectStoreError):
-    """The bytes that reached the store are not those `crc32c` was computed over; nothing was written."""
+    """The bytes that reached the store differ from those that `crc32c` was computed over; nothing was written."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the bytes of object {key!r} do not match their CRC-32C; the store refused them")
@@ -70,7 +69,9 @@ class StoreMisconfiguredError(ObjectStoreError, BadInputError):
 def check_range(start: int, length: int) -> None:
     """The rule of `get_range`, for every store. Raises ValueError."""
     if start < 0 or length < 1:
-        raise ValueError(f"a range starts at 0 or above and has at least one byte, not {length} from {start}")
+        raise ValueError(
+            f"a range starts at 0 or above and has at least one byte; this one starts at {start} and has {length}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +81,12 @@ class ObjectStat:
     last_modified_ms: int
     """By the store's clock."""
     crc32c: int | None = None
-    """Of the whole object, where the store keeps it (`head` on S3); None = read the object to know."""
+    """The CRC-32C of the whole object if the store keeps it (`head` on S3). If None, read the object to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """A key that was absent counts as deleted. Progress is per key: some may fail while others are gone."""
+    """The result of a delete. A key that was absent counts as deleted. Some keys may fail while others are gone."""
 
     keys: Sequence[str]
     failed: Mapping[str, str]
@@ -96,18 +97,20 @@ class MultipartUpload(Protocol):
     """A large object in parts (at least 5 MiB each but the last). Invisible until `complete`."""
 
     async def write(self, part: Body) -> None:
-        """The next part; one at a time. One that raised counts as not written: the same part may be written again."""
+        """Write the next part; one at a time. A part that raised counts as not written, so it may be written again."""
         ...
 
     async def complete(self) -> None:
-        """Publish under the key if absent. Raises ObjectExistsError, PutInDoubtError."""
+        """Publish under the key if it is free. Raises ObjectExistsError, PutInDoubtError."""
         ...
 
     async def abort(self) -> None: ...
 
 
 class ObjectStore(Protocol):
-    """All methods may raise StoreUnavailableError and StoreMisconfiguredError, and BadKeyError (`storage/keys.py`)."""
+    """The methods of every store. All may raise StoreUnavailableError and StoreMisconfiguredError, and BadKeyError
+    (`storage/keys.py`).
+    """
 
     async def get(self, key: str) -> bytes:
         """Raises ObjectNotFoundError."""
@@ -121,7 +124,7 @@ class ObjectStore(Protocol):
         ...
 
     async def put_if_absent(self, key: str, body: Body, *, crc32c: int) -> None:
-        """Write the whole object durably, or raise ObjectExistsError and leave the present one as it is.
+        """Write the whole object durably, or raise ObjectExistsError and leave the present one unchanged.
 
         `crc32c` is that of `body`; stores that can check it do. Raises PutInDoubtError, StoreFullError,
         ChecksumMismatchError.
@@ -135,13 +138,13 @@ class ObjectStore(Protocol):
     async def delete_many(self, keys: Sequence[str]) -> Deleted: ...
 
     def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-        """In key order (UTF-8 bytes). Every object that existed throughout the listing appears once."""
+        """The objects in key order (UTF-8 bytes). Every object that existed throughout the listing appears once."""
         ...
 
     async def start_multipart(self, key: str) -> MultipartUpload: ...
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
-        """Abort uploads under our prefix that were begun before `older_than_ms` (wall clock). Returns how many."""
+        """Abort uploads under our prefix that began before `older_than_ms` (wall clock); returns their number."""
         ...
 
     async def close(self) -> None: ...

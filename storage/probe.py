@@ -1,10 +1,11 @@
-"""Does this store honour `If-None-Match: *`? Without it two writers can take one key and records are lost.
+"""Tests whether a store honours `If-None-Match: *`. Without it two writers can take one key and records are lost.
 
-Asked by `siltstone doctor` and by every agent at its start. Some servers ignore the header and overwrite, some check it
-but let several of a crowd through; so a key is created twice in a row, and then by eight at once, a few times over.
+`siltstone doctor` and every agent at its start run this probe. Some servers ignore the header and overwrite. Some check
+it, but let several concurrent PUTs of a key through. So the probe creates a key twice in a row, and then by eight PUTs
+at once, a few times over.
 
-All keys lie under `probe/` and are deleted before it returns, also when it fails. What a killed process left there is
-deleted by the next probe, once it is old.
+All keys lie under `probe/`, and the probe deletes them before it returns, also when it fails. The next probe deletes
+the leftovers of a killed one once they are old.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ REMEDY = "use a store that honours If-None-Match on PUT (AWS S3, MinIO, versityg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What the store did."""
+    """The store's behaviour."""
 
     honours_if_none_match: bool
     detail: str
-    """What was seen, for people."""
+    """The observation, for people."""
     keeps_crc32c: bool
-    """HEAD answers with the CRC-32C; where not, a PUT in doubt is settled by reading the object."""
+    """Whether HEAD answers with the CRC-32C. If not, a PUT in doubt is settled by reading the object."""
     store_clock_ms: int
-    """The store's clock when it wrote an object; S3 rounds it to seconds."""
+    """The store's clock at the time it wrote an object; S3 rounds it to seconds."""
     clock_ms: int
-    """Ours, read just after."""
+    """Our clock, read just after."""
 
     def check(self) -> None:
         """Raises StoreMisconfiguredError unless the store can be used."""
@@ -54,9 +55,9 @@ class ProbeResult:
 
 
 async def probe_conditional_create(store: ObjectStore, ids: IdSource, clock: Clock) -> ProbeResult:
-    """Create, create again, create at once, look, clean up. About 40 requests.
+    """Create, create again, create at once, look, clean up. Takes about 40 requests.
 
-    Raises what the store raises, and StoreMisconfiguredError when it cannot delete.
+    Raises the store's errors, and StoreMisconfiguredError when it cannot delete.
     """
     name = f"{PROBE_PREFIX}{ids.uuid7(clock.wall_ms())}"
     keys = [f"{name}-{number}" for number in range(ROUNDS + 1)]
@@ -68,7 +69,7 @@ async def probe_conditional_create(store: ObjectStore, ids: IdSource, clock: Clo
             detail = detail or await _create_at_once(store, key)
         return ProbeResult(
             honours_if_none_match=not detail,
-            detail=detail or f"of {CROWD} that create a key at once one won, in each of {ROUNDS} rounds",
+            detail=detail or f"of {CROWD} concurrent PUTs of a key exactly one succeeded, in each of {ROUNDS} rounds",
             keeps_crc32c=stat.crc32c is not None,
             store_clock_ms=stat.last_modified_ms,
             clock_ms=clock_ms,
@@ -78,13 +79,13 @@ async def probe_conditional_create(store: ObjectStore, ids: IdSource, clock: Clo
 
 
 async def _create_twice(store: ObjectStore, key: str) -> str:
-    """What is wrong, or ""."""
+    """The fault found, or ""."""
     await _create(store, key, b"first")
     try:
         await _create(store, key, b"second")
     except ObjectExistsError:
         stored = await store.get(key)
-        return "" if stored == b"first" else "a PUT that it refused changed the object"
+        return "" if stored == b"first" else "a PUT that the store refused changed the object"
     except PutInDoubtError:
         stored = await store.get(key)
         return "" if stored == b"first" else "a second PUT of a key replaced the object"
@@ -92,7 +93,7 @@ async def _create_twice(store: ObjectStore, key: str) -> str:
 
 
 async def _create_at_once(store: ObjectStore, key: str) -> str:
-    """What is wrong, or ""."""
+    """The fault found, or ""."""
     bodies = [f"{number}".encode() * 1024 for number in range(CROWD)]
     answers = await asyncio.gather(*(_create(store, key, body) for body in bodies), return_exceptions=True)
     for answer in answers:

@@ -1,7 +1,7 @@
 """`object.store.url`: read, checked, and turned into a store.
 
-`s3://bucket/prefix?endpoint=http://H:P&region=R`, `file:///dir`, `memory://`. Credentials never stand in a URL (it is
-logged and shown): they come from the AWS chain. Messages name the part that is wrong and never repeat a user part.
+`s3://bucket/prefix?endpoint=http://H:P&region=R`, `file:///dir`, `memory://`. Credentials never stand in a URL, because
+it is logged and shown: they come from the AWS chain. Messages name the wrong part and never repeat a user part.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ObjectStoreUrl:
     endpoint: str = ""
     """`http(s)://host:port` of an S3-compatible server; empty = AWS."""
     region: str = ""
-    """Empty = by the AWS chain."""
+    """Empty = from the AWS chain."""
     directory: Path = Path("/")
 
     def __str__(self) -> str:
-        """The URL in its one normal form."""
+        """The URL in its normal form."""
         if self.scheme == "memory":
             return "memory://"
         if self.scheme == "file":
@@ -49,7 +49,7 @@ class ObjectStoreUrl:
 
 
 def parse_store_url(url: str) -> ObjectStoreUrl:
-    """Raises StoreMisconfiguredError that names the part and what to write instead."""
+    """Read a URL. Raises StoreMisconfiguredError that names the wrong part and what to write instead."""
     try:
         parts = urlsplit(url)
         has_user = parts.username is not None or parts.password is not None
@@ -73,7 +73,7 @@ def parse_store_url(url: str) -> ObjectStoreUrl:
 
 
 def object_url(store: ObjectStoreUrl, key: str) -> str:
-    """The URL of the object of a merge job, for a process elsewhere. Raises StoreMisconfiguredError for `memory://`."""
+    """The URL of an object of a merge job, for a process elsewhere. Raises StoreMisconfiguredError for `memory://`."""
     whole, question, query = str(store).partition("?")
     if store.scheme == "memory":
         raise StoreMisconfiguredError(
@@ -83,7 +83,7 @@ def object_url(store: ObjectStoreUrl, key: str) -> str:
 
 
 def split_object_url(url: str) -> tuple[ObjectStoreUrl, str]:
-    """Store and key of a URL that `object_url` made. Raises StoreMisconfiguredError, BadKeyError."""
+    """The store and the key of a URL that `object_url` made. Raises StoreMisconfiguredError, BadKeyError."""
     whole, question, query = url.partition("?")
     before, slash, after = whole.rpartition(f"/{JOBS_PREFIX}")
     if not slash:
@@ -94,7 +94,7 @@ def split_object_url(url: str) -> tuple[ObjectStoreUrl, str]:
 
 
 def open_store(url: ObjectStoreUrl | str, *, must_exist: bool = False) -> ObjectStore:
-    """The bare store for a URL, no wrapper around it. `SupportsOpen` stores (S3, directory) want `open()` before use.
+    """The bare store for a URL, without wrappers. `SupportsOpen` stores (S3, directory) need `open()` before use.
 
     `must_exist`: opening makes no directory (a bucket is never made). Every `memory://` is a new, empty store. Raises
     StoreMisconfiguredError.

@@ -1,1 +1,1 @@
-"""The Kafka protocol, sans-IO: bytes in, values out. Imports nothing of ours but `runtime.errors`."""
+"""The Kafka protocol, sans-IO: bytes in, values out. This room imports nothing of ours but `runtime.errors`."""

@@ -1,9 +1,10 @@
-"""The APIs we serve, and requests and responses as whole frames.
+"""The APIs that agents serve, and requests and responses as whole frames.
 
-A frame is handed in without its length prefix and handed out with it. Request header: API key, version, correlation
-id, client id (never compact), and tagged fields when the request's version is flexible. Response header: correlation
-id, and tagged fields when the response's version is flexible, except in ApiVersions, whose header never has them: a
-client that does not know what we speak must be able to read it (KIP-511).
+Callers pass a frame in without its length prefix and get it back with it. A request header holds the API key, version,
+correlation id and client id (never compact), and tagged fields when the request's version is flexible. A response
+header holds the correlation id, and tagged fields when the response's version is flexible. ApiVersions is the
+exception: its response header never has tagged fields, because a client that does not know our versions must be able to
+read it (KIP-511).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ API_VERSIONS: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API: the ranges of versions, both ends included, that clients are told of and that are served."""
+    """One API and its two ranges of versions, ends included: those told to clients, and those accepted from them."""
 
     key: int
     name: str
@@ -116,12 +117,12 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType(
         )
     }
 )
-"""By API key."""
+"""The APIs by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHeader:
-    """What stands before every request body."""
+    """The fields that stand before every request body."""
 
     api_key: int
     api_version: int
@@ -133,7 +134,8 @@ class UnsupportedVersionError(BadInputError):
     """A request for a version outside the accepted range.
 
     Attributes:
-        header: the request's header; of ApiVersions in a version newer than ours too, whose body must not be read.
+        header: the request's header. An ApiVersions request in a version newer than ours has one too; its body must not
+            be read.
         position: where the body starts, for versions that can be decoded though they are not accepted (Produce 0-2).
     """
 
@@ -151,8 +153,8 @@ _INT32 = struct.Struct(">i")
 def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
     """Read the header of a request; returns it and the position of the body.
 
-    Raises MalformedMessageError, UnknownApiError, UnsupportedVersionError (with the header; the server answers an
-    ApiVersions request with error 35 in version 0 and closes the connection on all others).
+    Raises MalformedMessageError, UnknownApiError, and UnsupportedVersionError with the header. For the last one the
+    server answers an ApiVersions request with error 35 in version 0, and closes the connection on all other APIs.
     """
     if len(frame) < _request_head.size:
         raise MalformedMessageError(f"request of {len(frame)} bytes is shorter than a request header")
@@ -188,17 +190,18 @@ def read_request_header(frame: memoryview) -> tuple[RequestHeader, int]:
 def decode_request(header: RequestHeader, frame: memoryview, position: int) -> Message:
     """Read the body that starts at `position`. Raises MalformedMessageError.
 
-    Bytes after the body are not looked at, as in Kafka, and clients have come to rely on it: to ask for all topics,
-    librdkafka (2.16) writes the null list of Metadata v12 as four bytes instead of one.
+    Bytes after the body are ignored, as in Kafka. Clients rely on it: to ask for all topics, librdkafka (2.16) writes
+    the null list of Metadata v12 as four bytes instead of one.
     """
     body, _ = decode(APIS[header.api_key].request, header.api_version, frame, position)
     return body
 
 
 def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
-    """Write the whole answer to the request with this header, length prefix first; the parts are sent in order.
+    """Write the whole response to the request with this header, length prefix first. The caller sends the parts in
+    order.
 
-    ApiVersions in a version that is not declared is answered in version 0. Raises EncodingError.
+    An ApiVersions request in an undeclared version gets a response in version 0. Raises EncodingError.
     """
     table = message_table(APIS[header.api_key].response)
     version = header.api_version
@@ -215,7 +218,7 @@ def encode_response(header: RequestHeader, body: Message) -> list[Octets]:
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, body: Message
 ) -> list[Octets]:
-    """Write a whole request, length prefix first; the parts are sent in order. Raises EncodingError."""
+    """Write a whole request, length prefix first. The caller sends the parts in order. Raises EncodingError."""
     table = message_table(APIS[api_key].request)
     if type(body) is not table.struct_class:
         raise EncodingError(f"a {type(body).__name__} cannot be sent as API key {api_key}")

@@ -1,13 +1,12 @@
 """The 61-byte header of record batch v2 (Kafka's `DefaultRecordBatch`): read, check, stamp. Payloads are never touched.
 
 Layout, big-endian: base offset i64, batch length i32 (total size less 12), leader epoch i32, magic i8, CRC-32C u32,
-attributes i16, last offset delta i32, base timestamp i64, max timestamp i64, producer id i64, producer epoch i16,
-base sequence i32, records count i32. The CRC covers byte 21 to the end, so the first 16 bytes, which the broker
-sets, lie outside it. The two stamps return bytes that replace the start of a batch in a scatter write.
+attributes i16, last offset delta i32, base timestamp i64, max timestamp i64, producer id i64, producer epoch i16, base
+sequence i32, records count i32. The CRC covers byte 21 to the end, so the first 16 bytes, which the broker sets, lie
+outside it. The two stamps return bytes that replace the start of a batch in a scatter write.
 
-What reading decides: lengths are checked against the bytes at hand before anything is sliced by them. A header that
-reads well is not yet a good batch: `crc_matches` says whether the bytes arrived, `wire.records` whether they are
-records.
+Reading compares every length with the bytes at hand before it slices by it. A header that reads well is not yet a good
+batch: `crc_matches` tells whether the bytes arrived intact, `wire.records` whether they are records.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from wire.crc import Body, crc32c, joined_crc32c
 
 BATCH_HEADER_BYTES = 61
 BATCH_OVERHEAD_BYTES = 12
-"""Base offset and batch length: what `batch_length` does not count."""
+"""The base offset and the batch length itself, which `batch_length` does not count."""
 BATCH_LENGTH_MIN = BATCH_HEADER_BYTES - BATCH_OVERHEAD_BYTES
 MAGIC_V2 = 2
 NO_TIMESTAMP_MS = -1
@@ -55,7 +54,7 @@ _LEADER_EPOCH = 0  # leader epoch is 0 everywhere, always: no replica of ours ca
 
 
 class CorruptBatchError(SiltstoneError):
-    """These bytes are not a record batch of format v2."""
+    """The bytes are not a record batch of format v2."""
 
 
 class ProducerStamp(NamedTuple):
@@ -115,7 +114,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """`base_timestamp_ms` is then the delete horizon (KIP-534)."""
+        """If set, `base_timestamp_ms` holds the delete horizon (KIP-534)."""
         return self.attributes & DELETE_HORIZON_BIT != 0
 
     @property
@@ -135,19 +134,22 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(view: Body, position: int = 0) -> BatchHeader:
-    """The header of the batch that starts at `position`; nothing in it is checked yet.
+    """Read the header of the batch that starts at `position`, without checking any field.
 
-    Raises CorruptBatchError when fewer than 61 bytes are there.
+    Raises CorruptBatchError when fewer than 61 bytes are left.
     """
     if position < 0 or len(view) - position < BATCH_HEADER_BYTES:
         raise CorruptBatchError(
-            f"a batch header needs {BATCH_HEADER_BYTES} bytes, {max(0, len(view) - position)} are left at {position}"
+            f"a batch header needs {BATCH_HEADER_BYTES} bytes;"
+            f" only {max(0, len(view) - position)} are left at position {position}"
         )
     return BatchHeader._make(HEADER.unpack_from(view, position))
 
 
 def crc_matches(view: Body, position: int, header: BatchHeader) -> bool:
-    """Whether the bytes of the batch at `position` are the ones its writer summed; False if they are not all there."""
+    """Whether the bytes of the batch at `position` have the CRC that its writer stored; False if the batch is cut
+    short.
+    """
     end = position + header.size_bytes
     if header.batch_length < BATCH_LENGTH_MIN or end > len(view):
         return False
@@ -155,37 +157,41 @@ def crc_matches(view: Body, position: int, header: BatchHeader) -> bool:
 
 
 def crc_of_batch(batch: memoryview, header: BatchHeader) -> int:
-    """The CRC-32C of a whole batch, which `crc_matches` has found good, without reading it once more."""
+    """The CRC-32C of a whole batch that `crc_matches` has found good, without reading its payload again."""
     return joined_crc32c(crc32c(batch[:CRC_COVERS_FROM]), header.crc, len(batch) - CRC_COVERS_FROM)
 
 
 def iter_headers(view: Body, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of every batch from `position` to the end of `view`, which must hold whole batches only.
 
-    Raises CorruptBatchError on a length below 49 or past the end, and on any magic but 2. The CRC is not looked at.
+    Raises CorruptBatchError on a length below 49 or past the end, and on any magic but 2. It does not check the CRC.
     """
     end = len(view)
     while position < end:
         header = read_header(view, position)
         if header.magic != MAGIC_V2:
-            raise CorruptBatchError(f"magic {header.magic} at position {position}, only {MAGIC_V2} is stored")
+            raise CorruptBatchError(
+                f"the batch at position {position} has magic {header.magic}; only magic {MAGIC_V2} is supported"
+            )
         if header.batch_length < BATCH_LENGTH_MIN:
             raise CorruptBatchError(
-                f"batch length {header.batch_length} at position {position} is below {BATCH_LENGTH_MIN}"
+                f"the batch at position {position} has a batch length of {header.batch_length};"
+                f" the least is {BATCH_LENGTH_MIN}"
             )
         if header.size_bytes > end - position:
             raise CorruptBatchError(
-                f"the batch at position {position} says {header.size_bytes} bytes, {end - position} are left"
+                f"the batch at position {position} says it has {header.size_bytes} bytes,"
+                f" but only {end - position} are left"
             )
         yield position, header
         position += header.size_bytes
 
 
 def stamp_offset(batch: memoryview, base_offset: int) -> bytes:
-    """The 16 bytes (base offset, batch length as it is, leader epoch 0) that replace the batch's first 16.
+    """The 16 bytes (base offset, batch length unchanged, leader epoch 0) that replace the first 16 bytes of the batch.
 
-    Neither stamped field is covered by the CRC, so `(stamp, batch[16:])` is the batch at its offset, uncopied.
-    Raises CorruptBatchError when `batch` is shorter than 16 bytes.
+    The CRC covers neither stamped field, so `(stamp, batch[16:])` is the batch at its offset, uncopied. Raises
+    CorruptBatchError when `batch` is shorter than 16 bytes.
     """
     if len(batch) < _OFFSET_STAMP.size:
         raise CorruptBatchError(f"a batch of {len(batch)} bytes cannot be given an offset")
@@ -196,14 +202,14 @@ def stamp_offset(batch: memoryview, base_offset: int) -> bytes:
 def stamp_log_append_time(batch: memoryview, now_ms: int) -> bytes:
     """The 61-byte header that makes `batch` (exactly one) a LogAppendTime batch of `now_ms`.
 
-    Bit 3 is set and max timestamp is now; base timestamp and the records' deltas stay as they are, for a reader takes
-    every timestamp from max timestamp. The CRC is made anew over the new header and the payload where it lies, so
-    `(stamp, batch[61:])` is the whole batch. Source: `DefaultRecordBatch.setMaxTimestamp`.
+    It sets bit 3, and the max timestamp to now. The base timestamp and the records' deltas stay as they are, because
+    readers then take every timestamp from the max timestamp. The CRC is computed again over the new header and the
+    payload where it lies, so `(stamp, batch[61:])` is the whole batch. Source: `DefaultRecordBatch.setMaxTimestamp`.
     Raises CorruptBatchError when `batch` is not as long as its header says.
     """
     header = read_header(batch)
     if header.size_bytes != len(batch):
-        raise CorruptBatchError(f"a batch of {len(batch)} bytes says it has {header.size_bytes}")
+        raise CorruptBatchError(f"a batch of {len(batch)} bytes says in its header that it has {header.size_bytes}")
     tail = HEADER_TAIL.pack(
         header.attributes | LOG_APPEND_TIME_BIT,
         header.last_offset_delta,

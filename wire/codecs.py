@@ -1,17 +1,17 @@
-"""The four compressions of record batch v2, each bounded: what a batch unfolds to is decided here, not by its sender.
+"""The four compressions of record batch v2. The reader bounds how far a batch unfolds, not its sender.
 
-`decompress` never holds much more than `bytes_max` bytes of output, whatever the input claims: sizes that formats
-declare are compared with the bound before anything is allocated by them, and where none is declared (gzip, lz4
-frames, zstd frames of streaming writers) output is taken in steps. Which framings are written and read:
+`decompress` never holds much more than `bytes_max` bytes of output, whatever the input claims. Where a format declares
+a size, it is compared with the bound before anything is allocated; where none is declared (gzip, lz4 frames, zstd
+frames of streaming writers), output is taken in steps. The framings that are written and read:
 
-- gzip: one member written, several read (Java's GZIPInputStream does so).
-- snappy: Java's *xerial* framing written (magic, two versions, then length-prefixed raw blocks of at most 32 KiB);
-  xerial or one bare raw block (librdkafka, franz-go) read, told apart by the magic.
-- lz4: a frame with independent 64 KiB blocks and no content size, as Java writes it. Frames that Java consumers
-  refuse (dependent blocks, a dictionary, another version) are refused.
-- zstd: a frame with its content size written; frames with or without it, and several in a row, read.
+- gzip: one member is written; several are read, as Java's GZIPInputStream does.
+- snappy: Java's *xerial* framing is written (magic, two versions, then length-prefixed raw blocks of at most 32 KiB).
+  Xerial, or one bare raw block (librdkafka, franz-go), is read; the magic tells them apart.
+- lz4: a frame with independent 64 KiB blocks and no content size is written, as Java does. Frames that Java consumers
+  refuse (dependent blocks, a dictionary, another version) are refused here too.
+- zstd: a frame with its content size is written; frames with or without it, and several in a row, are read.
 
-Contexts of zstd are expensive to make and not safe to share, so each thread keeps its own.
+Zstd contexts are expensive to make and not safe to share, so each thread keeps its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Codec(IntEnum):
 
 
 class CodecError(SiltstoneError):
-    """Compressed bytes that are cut short, damaged or not of the codec they claim."""
+    """The compressed bytes are cut short, damaged, or not of the codec they claim."""
 
 
 class DecompressedTooLargeError(CodecError):
@@ -64,7 +64,8 @@ _LZ4_STEP_BYTES = 1 << 20
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_RLE_BLOCK = 1
 _ZSTD_WINDOW_KEPT_BYTES = 8 << 20
-"""A context whose last frame had a larger window is not kept: it would hold that window for good."""
+"""The largest window of a context that is kept for the next frame: a context holds the window of its last frame for
+good."""
 
 
 class _Contexts(threading.local):
@@ -77,7 +78,9 @@ _contexts = _Contexts()
 
 
 def compress(codec: Codec, data: Body, level: int | None = None) -> bytes:
-    """`data` in the framing Kafka's clients read; `level` None is the codec's default, and snappy has none."""
+    """Compress `data` in the framing that Kafka's clients read. `level` None is the codec's default; snappy has no
+    levels.
+    """
     match codec:
         case Codec.NONE:
             return bytes(data)
@@ -93,10 +96,10 @@ def compress(codec: Codec, data: Body, level: int | None = None) -> bytes:
 
 
 def decompress(codec: Codec, data: Body, *, bytes_max: int) -> bytes:
-    """What `data` unfolds to, at most `bytes_max` bytes.
+    """Decompress `data` to at most `bytes_max` bytes.
 
-    Raises DecompressedTooLargeError (a CodecError) as soon as it is known that there would be more, and CodecError
-    when the input is cut short, damaged, or followed by bytes that belong to nothing.
+    Raises DecompressedTooLargeError (a CodecError) as soon as it knows that there would be more, and CodecError when
+    the input is cut short, damaged, or followed by bytes that belong to nothing.
     """
     match codec:
         case Codec.NONE:
@@ -167,7 +170,7 @@ def _decompress_snappy(data: Body, bytes_max: int) -> bytes:
         (length,) = _I32.unpack_from(view, position)
         position += _I32.size
         if not 0 < length <= end - position:
-            raise CodecError(f"a snappy block says {length} bytes, {end - position} are left")
+            raise CodecError(f"a snappy block says it has {length} bytes, but only {end - position} are left")
         block = _decompress_snappy_block(view[position : position + length], left, bytes_max)
         blocks.append(block)
         left -= len(block)
@@ -188,7 +191,7 @@ def _decompress_snappy_block(block: memoryview, left: int, bytes_max: int) -> by
 
 
 class _Lz4Stream(Protocol):
-    """`lz4.frame.LZ4FrameDecompressor`, as far as it is used."""
+    """The methods of `lz4.frame.LZ4FrameDecompressor` that are used here; the library has no types."""
 
     eof: bool
     needs_input: bool
@@ -209,7 +212,7 @@ def _compress_lz4(data: Body, level: int) -> bytes:
 
 
 def _check_lz4_frame(view: memoryview) -> None:
-    """Refuse what Java's Lz4BlockInputStream refuses; the checksums are left to the library."""
+    """Refuse the frames that Java's Lz4BlockInputStream refuses; the library verifies the checksums."""
     if len(view) < 7 or bytes(view[:4]) != _LZ4_MAGIC:
         raise CodecError("lz4 data does not begin with a frame")
     flags, block_code = view[4], view[5] >> 4 & 0x07
@@ -288,8 +291,9 @@ class _ZstdFrame(NamedTuple):
 
 
 def _zstd_frame(view: memoryview) -> _ZstdFrame:
-    """Find the blocks of the first frame in `view` (RFC 8878 section 3.1.1), so that it can be fed one at a time:
-    one block unfolds to 128 KiB at most, but a kibibyte of input may hold 256 of them."""
+    """Find the blocks of the first frame in `view` (RFC 8878 section 3.1.1), so that the caller can feed one at a time:
+    one block unfolds to 128 KiB at most, but a kibibyte of input may hold 256 of them.
+    """
     if bytes(view[:4]) != _ZSTD_MAGIC:
         raise CodecError("zstd data does not begin with a frame")
     parameters = zstandard.get_frame_parameters(view)
@@ -313,7 +317,7 @@ def _zstd_frame(view: memoryview) -> _ZstdFrame:
 
 
 def _decompress_zstd_frame(frame: _ZstdFrame, left: int) -> bytes | None:
-    """The frame's content, or None when there are more than `left` bytes of it."""
+    """The frame's content, or None when it is larger than `left` bytes."""
     if frame.content_bytes > left:
         return None
     context = (

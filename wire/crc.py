@@ -1,11 +1,11 @@
 """CRC-32C (Castagnoli, RFC 3720 appendix B.4), the checksum of record batch v2 and of our own file index.
 
-One function over the `crc32c` wheel, which reads any contiguous buffer in place (a memoryview is not copied) and
-uses the processor's own instruction. Why this wheel: docs/decisions/0002-crc32c-and-codecs.md.
+One function over the `crc32c` wheel, which reads any contiguous buffer in place (a memoryview is not copied) and uses
+the processor's own instruction. Why this wheel: docs/decisions/0002-crc32c-and-codecs.md.
 
-The sum of two stretches follows from the sums of each (`joined_crc32c`), without a look at their bytes: a CRC is
-linear, and so many zero bytes behind a stretch multiply its sum by a constant matrix over GF(2). zlib's
-`crc32_combine` rests on the same.
+`joined_crc32c` computes the CRC of two stretches from the CRC of each, without their bytes. A CRC is linear: zero bytes
+behind a stretch multiply its CRC by a matrix over GF(2) that depends only on their number. zlib's `crc32_combine` uses
+the same fact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def crc32c(data: Body, value: int = 0) -> int:
 
 
 JOINED_BYTES_MIN = 512 << 10
-"""Below this, summing the bytes is quicker than joining sums, whose tables are out of the processor's cache by then."""
+"""The least size in bytes for joining. Below it, summing the bytes is quicker, because the tables for joining have left
+the processor's cache by then."""
 _POLYNOMIAL = 0x82F63B78
 """Castagnoli's, bits reversed."""
 
@@ -38,7 +39,7 @@ _Tables: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tu
 def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
     """The CRC-32C of two stretches one after the other, from the CRC-32C of each and the length of the second.
 
-    `joined_crc32c(crc32c(a), crc32c(b), len(b)) == crc32c(a + b)`; some microseconds, whatever the length.
+    `joined_crc32c(crc32c(a), crc32c(b), len(b)) == crc32c(a + b)`. Takes some microseconds, whatever the length.
     """
     power = 0
     while second_bytes:
@@ -52,7 +53,7 @@ def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
 
 @cache
 def _zero_bytes(power: int) -> _Tables:
-    """What 2^power zero bytes make of a sum: for each of its four bytes, lowest first, a table to be XORed."""
+    """The effect of 2^power zero bytes on a CRC: for each of its four bytes, lowest first, a table to be XORed."""
     columns = _columns(power)
     tables: list[tuple[int, ...]] = []
     for byte in range(4):

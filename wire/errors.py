@@ -2,8 +2,8 @@
 
 The peer's fault: `MalformedFrameError`, `FrameTooLargeError`, `MalformedMessageError`, `UnknownApiError`, and
 `UnsupportedVersionError`, which stands in `wire.api` beside the header that it carries. Kafka closes the connection on
-all of them; one exception: it answers an ApiVersions request of an unknown version (KIP-511).
-Our own fault: `EncodingError`.
+all of them, with one exception: it answers an ApiVersions request of an unknown version (KIP-511). Our own fault:
+`EncodingError`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from runtime.errors import BadInputError, BugError
 
 
 class MalformedFrameError(BadInputError):
-    """The four bytes before a frame cannot be a length; where the next frame starts is unknown."""
+    """The four bytes before a frame cannot be a length, so the start of the next frame is unknown."""
 
 
 class FrameTooLargeError(MalformedFrameError):

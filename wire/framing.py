@@ -1,13 +1,13 @@
 """Cuts a stream of bytes into frames, without I/O; made for `asyncio.BufferedProtocol`.
 
-A frame is a big-endian int32 length and that many bytes. Bytes arrive in a landing buffer, which all connections of
-an event loop may share, for nothing stays in it: whole frames are copied out, each into memory of its own (the bytes
-are still in the processor's cache, so that this costs less than reading in smaller pieces), and so is the beginning of
-one that is not whole. A frame above 16 KiB that is not whole gets a buffer of its own, into which the socket reads
-directly. A length is only a claim: that buffer holds at most 64 KiB, or sixteen times the bytes that have arrived
-(while that is at most 1 MiB), or twice what has arrived, so that a length of 100 MiB followed by silence costs 64 KiB.
+A frame is a big-endian int32 length and that many bytes. Bytes arrive in a landing buffer, which all connections of an
+event loop may share because nothing stays in it: every whole frame, and the beginning of one that is not whole, is
+copied into memory of its own. The bytes are still in the processor's cache then, so this costs less than reading in
+smaller pieces. A frame above 16 KiB that is not whole gets a buffer of its own, into which the socket reads directly. A
+length is only a claim: that buffer holds at most 64 KiB, or sixteen times the bytes that have arrived (while that is at
+most 1 MiB), or twice what has arrived. So a length of 100 MiB followed by silence costs 64 KiB.
 
-Frames handed out never change afterwards: whoever keeps one keeps it for as long as it likes.
+Frames never change after they are handed out: a caller may keep one for as long as it likes.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _TLS_HANDSHAKE: Final = b"\x16\x03"
 class FrameReader:
     """The receiving half of one connection.
 
-    The caller reads from the socket into `get_buffer()` and says with `buffer_updated(n)` how much it read. Between the
-    two nobody else may use the landing buffer; asyncio calls them in one go. After an error the stream cannot be cut
-    any more: close the connection.
+    The caller reads from the socket into `get_buffer()` and reports with `buffer_updated(n)` how much it read. Nothing
+    else may use the landing buffer between the two calls; asyncio makes them in one go. After an error the stream
+    cannot be cut any more: close the connection.
     """
 
     __slots__ = ("_frame_bytes_max", "_landing", "_large", "_large_end", "_large_size", "_start")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX, landing: memoryview | None = None) -> None:
-        """`landing` is writable and at least 64 KiB; None = one of its own."""
+        """`landing` must be writable and at least 64 KiB; None makes one for this reader."""
         self._frame_bytes_max = frame_bytes_max
         self._landing = memoryview(bytearray(LANDING_BYTES)) if landing is None else landing
-        self._start = b""  # of a frame that is not whole and small, or of whose length not all is here
+        self._start = b""  # the beginning of a small frame, or of one whose length is not all here
         self._large: memoryview | None = None  # the buffer of the large frame that is arriving
         self._large_end = 0
         self._large_size = 0
@@ -122,5 +122,5 @@ class FrameReader:
         if size < 0:
             return MalformedFrameError(f"frame length {size} is negative", remedy=hint)
         return FrameTooLargeError(
-            f"frame of {size} bytes is above the limit of {self._frame_bytes_max} bytes", remedy=hint
+            f"a frame of {size} bytes is above the limit of {self._frame_bytes_max} bytes", remedy=hint
         )

@@ -4,10 +4,14 @@ A record is: length (zigzag varint), attributes i8 (unused), timestamp delta (va
 length (varint, -1 null), key, value length (varint, -1 null), value, header count (varint), and per header a key
 length, the key in UTF-8, a value length (-1 null) and the value. Source: Kafka's `DefaultRecord`.
 
-The walk is pure and reads a *decompressed* payload. It refuses, naming the record: a declared length that is not what
-the fields use, a field that leaves its record, a negative length other than -1, a varint of more than 32 (64) bits,
-fewer records than the batch counts, bytes after the last one. Nothing is allocated by a length or count that was not
-compared with the bytes at hand.
+The walk is pure and reads a *decompressed* payload. It names the record in every error and refuses:
+
+- a declared length that differs from what the fields use, or a field that leaves its record;
+- a negative length other than -1;
+- a varint of more than 32 (64) bits;
+- fewer records than the batch counts, or bytes after the last one.
+
+It compares every length and count with the bytes at hand before it allocates by it.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from wire.codecs import Codec, compress, decompress
 from wire.crc import Body, crc32c
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024
-"""What `walk` lets one batch unfold to unless told otherwise: 128 times the default `max.message.bytes`."""
+"""The bytes to which `walk` lets one batch unfold by default: 128 times the default `max.message.bytes`."""
 
 RECORD_BYTES_MIN = 7
 """Length, attributes, two deltas, null key, null value, no headers: a byte each."""
@@ -42,7 +46,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class CorruptRecordError(CorruptBatchError):
-    """The payload is not the records its batch promises; `record_index` is the first one that is wrong."""
+    """The payload does not hold the records that its batch promises; `record_index` is the first wrong one."""
 
     def __init__(self, record_index: int, message: str) -> None:
         super().__init__(f"record {record_index}: {message}")
@@ -50,11 +54,11 @@ class CorruptRecordError(CorruptBatchError):
 
 
 class TooManyFieldsError(BadInputError):
-    """There is more to walk than the caller allows."""
+    """The payload has more records and headers than the caller allows to be walked."""
 
 
 class Record(NamedTuple):
-    """One record as it lies in its batch. Key and value are views into the payload that was walked, not copies.
+    """One record as it lies in its batch. Key and value are views into the payload, not copies.
 
     Offset and timestamp are relative to the batch's base offset and base timestamp.
     """
@@ -85,9 +89,9 @@ a length of -1 is a null. A plain tuple, because making a named one takes as lon
 def iter_records(payload: Body, count: int) -> Iterator[Record]:
     """The `count` records of a decompressed payload, in order.
 
-    Raises CorruptRecordError when the walk reaches a record that breaks a rule: records before it were yielded, and
-    whether bytes follow the last one is known only after it. Header keys that are not UTF-8 read with U+FFFD, as in
-    Java; brokers do not look at them.
+    Raises CorruptRecordError when the walk reaches a record that breaks a rule. By then it has yielded the records
+    before it, and it notices bytes after the last record only at the end. Header keys that are not UTF-8 read with
+    U+FFFD, as in Java; brokers do not look at them.
     """
     view = memoryview(payload)
     for delta_ms, offset_delta, key_at, key_length, value_at, value_length, headers_at, headers_count in _walk_fields(
@@ -103,24 +107,25 @@ def iter_records(payload: Body, count: int) -> Iterator[Record]:
 
 
 def walk(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> Iterator[Record]:
-    """The records of the one batch that begins `batch`, decompressed if need be to at most `bytes_max` bytes.
+    """The records of the one batch at the start of `batch`, decompressed if need be to at most `bytes_max` bytes.
 
-    The CRC is not checked. Raises CorruptBatchError, CorruptRecordError or CodecError.
+    It does not check the CRC. Raises CorruptBatchError, CorruptRecordError or CodecError.
     """
     payload, count = read_payload(batch, bytes_max=bytes_max)
     yield from iter_records(payload, count)
 
 
 def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> tuple[Body, int]:
-    """(decompressed payload, records count) of the one batch that begins `batch`; an uncompressed payload is a view.
+    """(decompressed payload, records count) of the one batch at the start of `batch`; an uncompressed payload is a
+    view.
 
-    Raises CorruptBatchError when the batch is not whole, CodecError as `wire.codecs.decompress` does.
+    Raises CorruptBatchError when the batch is not whole, and CodecError as `wire.codecs.decompress` does.
     """
     header = read_header(batch)
     if header.magic != MAGIC_V2:
-        raise CorruptBatchError(f"magic {header.magic}, only {MAGIC_V2} is stored")
+        raise CorruptBatchError(f"the batch has magic {header.magic}; only magic {MAGIC_V2} is supported")
     if not BATCH_HEADER_BYTES <= header.size_bytes <= len(batch):
-        raise CorruptBatchError(f"the batch says {header.size_bytes} bytes, {len(batch)} are there")
+        raise CorruptBatchError(f"the batch says it has {header.size_bytes} bytes, but {len(batch)} are there")
     payload = batch[BATCH_HEADER_BYTES : header.size_bytes]
     if header.codec is Codec.NONE or not header.records_count:
         return payload, header.records_count
@@ -128,10 +133,10 @@ def read_payload(batch: memoryview, *, bytes_max: int = DECOMPRESSED_BYTES_MAX) 
 
 
 class RecordFacts(NamedTuple):
-    """What rules ask of the records of a batch."""
+    """The facts about a batch's records that validation rules need."""
 
     timestamp_deltas_ms: list[int]
-    """Of each; add the base timestamp."""
+    """The delta of each record; add the base timestamp."""
     keyless: list[int]
     """Indexes of records with a null key."""
     displaced: tuple[int, int] | None
@@ -139,12 +144,12 @@ class RecordFacts(NamedTuple):
 
 
 def record_facts(payload: Body, count: int, *, fields_max: int | None = None) -> RecordFacts:
-    """One walk over a whole decompressed payload, checked as by `iter_records`.
+    """The facts of a decompressed payload, from one walk over all of it, checked as by `iter_records`.
 
-    Raises TooManyFieldsError for more than `fields_max` records and headers together, once it has walked so many.
+    Raises TooManyFieldsError after `fields_max` records and headers together.
     """
     if fields_max is not None and count > fields_max:
-        raise TooManyFieldsError(f"{count} records, of which no more than {fields_max} may be walked")
+        raise TooManyFieldsError(f"the batch has {count} records; at most {fields_max} may be walked")
     deltas_ms: list[int] = []
     keyless: list[int] = []
     displaced: tuple[int, int] | None = None
@@ -162,9 +167,10 @@ def record_facts(payload: Body, count: int, *, fields_max: int | None = None) ->
 
 
 def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> Iterator[_Fields]:
-    """The one walk that all others are made of: where each record's fields lie, every bound checked.
+    """The positions of each record's fields, every bound checked. All other walks are made of this one.
 
-    `headers_max`: of all records together. A header takes as long as a record, and two bytes are enough for one.
+    `headers_max` counts the headers of all records together. A header takes as long to walk as a record, and can be as
+    small as two bytes.
     """
     end = len(payload)
     if not 0 <= count <= end // RECORD_BYTES_MIN:
@@ -175,14 +181,14 @@ def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> It
             length, start = _read_varint(payload, position)
             position = start + length
             if not start + RECORD_BYTES_MIN - 1 <= position <= end:
-                raise _Malformed(f"it says {length} bytes, {end - start} are left")
+                raise _Malformed(f"it says it has {length} bytes, but {end - start} are left")
             fields, reached = _read_fields(payload, start, position, headers_max)
         except IndexError:
             raise CorruptRecordError(index, "a field leaves the payload") from None
         except _Malformed as error:
             raise CorruptRecordError(index, str(error)) from None
         if reached != position:
-            raise CorruptRecordError(index, f"it says {length} bytes, its fields use {reached - start}")
+            raise CorruptRecordError(index, f"it says it has {length} bytes, but its fields use {reached - start}")
         headers_max -= fields[7]
         yield fields
     if position != end:
@@ -190,7 +196,7 @@ def _walk_fields(payload: Body, count: int, headers_max: int = _UNBOUNDED) -> It
 
 
 class _Malformed(Exception):
-    """Becomes a CorruptRecordError with the record's index."""
+    """A broken rule inside one record; becomes a CorruptRecordError with the record's index."""
 
 
 def _read_varint(data: Body, position: int, bits: int = 32) -> tuple[int, int]:
@@ -213,10 +219,11 @@ def _read_varint(data: Body, position: int, bits: int = 32) -> tuple[int, int]:
 
 
 def _read_fields(data: Body, position: int, end: int, headers_max: int) -> tuple[_Fields, int]:
-    """A record's fields from its attributes on, and where they end; the caller compares that with the record's end.
+    """A record's fields from its attributes on, and the position where they end; the caller compares that with the
+    record's end.
 
-    Positions only grow, so that one comparison catches any field that left its record, and nothing is sliced before
-    it. Most varints have one byte and are read in place: a call for each would double the time of a walk.
+    Positions only grow, so that one comparison catches any field that left its record, and nothing is sliced before it.
+    Most varints have one byte and are read in place: a call for each would double the time of a walk.
     """
     position += 1  # the attributes, unused
     byte = data[position]
@@ -241,7 +248,7 @@ def _read_fields(data: Body, position: int, end: int, headers_max: int) -> tuple
     if not 0 <= headers_count <= (end - headers_at) // 2:
         raise _Malformed(f"it counts {headers_count} headers in {end - headers_at} bytes")
     if headers_count > headers_max:
-        raise TooManyFieldsError(f"{headers_count} headers in one record, {headers_max} more may be walked")
+        raise TooManyFieldsError(f"one record has {headers_count} headers; at most {headers_max} more may be walked")
     position = headers_at
     for _ in range(headers_count):
         length, position = _read_varint(data, position)
@@ -314,11 +321,11 @@ def build_batch(
     transactional: bool = False,
     log_append_time_ms: int | None = None,
 ) -> bytes:
-    """One whole batch of `records` at consecutive offsets, leader epoch 0, CRC set.
+    """Build one whole batch of `records` at consecutive offsets, with leader epoch 0 and its CRC.
 
-    The base timestamp is the first record's, as Kafka's `MemoryRecordsBuilder` has it; the max timestamp the
-    largest, or `log_append_time_ms` (then bit 3 is set). Raises BadInputError without records: only
-    brokers write empty batches.
+    The base timestamp is the first record's, as in Kafka's `MemoryRecordsBuilder`. The max timestamp is the largest, or
+    `log_append_time_ms` if given (then bit 3 is set). Raises BadInputError without records: only brokers write empty
+    batches.
     """
     if not records:
         raise BadInputError("a batch needs at least one record")

@@ -11,12 +11,12 @@ A message class is written once for all versions; each field names the versions 
     class MetadataRequest(Message):
         topics: list[MetadataRequestTopic] | None = field(array(MetadataRequestTopic), "0+", nullable="1+")
 
-`wire.compiler` turns the tables into a decoder and an encoder per version. Field names are the snake_case of Kafka's,
-class names are Kafka's, every field has Kafka's default, and all are keyword arguments. Version ranges are written as
+`wire/compiler/` turns the tables into a decoder and an encoder per version. Class names are Kafka's, field names are
+Kafka's in snake_case, every field has Kafka's default, and all are keyword arguments. Version ranges are written as
 Kafka writes them: "0+", "3-9", "4" and "" for none.
 
-One difference: a tagged struct is None when it is not on the wire (Kafka gives a struct of defaults), so that a
-partition of a Fetch response does not cost three objects that nobody reads.
+One difference: a tagged struct that is not on the wire reads as None, where Kafka gives a struct of defaults. This
+saves three objects that nobody reads for each partition of a Fetch response.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ M = TypeVar("M", bound="Message")
 
 ZERO_UUID = UUID(int=0)
 ELEMENTS_MAX: Final = 250_000
-"""Elements of one request: no client has more to say. 50,000 partitions, each of a topic of its own, with three
-replicas each, are 200,000."""
+"""The most elements of one request; no client needs more. 50,000 partitions, each of a topic of its own with three
+replicas, make 200,000."""
 PARTITIONS_ELEMENTS_MAX: Final = 120_000
-"""Elements of one request of groups and admin: 50,000 partitions, each of a topic of its own, are 100,000."""
+"""The most elements of one group or admin request. 50,000 partitions, each of a topic of its own, make 100,000."""
 
 Octets: TypeAlias = bytes | bytearray | memoryview
 RecordData: TypeAlias = Octets | Sequence[Octets]
-"""What a `records` field may hold when it is written; when it is read it is always one memoryview of the frame."""
+"""The type of a `records` field that is written; one that is read is always one memoryview of the frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedElements:
-    """What an array of structs may hold instead of a list when it is written: its elements in bytes, without a count.
+    """The elements of an array of structs, already in bytes, without a count. A writer may put it into a field instead
+    of a list.
 
-    `wire.compiler.compile.encode_elements` makes them, for one version; they are sent as they are, not copied.
+    `wire.compiler.compile.encode_elements` makes them for one version; they are sent as they are, not copied.
     """
 
     count: int
@@ -94,7 +95,7 @@ class VersionRange:
 
 
 class WireType(Generic[T]):
-    """What stands on the wire; `T` is what stands in the field."""
+    """A type on the wire; `T` is the type of the field in Python."""
 
     __slots__ = ()
 
@@ -174,7 +175,7 @@ class FieldTable:
     tag: int | None
     tagged: VersionRange
     ignorable: bool
-    """Whether a value may be dropped silently when it is written in a version without the field."""
+    """Whether a version without the field drops a value silently, instead of refusing it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +195,9 @@ class MessageTable(StructTable):
     versions: VersionRange
     flexible: VersionRange
     elements_max: int
-    """Elements of arrays and tagged fields in all, of a request that is read. Both can be far smaller than what Python
-    makes of them, so a frame within its limit could still cost gigabytes and a minute of the event loop."""
+    """The most array elements and tagged fields, taken together, of a request that is read. Both can be far smaller on
+    the wire than as Python objects, so that a frame within its limit could still cost gigabytes and a minute of the
+    event loop."""
 
 
 class Struct:
@@ -250,13 +252,13 @@ def field(
     """Declare one field.
 
     Args:
-        wire_type: what is on the wire.
+        wire_type: its type on the wire.
         versions: the versions that have the field.
         nullable: the versions in which it may be null.
-        default: the value it has when it is not on the wire; by default zero, "", empty or (records, structs) None.
+        default: its value when it is not on the wire; by default zero, "", empty or (records, structs) None.
         tag: its number, if it is a tagged field (KIP-482).
         tagged: the versions in which it is tagged; by default all that have it.
-        ignorable: a value other than the default is dropped, not refused, in versions without the field.
+        ignorable: a version without the field drops a value other than the default, instead of refusing it.
     """
     if default is _UNSET:
         match wire_type:
@@ -308,7 +310,9 @@ def message(
     flexible: str = "",
     elements_max: int = ELEMENTS_MAX,
 ) -> Callable[[type[M]], type[M]]:
-    """Make the class a request or response: `versions` that we read and write, `flexible` ones among them (KIP-482)."""
+    """Make the class a request or response. `versions` are those that we read and write; `flexible` ones are among them
+    (KIP-482).
+    """
 
     def decorate(plain: type[M]) -> type[M]:
         made, rows = _as_dataclass(plain)

@@ -1,1 +1,1 @@
-"""What is inside a file: extents, block index, footer. Pure bytes; docs/file-format.md specifies it."""
+"""The content of a file: extents, block index, footer. Pure bytes; docs/file-format.md specifies it."""

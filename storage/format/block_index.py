@@ -1,10 +1,10 @@
-"""The sparse index of one extent of a merged file: about one entry a MiB. Byte for byte in docs/file-format.md.
+"""The sparse index of one extent of a merged file: about one entry per MiB. Byte for byte in docs/file-format.md.
 
-An extent is divided into *blocks*: whole batches, one after another, a new block from the first batch that begins
-`BLOCK_BYTES` or more after the block did. An entry says where a block begins, the base offset of its first batch and
-its largest timestamp, so that one small read (this index) and one large one (a block) find an offset or a timestamp.
-The place of an extent's block index is in its row, in the file and in the metadata; an extent that is empty, or whose
-bytes cannot be read as batches, has none.
+An extent is divided into *blocks* of whole batches in order. A new block starts at the first batch that begins
+`BLOCK_BYTES` or more after the block's start. An entry holds the block's position, the base offset of its first batch
+and its largest timestamp. So one small read (this index) and one large one (a block) find an offset or a timestamp. The
+extent's row, in the file and in the metadata, tells where its block index lies. An extent that is empty, or whose bytes
+cannot be read as batches, has none.
 
 Pure; writes nothing.
 """
@@ -35,15 +35,15 @@ class BlockEntry(NamedTuple):
     """One block of an extent; it ends where the next one begins, the last one with the extent."""
 
     base_offset: int
-    """Of its first batch."""
+    """The base offset of its first batch."""
     max_timestamp_ms: int
-    """Largest of its batches."""
+    """The largest timestamp of its batches."""
     position: int
-    """Of its first byte, from the start of the extent."""
+    """Its first byte, from the start of the extent."""
 
 
 def encode_block_index(entries: Sequence[BlockEntry]) -> bytes:
-    """24 bytes an entry, then the CRC-32C of them; b"" for none. Raises ValueError for a value out of its field."""
+    """24 bytes per entry, then their CRC-32C; b"" for no entries. Raises ValueError for a value out of its field."""
     if not entries:
         return b""
     try:
@@ -54,21 +54,23 @@ def encode_block_index(entries: Sequence[BlockEntry]) -> bytes:
 
 
 def decode_block_index(data: Body, *, extent_length: int | None = None) -> list[BlockEntry]:
-    """The entries, from exactly the bytes that the extent's row points at; [] for none.
+    """The entries, from exactly the bytes that the extent's row points at; [] for b"".
 
-    Checked: whole entries, their CRC-32C, that the first begins at 0, that offsets and positions rise and, when
-    `extent_length` (bytes) is given, that positions lie in the extent. Raises CorruptFileError.
+    It checks that entries are whole and match their CRC-32C, that the first begins at 0, that offsets and positions
+    rise, and, if `extent_length` (bytes) is given, that positions lie in the extent. Raises CorruptFileError.
     """
     if not len(data):
         return []
     if len(data) % ENTRY_BYTES != CRC_BYTES or len(data) < ENTRY_BYTES + CRC_BYTES:
-        raise CorruptFileError(f"a block index of {len(data)} bytes; {ENTRY_BYTES} an entry and {CRC_BYTES} make one")
+        raise CorruptFileError(
+            f"a block index has {len(data)} bytes; it should have {ENTRY_BYTES} per entry and {CRC_BYTES} more"
+        )
     view = memoryview(data)
     packed = view[:-CRC_BYTES]
     (stored,) = _CRC.unpack(view[-CRC_BYTES:])
     actual = crc32c(packed)
     if actual != stored:
-        raise CorruptFileError(f"a block index says CRC-32C {stored:08x}, its bytes have {actual:08x}")
+        raise CorruptFileError(f"a block index says CRC-32C {stored:08x}, but its bytes have {actual:08x}")
     entries = [BlockEntry._make(fields) for fields in _ENTRY.iter_unpack(packed)]
     if entries[0].position != 0:
         raise CorruptFileError(f"the first block of an extent begins at {entries[0].position}, not at 0")
@@ -84,10 +86,11 @@ def decode_block_index(data: Body, *, extent_length: int | None = None) -> list[
 
 
 def block_of_offset(entries: Sequence[BlockEntry], offset: int) -> int:
-    """Which block to read first for the batch that holds `offset` or, where dedupe took it, the next one kept.
+    """The number of the block to read first for the batch that holds `offset` or, if dedupe removed it, for the next
+    one kept.
 
-    The last block that begins at or below `offset`, else the first. Where nothing in it reaches `offset`, the next
-    block's first batch is the answer. Raises ValueError for no entries.
+    This is the last block that begins at or below `offset`, else the first. If nothing in it reaches `offset`, the
+    first batch of the next block is the answer. Raises ValueError for no entries.
     """
     if not entries:
         raise ValueError("an extent without a block index has no blocks to choose from")
@@ -95,7 +98,7 @@ def block_of_offset(entries: Sequence[BlockEntry], offset: int) -> int:
 
 
 def block_end(entries: Sequence[BlockEntry], block: int, extent_length: int) -> int:
-    """Where a block ends, in bytes from the start of its extent of `extent_length` bytes."""
+    """The end of a block, in bytes from the start of its extent of `extent_length` bytes."""
     return entries[block + 1].position if block + 1 < len(entries) else extent_length
 
 

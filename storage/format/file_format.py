@@ -2,16 +2,16 @@
 
     extent | extent | ... | section | ... | index (header, section table, rows) | trailer (40 bytes)
 
-A reader starts at the end: the trailer says where the index lies, the index where everything else does. Nothing is read
-by a length that was not checked against the file's size and a CRC first. The format grows without a new version: the
-index states the size of its header, of a section entry and of a row, so a reader steps over fields it does not know;
-it skips sections of a kind it does not know, unless they are flagged as required; and it refuses unknown trailer flags.
+A reader starts at the end: the trailer tells where the index lies, and the index tells where everything else lies. The
+reader checks a length against the file's size and a CRC before it reads by it. The format grows without a new version:
+the index states the size of its header, of a section entry and of a row, so a reader steps over fields it does not
+know. It also skips sections of unknown kinds unless they are flagged as required, and refuses unknown trailer flags.
 
-What lies in an extent are whole record batches, v2, in order. In L0 they come in order of arrival and carry no offsets:
-rows say -1, and **what the commit returned, not this index, is the truth about an L0 file** (a refused batch stays
-inside its extent as dead bytes). From L1 up rows are sorted by (partition, base offset) and may be empty.
+An extent holds whole record batches, v2, in order. In L0 they come in order of arrival and carry no offsets: rows say
+-1, and **the packed index that the commit returned, not this index, is the truth about an L0 file** (a refused batch
+stays inside its extent as dead bytes). From L1 up rows are sorted by (partition, base offset) and may be empty.
 
-Pure; writes nothing. A file cut off anywhere has no valid trailer and is refused whole.
+Pure; writes nothing. A file that is cut off anywhere has no valid trailer and is refused whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from storage.objects import Body
 from wire.crc import JOINED_BYTES_MIN, crc32c, joined_crc32c
 
 MAGIC = b"\x89SILT\r\n\x1a"
-"""Last 8 bytes. As in PNG: a byte over 127, CR LF and ^Z show up transfers that changed the bytes."""
+"""The last 8 bytes. As in PNG, a byte over 127, CR LF and ^Z reveal transfers that changed the bytes."""
 FORMAT_VERSION = 1
 NO_OFFSET = -1
 
@@ -37,7 +37,8 @@ INDEX_HEADER_BYTES = 32
 SECTION_ENTRY_BYTES = 32
 ROW_BYTES = 96
 INDEX_BYTES_MAX = 256 * 2**20
-"""2.7 million extents; a longer index is taken for damage, so that a reader does not allocate by it."""
+"""The largest index in bytes: 2.7 million extents. A longer one is taken for damage, so that a reader does not allocate
+for it."""
 
 SECTION_REQUIRED = 0x0001
 """A section flag: a reader that does not know this kind must refuse the file."""
@@ -46,9 +47,9 @@ SECTION_BLOCK_INDEXES = 1
 SECTION_PROPERTIES = 2
 """Section kind: what a merge was (`storage/format/file_properties.py`)."""
 EXTENT_MAY_HAVE_TOMBSTONES = 0x0001
-"""A row flag: a record without a value may lie in the extent."""
+"""A row flag: the extent may hold a record without a value."""
 EXTENT_FLAGGED = 0x0002
-"""A row flag: merges found its bytes not to be the batches they should be and copy them as they are."""
+"""A row flag: a merge found that the bytes are not the batches they should be, so merges copy them unchanged."""
 
 _TRAILER = struct.Struct(">QQIHH4x")
 _TRAILER_CRC = struct.Struct(">I8s")
@@ -63,15 +64,17 @@ assert _ROW.size == ROW_BYTES
 
 
 class CorruptFileError(SiltstoneError):
-    """These bytes are not a file of ours, or not as they were written. The message says which field is wrong."""
+    """The bytes are not a file of ours, or not as it was written. The message names the wrong field."""
 
 
 class UnknownFormatError(CorruptFileError):
-    """A whole file, but of a version, or with a part, that this release does not know."""
+    """A whole file, but of a version or with a part that this release does not know."""
 
 
 class ExtentSource(NamedTuple):
-    """One extent to be written. Chunks are joined in order, never changed; memoryviews are contiguous, format 'B'."""
+    """One extent to be written. Chunks are joined in order and never changed; memoryviews must be contiguous, format
+    'B'.
+    """
 
     topic_id: UUID
     partition: int
@@ -83,7 +86,7 @@ class ExtentSource(NamedTuple):
     last_offset: int = NO_OFFSET
     """Inclusive."""
     chunk_crcs: Sequence[int | None] = ()
-    """Of each chunk the CRC-32C where it is known, so that its bytes need not be read for it; () = of none."""
+    """The CRC-32C of each chunk if known, so that its bytes need not be read for it; () if none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,9 @@ class SealedFile:
 
     body: bytes
     positions: tuple[int, ...]
-    """Where each extent starts, in the order given."""
+    """The start of each extent, in the order given."""
     crc32c: int
-    """Of `body`."""
+    """The CRC-32C of `body`."""
 
 
 class ExtentRow(NamedTuple):
@@ -107,21 +110,21 @@ class ExtentRow(NamedTuple):
     length: int
     base_offset: int
     last_offset: int
-    """Inclusive; base - 1 in an extent that covers nothing, -1 in L0."""
+    """Inclusive; base - 1 in an extent without offsets, -1 in L0."""
     record_count: int
     min_timestamp_ms: int
     max_timestamp_ms: int
     crc32c: int
-    """Of the extent's bytes."""
+    """The CRC-32C of the extent's bytes."""
     block_index_length: int = 0
     block_index_position: int = 0
-    """From the start of the file; 0 with length 0 where there is none (L0)."""
+    """From the start of the file; 0 with length 0 if there is none (L0)."""
     flags: int = 0
-    """EXTENT_... bits; others are of a later release and ignored."""
+    """EXTENT_... bits. Others come from a later release and are ignored."""
 
 
 class Section(NamedTuple):
-    """Where one part of the file beside the extents lies. Kinds are numbered in docs/file-format.md."""
+    """The place of one part of the file beside the extents. Kinds are numbered in docs/file-format.md."""
 
     kind: int
     flags: int
@@ -139,19 +142,19 @@ class Trailer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """What a file says of itself."""
+    """The file's own account of itself."""
 
     level: int
     created_ms: int
-    """By the metadata store's clock as the writer knew it."""
+    """The writer's estimate of the metadata store's clock."""
     extents: tuple[ExtentRow, ...]
     sections: tuple[Section, ...]
 
 
 def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) -> SealedFile:
-    """Lay out a whole file that has no sections beside its extents, in the order given (the caller has sorted).
+    """Lay out a whole file without sections, in the order given (the caller has sorted).
 
-    The extents' bytes are copied once, by the join. Raises ValueError for a value outside its field.
+    The join copies the extents' bytes once. Raises ValueError for a value outside its field.
     """
     parts: list[Body] = []
     rows: list[ExtentRow] = []
@@ -180,7 +183,7 @@ def build_file(extents: Sequence[ExtentSource], *, level: int, created_ms: int) 
 
 
 def _sum_up(extent: ExtentSource) -> tuple[int, int]:
-    """CRC-32C and length of an extent."""
+    """The CRC-32C and the length of an extent."""
     crc = length = 0
     if not extent.chunk_crcs:
         for chunk in extent.chunks:
@@ -194,7 +197,7 @@ def _sum_up(extent: ExtentSource) -> tuple[int, int]:
 
 
 def _crc_of_body(body: bytes, rows: Iterable[ExtentRow]) -> int:
-    """From the sums of long extents, and from the bytes of what lies between them."""
+    """The CRC-32C of the body: long extents are joined by their CRCs, and only the bytes between them are read."""
     view = memoryview(body)
     crc = done = 0
     for row in rows:
@@ -212,9 +215,9 @@ def encode_footer(
     index_position: int,
     sections: Sequence[Section] = (),
 ) -> bytes:
-    """Index and trailer, the end of every file; for writers that stream, whose extents and sections are out already.
+    """Index and trailer, the end of every file. For writers that stream and have already written extents and sections.
 
-    `index_position` is the number of bytes before it. Raises ValueError for a value outside its field.
+    `index_position` is the number of bytes before the index. Raises ValueError for a value outside its field.
     """
     try:
         packed = [
@@ -235,7 +238,7 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
     """The trailer, from the last 40 bytes (or more) of a file of `file_size` bytes. Raises CorruptFileError."""
     if file_size < TRAILER_BYTES or len(tail) < TRAILER_BYTES:
         raise CorruptFileError(
-            f"a file ends in a trailer of {TRAILER_BYTES} bytes, this one has {min(file_size, len(tail))} in all"
+            f"a file ends in a trailer of {TRAILER_BYTES} bytes, but this one has {min(file_size, len(tail))} in all"
         )
     end = bytes(memoryview(tail)[-TRAILER_BYTES:])
     crc, magic = _TRAILER_CRC.unpack_from(end, _TRAILER.size)
@@ -243,7 +246,7 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
         raise CorruptFileError(f"the file ends in {magic.hex(' ')}, not in the magic {MAGIC.hex(' ')}")
     actual = crc32c(end[: _TRAILER.size])
     if actual != crc:
-        raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, its bytes have {actual:08x}")
+        raise CorruptFileError(f"the trailer says CRC-32C {crc:08x}, but its bytes have {actual:08x}")
     position, length, index_crc, version, flags = _TRAILER.unpack_from(end)
     if version != FORMAT_VERSION or flags:
         raise UnknownFormatError(
@@ -263,8 +266,8 @@ def read_trailer(tail: Body, file_size: int) -> Trailer:
 def read_index(index: Body, trailer: Trailer) -> FileIndex:
     """The index, from its own bytes (`index_length` from `index_position`). Raises CorruptFileError.
 
-    Checked: its CRC; that table and rows fill it exactly; that sections and extents lie before it, extents in rising
-    order without overlap.
+    It checks the index's CRC, that table and rows fill it exactly, and that sections and extents lie before it, extents
+    in rising order without overlap.
     """
     if len(index) != trailer.index_length:
         raise CorruptFileError(f"{len(index)} bytes of index at hand, the trailer says {trailer.index_length}")
@@ -297,7 +300,7 @@ def read_index(index: Body, trailer: Trailer) -> FileIndex:
 
 
 def read_file(body: Body) -> FileIndex:
-    """The index of a file that is in memory whole; extents' own CRCs are not looked at. Raises CorruptFileError."""
+    """The index of a file that is wholly in memory. The extents' own CRCs are not checked. Raises CorruptFileError."""
     trailer = read_trailer(body, len(body))
     return read_index(memoryview(body)[trailer.index_position : trailer.index_position + trailer.index_length], trailer)
 

@@ -1,7 +1,7 @@
-"""What a merged file says of the merge that wrote it, so that metadata can be rebuilt from the files alone.
+"""The account of a merge inside each file it wrote, so that metadata can be rebuilt from the files alone.
 
-UTF-8 JSON with sorted keys, in the file's section of kind 2; the fields are in docs/file-format.md. Readers of records
-never need it. A field that this release does not know is kept out of the way: decoding ignores it.
+UTF-8 JSON with sorted keys, in the file's section of kind 2; docs/file-format.md lists the fields. Readers of records
+never need it. Decoding ignores fields that this release does not know.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from wire.crc import Body
 class TopicProperty:
     name: str
     config_version: int
-    """Of the configs the merge went by."""
+    """The version of the configs that the merge used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileProperties:
     job_id: int
     kind: str
-    """What the planner called the merge: level, merge, ..."""
+    """The planner's name for the merge: level, merge, ..."""
     epoch: int
-    """Of the job: which of its attempts wrote this file."""
+    """The job's epoch, which tells the attempt that wrote this file."""
     level: int
     file_class: str
     """plain or compacted."""
     inputs: Sequence[tuple[int, str]]
     """(file id, key) of every file the merge read."""
     topics: Mapping[UUID, TopicProperty]
-    """Of the extents in this file."""
+    """The topics of the extents in this file."""
     created_ms: int
     """By the writer's clock."""
     flagged: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Number of a flagged extent, in file order from 0 -> what is wrong with it."""
+    """The number of a flagged extent, in file order from 0 -> the damage found in it."""
 
 
 def encode_properties(properties: FileProperties) -> bytes:
@@ -64,7 +64,7 @@ def encode_properties(properties: FileProperties) -> bytes:
 
 
 def decode_properties(data: Body) -> FileProperties:
-    """The section read back. Raises CorruptFileError for anything that `encode_properties` cannot have written."""
+    """Read the section back. Raises CorruptFileError for anything that `encode_properties` cannot have written."""
     try:
         stored = cast("dict[str, Any]", json.loads(bytes(data)))
         return FileProperties(
@@ -82,4 +82,4 @@ def decode_properties(data: Body) -> FileProperties:
             flagged={int(number): str(reason) for number, reason in stored["flagged"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise CorruptFileError(f"properties that cannot be read: {error!r}") from error
+        raise CorruptFileError(f"the file's properties cannot be read: {error!r}") from error

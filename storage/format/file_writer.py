@@ -1,13 +1,13 @@
 """Writes one merged file (L1, L2) as a stream: extents of whole batches, block indexes, properties, index, trailer.
 
-Bytes leave in parts of 8 MiB, each while the next is being made: one part is on its way, one waits, one is filled; so
-memory does not grow with the file. A file that ends within its first part goes as one PUT. The CRC-32C of an extent is
-summed as its bytes pass, or joined from sums the caller has; that of the object is joined from those of its extents. So
-every byte is read for it once at most.
+Bytes leave in parts of 8 MiB, each while the next is being made: one part is being uploaded, one waits, one is filled.
+So memory does not grow with the file. A file that ends within its first part goes as one PUT. The CRC-32C of an extent
+is summed as its bytes pass, or joined from sums that the caller has; the CRC-32C of the object is joined from those of
+its extents. So every byte is read for checksums once at most.
 
-Nothing is visible under the key before `finish` has completed the upload. A crash before leaves parts that
-`abort_multiparts` removes by age, a crash after it a whole object that no metadata names: an orphan for the janitor.
-Whether a completion whose answer was lost happened is settled below (`storage/wrappers/retrying.py`).
+Nothing is visible under the key before `finish` has completed the upload. A crash before that leaves parts, which
+`abort_multiparts` removes by age. A crash after it leaves a whole object that no metadata names: an orphan for the
+janitor. `storage/wrappers/retrying.py` settles a completion whose answer was lost.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from wire.crc import Body, crc32c, joined_crc32c
 
 PART_BYTES = 8 << 20
 PARTS_IN_FLIGHT = 2
-"""One part is uploaded, one waits behind it."""
+"""The parts in memory behind the one being filled: one is being uploaded, one waits."""
 
 
 class BatchColumns(Protocol):
-    """What the writer must know of the batches it is given: one row per batch, in order, columns equally long.
+    """The columns that the writer needs of its batches: one row per batch, in order, columns equally long.
 
-    `wire.kernels.batches.BatchTable` is one; the compiled kernels are not imported here.
+    `wire.kernels.batches.BatchTable` is such a table; this room does not import the compiled kernels.
     """
 
     @property
@@ -65,20 +65,21 @@ class BatchColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A file that is in the store, whole."""
+    """A whole file that is in the store."""
 
     key: str
     size_bytes: int
     crc32c: int
-    """Of the whole object."""
+    """The CRC-32C of the whole object."""
     rows: tuple[ExtentRow, ...]
-    """As its index has them."""
+    """The rows of its index."""
 
 
 class FileWriter:
-    """One file. Extents are written one after the other, by (partition id, base offset); then `finish` or `abort`.
+    """A writer of one file. Write extents one after the other, by (partition id, base offset); then call `finish` or
+    `abort`.
 
-    All methods that touch the store raise what the store raises; after an error only `abort` may follow.
+    All methods that touch the store raise the store's errors; after an error only `abort` may follow.
     """
 
     def __init__(
@@ -89,21 +90,21 @@ class FileWriter:
         self._created_ms = created_ms
         self._upload = _PartUpload(store, key, part_bytes)
         self._crc32c = 0
-        """Of all extents that ended."""
+        """The CRC-32C of all finished extents."""
         self._rows: list[ExtentRow] = []
         self._block_indexes: list[bytes] = []
         self._extent: _OpenExtent | None = None
         self._position = 0
-        """Where the open extent begins, or the next one will."""
+        """The start of the open extent, or of the next one."""
 
     @property
     def extents_bytes(self) -> int:
-        """Of the extents so far, the open one included."""
+        """The bytes of all extents so far, including the open one."""
         return self._position + (self._extent.length if self._extent else 0)
 
     @property
     def extents(self) -> int:
-        """How many have ended."""
+        """The number of finished extents."""
         return len(self._rows)
 
     def start_extent(self, topic_id: UUID, partition: int) -> None:
@@ -112,16 +113,19 @@ class FileWriter:
         self._extent = _OpenExtent(topic_id, partition)
 
     async def write(self, data: Body, table: BatchColumns, *, crc32c: int | None = None) -> None:
-        """Whole batches, offsets stamped: `table` has a row for each and together they are all of `data`.
+        """Write whole batches with their offsets stamped. `table` has a row for each, and together they are all of
+        `data`.
 
-        `crc32c` of all of `data`, where the caller knows it. `data` is kept until its part has left and must not be
-        changed.
+        `crc32c` is that of all of `data`, if the caller knows it. The writer keeps `data` until its part has left; do
+        not change it.
         """
         self._open_extent().add(data, table, crc32c)
         await self._upload.write(data)
 
     async def write_verbatim(self, data: Body) -> None:
-        """Bytes of an extent that cannot be read as batches. It gets no block index; `end_extent` is told the rest."""
+        """Write bytes that cannot be read as batches. The extent gets no block index; the caller gives `end_extent` the
+        rest.
+        """
         self._open_extent().add_verbatim(data)
         await self._upload.write(data)
 
@@ -135,10 +139,10 @@ class FileWriter:
         min_timestamp_ms: int | None = None,
         max_timestamp_ms: int | None = None,
     ) -> ExtentRow:
-        """The extent answers for offsets `base_offset` to `last_offset` (inclusive), whatever batches are in it.
+        """End the extent. It answers for offsets `base_offset` to `last_offset` (inclusive), whatever batches it holds.
 
-        Count and timestamps are those of the batches unless given. In the row returned, the block index has its length
-        but not yet its position: `finish` gives the final rows.
+        Count and timestamps are those of the batches unless given. The returned row has the length of the block index
+        but not its position: `finish` gives the final rows.
         """
         extent = self._open_extent()
         block_index = encode_block_index(extent.blocks())
@@ -167,11 +171,11 @@ class FileWriter:
     async def finish(self, properties: FileProperties) -> WrittenFile:
         """Write sections, index and trailer, and publish the file under its key.
 
-        Raises ObjectExistsError, PutInDoubtError (after it, the object may or may not be there) and ValueError for a
-        value that does not fit the index.
+        Raises ObjectExistsError, PutInDoubtError (the object may or may not be there then), and ValueError for a value
+        that does not fit the index.
         """
         if self._extent is not None:
-            raise BugError("the file was to be finished inside an extent")
+            raise BugError("the file cannot be finished inside an extent")
         rows, block_indexes = self._placed_rows()
         described = encode_properties(properties)
         sections = [
@@ -191,9 +195,9 @@ class FileWriter:
         return WrittenFile(key=self.key, size_bytes=self._position + len(tail), crc32c=crc, rows=tuple(rows))
 
     async def abort(self) -> None:
-        """Give the file up: nothing will be under its key (unless `finish` had begun to publish it). May be repeated.
+        """Give the file up: nothing will be under its key, unless `finish` had begun to publish it. May be repeated.
 
-        What the store does not abort now, `abort_multiparts` removes later; its error is raised.
+        `abort_multiparts` later removes parts that the store does not abort now; the store's error is raised.
         """
         self._extent = None
         await self._upload.abort()
@@ -204,7 +208,7 @@ class FileWriter:
         return self._extent
 
     def _placed_rows(self) -> tuple[list[ExtentRow], bytes]:
-        """Rows that say where their block indexes lie, and these, joined."""
+        """The rows with the positions of their block indexes, and the block indexes, joined."""
         rows: list[ExtentRow] = []
         at = self._position
         for row in self._rows:
@@ -214,7 +218,7 @@ class FileWriter:
 
 
 class _OpenExtent:
-    """What is known of the extent that is being written."""
+    """The extent that is being written, as far as it is known."""
 
     def __init__(self, topic_id: UUID, partition: int) -> None:
         self.topic_id = topic_id
@@ -233,7 +237,7 @@ class _OpenExtent:
             raise BugError("batches were written to an extent of verbatim bytes")
         covered = int(table.sizes.sum())
         if covered != len(data):
-            raise BugError(f"{len(table.sizes)} batches of {covered} bytes were to be written as {len(data)} bytes")
+            raise BugError(f"{len(table.sizes)} batches have {covered} bytes, but {len(data)} bytes were given")
         if not covered:
             return
         self._add_blocks(table)
@@ -261,7 +265,7 @@ class _OpenExtent:
         self.length += len(data)
 
     def _add_blocks(self, table: BatchColumns) -> None:
-        """Divide the batches into blocks; the first ones may go on with the block that is open."""
+        """Divide the batches into blocks; the first batches may continue the open block."""
         starts = table.positions - table.positions[0] + self.length
         batches = len(starts)
         at = 0
@@ -280,10 +284,11 @@ class _OpenExtent:
 
 
 def timestamp_range(table: BatchColumns) -> tuple[int, int]:
-    """(least, largest) timestamp of at least one batch, in ms, as far as headers tell.
+    """The (least, largest) timestamp of at least one batch, in ms, as far as headers tell.
 
-    The least is the first record's, save where the header has something else in that place (a delete horizon, or the
-    records' own times where the append time counts) or no record: there it is the batch's largest.
+    The least is the first record's timestamp. The batch's largest stands in for it if the batch has no record, or if
+    the header holds something else in that place (a delete horizon, or the records' own times where the append time
+    counts).
     """
     largest = table.max_timestamps_ms
     other_base = (table.attributes & (DELETE_HORIZON_BIT | LOG_APPEND_TIME_BIT) != 0) | (table.record_counts == 0)
@@ -292,7 +297,7 @@ def timestamp_range(table: BatchColumns) -> tuple[int, int]:
 
 
 class _PartUpload:
-    """Bytes in, parts out: in order, one at a time, while the caller makes the next."""
+    """A pipeline of parts: they leave in order, one at a time, while the caller makes the next."""
 
     def __init__(self, store: ObjectStore, key: str, part_bytes: int) -> None:
         self._store = store
@@ -304,18 +309,19 @@ class _PartUpload:
         self._in_flight: deque[asyncio.Task[None]] = deque()
 
     async def write(self, data: Body) -> None:
-        """Waits only while `PARTS_IN_FLIGHT` parts have not left. Raises what an earlier part ran into."""
+        """Waits only while `PARTS_IN_FLIGHT` parts have not left. Raises the error of an earlier part."""
         if len(data):
-            # A small slice would keep the whole window in memory that it was taken from.
+            # Copied, because a small slice would keep the whole window in memory.
             small_slice = isinstance(data, memoryview) and 2 * len(data) <= memoryview(data.obj).nbytes
             self._chunks.append(bytes(data) if small_slice else data)
             self._buffered_bytes += len(data)
-        # A part leaves only when something follows it: the last part is never empty, a small file never in parts.
+        # A part leaves only when something follows it: so the last part is never empty, and a small file never goes in
+        # parts.
         while self._buffered_bytes > self._part_bytes:
             await self._send(self._taken(self._part_bytes))
 
     async def finish(self, crc: int) -> None:
-        """Publish; `crc` is that of all the bytes."""
+        """Publish the file; `crc` is that of all the bytes."""
         last = self._taken(self._buffered_bytes)
         if not self._in_flight and self._multipart is None:
             await self._store.put_if_absent(self._key, last, crc32c=crc)

@@ -1,8 +1,8 @@
-"""What `siltstone file inspect KEY` shows: a file's own account of itself, checked against its bytes.
+"""The report of `siltstone file inspect KEY`: a file's own account of itself, checked against its bytes.
 
-It reads the trailer, the index, the properties and block indexes of a merged file and, when asked, the extents; writes
-nothing. Bytes of an extent that merges have flagged are not judged as batches. Of an L0 file the commit's packed index,
-not this, says what is in the log: batches that were refused show here too.
+It reads the trailer, the index, the properties and block indexes of a merged file and, when asked, the extents; it
+writes nothing. It does not judge the bytes of a flagged extent as batches. For an L0 file the commit's packed index,
+not this report, tells what is in the log: refused batches show here too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from wire.batch import CorruptBatchError, crc_matches, iter_headers
 from wire.crc import crc32c
 
 TAIL_BYTES = 64 * 1024
-"""Read first: with this the index of most files comes along in one request."""
+"""The bytes that are read first: they include the index of most files."""
 STRETCH_BYTES = 8 * 1024 * 1024
 PROPERTIES_BYTES_MAX = 64 * 1024 * 1024
-"""Some hundred thousand inputs; more is taken for damage."""
+"""The largest properties in bytes: some hundred thousand inputs. A longer section is taken for damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """One record batch as its header has it."""
+    """One record batch, from its header."""
 
     position: int
     """From the start of the file."""
@@ -59,16 +59,16 @@ class BatchReport:
 class ExtentReport:
     row: ExtentRow
     crc_matches: bool | None
-    """None = its bytes were not read."""
+    """None if its bytes were not read."""
     batches: tuple[BatchReport, ...]
     damage: str
-    """What is wrong with its batches, as far as they were walked, or its block index; "" = nothing."""
+    """The damage in its batches, as far as they were walked, or in its block index; "" for none."""
     blocks: tuple[BlockEntry, ...] = ()
-    """Its block index; () where it has none."""
+    """Its block index; () for none."""
 
     @property
     def is_flagged(self) -> bool:
-        """Merges copy it unread."""
+        """Merges copy its bytes without reading them."""
         return self.row.flags & EXTENT_FLAGGED != 0
 
 
@@ -85,20 +85,20 @@ class FileReport:
     sections: tuple[Section, ...]
     extents: tuple[ExtentReport, ...]
     properties: FileProperties | None
-    """What merge wrote it; None in L0."""
+    """The account of the merge that wrote it; None in L0."""
     damage: str
-    """What is wrong with its sections; "" = nothing."""
+    """The damage in its sections; "" for none."""
 
     @property
     def is_sound(self) -> bool:
-        """As far as it was looked at."""
+        """Whether no damage was found in the parts that were read."""
         return not self.damage and all(extent.crc_matches is not False and not extent.damage for extent in self.extents)
 
 
 async def inspect_file(store: ObjectStore, key: str, *, verify: bool = True, walk_batches: bool = False) -> FileReport:
-    """Read and check one file; `verify` reads its extents and checks their CRCs, `walk_batches` lists their batches.
+    """Read and check one file. `verify` reads its extents and checks their CRCs; `walk_batches` lists their batches.
 
-    One extent is in memory at a time, less of it when batches are not walked. Raises ObjectNotFoundError,
+    It holds one extent in memory at a time, and less if batches are not walked. Raises ObjectNotFoundError, and
     CorruptFileError when trailer or index are damaged; damage inside an extent is reported, not raised.
     """
     stat = await store.head(key)
@@ -169,7 +169,9 @@ def inspect_extent(row: ExtentRow, body: bytes, *, walk_batches: bool) -> Extent
 
 
 async def _crc_matches(store: ObjectStore, key: str, row: ExtentRow) -> bool:
-    """Whether the extent's bytes are those its row was written for. Read in stretches: it may have gigabytes."""
+    """Whether the extent's bytes are those its row was written for. They are read in stretches, because an extent may
+    have gigabytes.
+    """
     crc, end = 0, row.position + row.length
     for start in range(row.position, end, STRETCH_BYTES):
         wanted = min(STRETCH_BYTES, end - start)
@@ -181,7 +183,7 @@ async def _crc_matches(store: ObjectStore, key: str, row: ExtentRow) -> bool:
 
 
 def with_blocks(report: ExtentReport, block_index: bytes) -> ExtentReport:
-    """Pure: the report with its block index, and what is wrong with that."""
+    """Pure: the report with its block index, and the damage in that."""
     try:
         blocks = decode_block_index(block_index, extent_length=report.row.length)
     except CorruptFileError as error:
@@ -190,21 +192,21 @@ def with_blocks(report: ExtentReport, block_index: bytes) -> ExtentReport:
     if starts and not report.damage:
         for block in blocks:
             if starts.get(block.position) != block.base_offset:
-                said = f"no batch of offset {block.base_offset} at {block.position}, where its block index has one"
+                said = f"its block index has offset {block.base_offset} at {block.position}, but no such batch is there"
                 return replace(report, blocks=tuple(blocks), damage=said)
     return replace(report, blocks=tuple(blocks))
 
 
 async def _read_properties(store: ObjectStore, key: str, index: FileIndex) -> tuple[FileProperties | None, str]:
-    """The properties, or what is wrong with them; (None, "") where there are none."""
+    """The properties, or the damage in them; (None, "") for a file without properties."""
     section = next((each for each in index.sections if each.kind == SECTION_PROPERTIES), None)
     if section is None or not section.length:
         return None, ""
     if section.length > PROPERTIES_BYTES_MAX:
-        return None, f"properties of {section.length} bytes; at most {PROPERTIES_BYTES_MAX} are read"
+        return None, f"the properties have {section.length} bytes; at most {PROPERTIES_BYTES_MAX} are read"
     data = await store.get_range(key, section.position, section.length)
     if crc32c(data) != section.crc32c:
-        return None, f"properties with CRC-32C {crc32c(data):08x}, the index says {section.crc32c:08x}"
+        return None, f"the properties have CRC-32C {crc32c(data):08x}, but the index says {section.crc32c:08x}"
     try:
         return decode_properties(data), ""
     except CorruptFileError as error:

@@ -1,19 +1,21 @@
-"""Which batches of a flagged extent may be served, and with which offsets. Pure: its bytes in, in order; parts out.
+"""Finds the batches of a flagged extent that may be served, and their offsets. Pure: bytes in, in order; parts out.
 
-A merge has found that an extent is not what it should be and copied it as it was. Most of its batches are sound, as a
-rule all but one, and their own CRC-32C says so. It does not say which offsets they have: base offset and length lie
-outside it. A record under a wrong offset is worse than none, so offsets must follow from something else:
+A merge found that an extent is not what it should be and copied it unchanged. Most of its batches are sound, as a rule
+all but one, and their own CRC-32C proves it. But that CRC does not cover the base offset and the length. A record under
+a wrong offset is worse than none, so offsets must follow from something else:
 
-1. *From the sum that the extent was written with*, if its reason tells (`storage/format/flag_reason.py`). Add up the
-heads of all batches as they are and their bodies as the CRCs in the heads say they were: where that is the sum, all
-heads are as they were written, bodies alone are damaged, and every offset in a head is true. Then all is served but the
-   damaged batches, each up to the next one's base offset, for where it ended says its body.
-2. *From the batches before*, where every offset of the extent has a record: then the next batch begins where the one
-   before ends. What comes before the first damage is served, and nothing behind it. Copied from L0 batches carry no
-   offsets; where all of them are sound and their counts do not add up to the extent's range, some batch is not the one
-   that the commit counted, nobody knows which, and nothing is served.
+1. *From the CRC-32C that the extent was written with*, if its reason tells it (`storage/format/flag_reason.py`). Add up
+   the heads of all batches as they are, and their bodies as the CRCs in the heads say they were. If the result is that
+   CRC, all heads are as they were written, only bodies are damaged, and every offset in a head is true. Then everything
+   is served but the damaged batches. A damaged batch lasts up to the next one's base offset, because only its body
+   tells where it ended.
+2. *From the batches before*, if every offset of the extent has a record: then the next batch begins where the one
+   before ends. Everything before the first damage is served, and nothing behind it. Batches copied from L0 carry no
+   offsets. If all of them are sound but their counts do not add up to the extent's range, some unknown batch is not the
+   one that the commit counted, and nothing is served.
 
-Else (dedupe has thinned the extent and a head is damaged, or nobody knows) nothing is.
+In all other cases (dedupe has thinned the extent and a head is damaged, or the written CRC is unknown) nothing is
+served.
 
 Batches are looked at as they pass: one head is held, no body.
 """
@@ -31,11 +33,11 @@ from wire.batch import BATCH_HEADER_BYTES, CRC_COVERS_FROM, MAGIC_V2, BatchHeade
 from wire.crc import crc32c, joined_crc32c
 
 STRETCHES_MAX = 1_000
-"""An extent with more damaged places than that is served up to the first of them."""
+"""The most damaged places of one extent. With more, only the batches before the first of them are served."""
 
 
 class Surveyed(Protocol):
-    """An extent of a merged file, or of L0, as far as a survey must know it."""
+    """The facts that a survey needs of an extent of a merged file or of L0."""
 
     @property
     def base_offset(self) -> int: ...
@@ -50,24 +52,24 @@ class Surveyed(Protocol):
 
 
 class SoundStretch(NamedTuple):
-    """Sound batches one after another, and the offsets they answer for: from `base_offset` up to `end_offset`."""
+    """Consecutive sound batches, and the offsets they answer for: from `base_offset` up to `end_offset`."""
 
     base_offset: int
     end_offset: int
-    """Here damage begins, or the extent ends."""
+    """The first offset of the damage, or behind the extent."""
     blocks: Sequence[BlockEntry]
-    """About one a MiB; base offset and position (from the start of the extent) are of a batch, timestamps are not told.
-    """
+    """About one per MiB. Base offset and position (from the start of the extent) are those of a batch; timestamps are
+    not known."""
     end: int
-    """Position behind the last batch."""
+    """The position behind the last batch."""
 
 
 class SoundParts(NamedTuple):
-    """Of a flagged extent, in offset order. Offsets between them are damaged."""
+    """The sound stretches of a flagged extent, in offset order. Offsets between them are damaged."""
 
     stretches: Sequence[SoundStretch]
     offsets_follow: bool
-    """Batches do not carry their offsets: each begins where the one before ends."""
+    """Whether the batches carry no offsets, so that each begins where the one before ends."""
 
     def at(self, offset: int) -> SoundStretch | None:
         at = bisect_right(self.stretches, offset, key=_base_offset) - 1
@@ -76,7 +78,7 @@ class SoundParts(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A stretch that may go on."""
+    """A stretch that may still grow."""
 
     base_offset: int
     next_offset: int
@@ -93,20 +95,20 @@ class _Open:
 
 
 class ExtentSurvey:
-    """`feed` the extent's bytes from its start while it `goes_on`; then `parts`."""
+    """Feed the extent's bytes from its start while `goes_on`; then read `parts`."""
 
     def __init__(self, extent: Surveyed) -> None:
         written = written_crc(extent.flagged_reason or "")
         self._extent = extent
         self._position = 0
-        """Of the batch that is passing."""
+        """The position of the batch that is passing."""
         self._head = bytearray()
         self._header: BatchHeader | None = None
         self._left = 0
-        """Bytes of its body to come."""
+        """The bytes of its body that are still to come."""
         self._crc = 0
         self._ended = False
-        """Behind here nobody knows where a batch begins."""
+        """Whether the start of the next batch is unknown from here on."""
         self._carried = None if written is None else _ByCarried(extent, written)
         self._chain = _ByChain(extent, is_stamped=written is not None)
 
@@ -167,7 +169,7 @@ class _ByCarried:
         self._written_crc32c = written_crc32c
         self._crc32c = 0
         self._next_offset = extent.base_offset
-        """No batch to come begins below."""
+        """No later batch begins below this."""
         self._open: _Open | None = _Open(extent.base_offset, extent.base_offset, 0)
         self._closed: list[SoundStretch] = []
 
@@ -189,7 +191,7 @@ class _ByCarried:
             self._open = None
 
     def stretches(self) -> Sequence[SoundStretch] | None:
-        """After the last batch. None where nothing is proved."""
+        """The stretches, after the last batch; None if nothing is proved."""
         if not self.is_in_order or self._crc32c != self._written_crc32c:
             return None
         last = [] if self._open is None else [self._open.closed(self._extent.last_offset + 1)]
@@ -222,11 +224,11 @@ class _ByChain:
             self._stretch.add(base_offset, next_offset, position, header.size_bytes)
 
     def end(self) -> None:
-        """Here is damage."""
+        """Damage begins here."""
         self.goes_on = False
 
     def stretches(self, *, is_whole: bool) -> Sequence[SoundStretch]:
-        """`is_whole`: batches fill the extent, the damaged ones too."""
+        """`is_whole`: the batches, including damaged ones, fill the extent."""
         if self.goes_on and not (is_whole and self._stretch.next_offset == self._extent.last_offset + 1):
             self._void()
         if self._is_void or not self._stretch.blocks:
@@ -234,7 +236,7 @@ class _ByChain:
         return [self._stretch.closed(self._stretch.next_offset)]
 
     def _void(self) -> None:
-        """These are not the batches that were counted."""
+        """Drop everything: these are not the batches that the commit counted."""
         self.goes_on = False
         self._is_void = True
 

@@ -1,1 +1,1 @@
-"""The S3 store, and what its buckets and errors mean. The AWS client is imported here alone."""
+"""The S3 store, and the meaning of its buckets' settings and of its errors. Only this room imports the AWS client."""

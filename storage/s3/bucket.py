@@ -1,7 +1,7 @@
-"""How a bucket is set up, for `siltstone doctor`: does it keep what we delete?
+"""A bucket's settings, for `siltstone doctor`: does it keep deleted objects?
 
 In a versioned bucket a delete only hides the object: records of deleted topics and of tombstoned keys stay for ever
-unless a lifecycle rule expires noncurrent versions. Asks two questions and changes nothing.
+unless a lifecycle rule expires noncurrent versions. This module asks two questions and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _NOT_ANSWERED = {"AccessDenied", "MethodNotAllowed", "NotImplemented", "403", "4
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketFacts:
     versioned: bool | None
-    """None = the store would not say (no right to ask, or it does not know the question)."""
+    """None if the store would not say (no right to ask, or it does not know the question)."""
     noncurrent_days: int | None
-    """After how many days a lifecycle rule for our whole prefix removes noncurrent versions; None = never."""
+    """The days after which a lifecycle rule for our whole prefix removes noncurrent versions; None = never."""
 
 
 async def probe_bucket(url: ObjectStoreUrl) -> BucketFacts:
-    """Raises the errors of storage/objects.py, but none for a question that the store does not answer."""
+    """Ask the store. Raises the errors of storage/objects.py, but none for a question that it does not answer."""
     place = f"bucket {url.bucket!r} at {url.endpoint or 'AWS'}"
     session: Any = aioboto3.Session()
     region: str | None = url.region or session.region_name or ("us-east-1" if url.endpoint else None)

@@ -1,8 +1,9 @@
-"""What an error of the S3 client means: done, not done, or unknown; worth another try, or not. Pure.
+"""The meaning of an S3 client's error: done, not done, or unknown; worth another try, or not. Pure.
 
-The rule for a request that writes: only an answer that says so, or a connection that never stood, proves that nothing
-was written. Everything else (reset, time-out, 500, 502, a proxy's 503) leaves it in doubt. Note that aiobotocore raises
-EndpointConnectionError both for a refused connection and for one that broke while the body was on its way.
+The rule for a request that writes: only an answer that says so, or a connection that was never established, proves that
+nothing was written. Everything else (reset, time-out, 500, 502, a proxy's 503) leaves it in doubt. Note that
+aiobotocore raises EndpointConnectionError both for a refused connection and for one that broke while the body was being
+sent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from storage.objects import (
 )
 
 CLIENT_ERRORS = (ClientError, BotoCoreError, aiohttp.ClientError, TimeoutError, OSError)
-"""Everything that a call of the client raises for reasons outside this process."""
+"""The errors that a call of the client raises for reasons outside this process."""
 
 _THROTTLED = {
     "SlowDown",
@@ -43,7 +44,7 @@ _THROTTLED = {
     "ThrottlingException",
     "RequestLimitExceeded",
     "TooManyRequests",
-    "ConditionalRequestConflict",  # 409: another writer of the key was at it; ask again
+    "ConditionalRequestConflict",  # 409: another writer is writing the key at this moment; ask again
     "OperationAborted",
     "XMinioServerNotInitialized",
 }
@@ -65,10 +66,10 @@ _RIGHTS = "the role needs s3:GetObject, PutObject, DeleteObject, AbortMultipartU
 
 
 def translate(error: BaseException, *, place: str, doing: str, key: str = "", writes: bool = False) -> ObjectStoreError:
-    """Ours for one of CLIENT_ERRORS.
+    """Our error for one of CLIENT_ERRORS.
 
-    `place` names bucket and endpoint, `doing` the operation; `writes` marks requests that publish an object, whose loss
-    is a doubt and not just a failure.
+    `place` names bucket and endpoint, `doing` the operation. `writes` marks requests that publish an object: a lost
+    answer then means doubt, not failure.
     """
     if isinstance(error, ClientError):
         return _answered(error, place=place, doing=doing, key=key, writes=writes)
@@ -81,7 +82,7 @@ def translate(error: BaseException, *, place: str, doing: str, key: str = "", wr
         return PutInDoubtError(f"no answer to {said}") if writes else StoreUnavailableError(f"no answer to {said}")
     if isinstance(error, CredentialRetrievalError):
         return StoreUnavailableError(f"no AWS credentials now for {place}: {error}")
-    # What is left of botocore's errors is about this process's configuration: credentials, profile, region, endpoint.
+    # The remaining errors of botocore are about this process's configuration: credentials, profile, region, endpoint.
     return StoreMisconfiguredError(
         f"cannot ask {place}: {error}", remedy="check the AWS credentials, profile and region of this process"
     )
@@ -125,7 +126,7 @@ def _never_sent(error: BaseException) -> bool:
 
 
 def _is_transport(error: BaseException) -> bool:
-    """Including time-outs and answers that broke off."""
+    """Whether the error is one of transport, including time-outs and answers that broke off."""
     return isinstance(
         error,
         EndpointConnectionError

@@ -1,8 +1,9 @@
 """The S3 client's HTTP session, without the silent second try.
 
-aiohttp sends a request again by itself when a pooled connection breaks before the answer, PUT included. The first one
-may have been acted on; then the second is told 412, and a file that we wrote ourselves looks like somebody else's.
-Whether to try again is decided in `storage/wrappers/retrying.py` alone, which remembers that a PUT was in doubt.
+aiohttp sends a request again by itself when a pooled connection breaks before the answer, PUT included. The first
+request may have been acted on. Then the second one is answered 412, and a file that we wrote ourselves looks like
+somebody else's. Only `storage/wrappers/retrying.py` decides about another try, because it remembers that a PUT was in
+doubt.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from aiobotocore.httpsession import AIOHTTPSession
 from runtime.errors import BugError
 
 _SWITCH = "_retry_connection"
-"""aiohttp has no public one; `tests/integration/faults/test_s3_in_trouble.py` counts what reaches the server."""
+"""aiohttp's private switch; it has no public one. `tests/integration/faults/test_s3_in_trouble.py` counts the requests
+that reach the server."""
 
 
 class OneTrySession(AIOHTTPSession):
@@ -23,6 +25,6 @@ class OneTrySession(AIOHTTPSession):
         """aiobotocore's factory of sessions, which its stubs leave out."""
         session: aiohttp.ClientSession = await cast("Any", super())._get_session(proxy_url)
         if not hasattr(session, _SWITCH):
-            raise BugError(f"aiohttp {aiohttp.__version__} may send a PUT twice: it has no {_SWITCH} any more")
+            raise BugError(f"aiohttp {aiohttp.__version__} may send a PUT twice, because it no longer has {_SWITCH}")
         setattr(session, _SWITCH, False)
         return session

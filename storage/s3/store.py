@@ -1,12 +1,12 @@
 """An object store in an S3 bucket, by aioboto3: AWS or any server that honours `If-None-Match: *`.
 
-One client and one connection pool for the process. One method call is one request (listing and deleting: one a page),
-tried once: `storage/wrappers/retrying.py` decides about again. Every request has a total time limit, because neither
-the client nor the socket limits how long a body may take to leave.
+One process has one client and one connection pool. One method call is one request (listing and deleting: one per page),
+tried once: `storage/wrappers/retrying.py` decides about another try. Every request has a total time limit, because
+neither the client nor the socket limits how long a body may take to send.
 
-A PUT carries our CRC-32C, which the store checks and keeps; the payload is not signed beside it (SHA-256 of 8 MiB costs
-more than all else together), and `Expect: 100-continue`, a round trip per PUT, is dropped. A crash leaves a whole
-object or none; of a multipart upload, parts that `abort_multiparts` removes.
+A PUT carries our CRC-32C, which the store checks and keeps. The payload is not signed as well, because SHA-256 of 8 MiB
+costs more than everything else together, and `Expect: 100-continue`, a round trip per PUT, is dropped. A crash leaves a
+whole object or none, or parts of a multipart upload, which `abort_multiparts` removes.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DELETE_KEYS_MAX = 1000
-"""Keys in one DeleteObjects (S3 API reference)."""
+"""The most keys in one DeleteObjects (S3 API reference)."""
 POOL_CONNECTIONS = 64
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
-"""Longest silence of the server inside one answer."""
+"""The longest silence of the server inside one answer."""
 REQUEST_TIMEOUT_S = 60
-"""One request with its body and its answer."""
+"""The longest time of one request with its body and its answer."""
 DEFAULT_REGION = "us-east-1"
-"""What S3-compatible servers expect where nobody says anything else."""
+"""The region that S3-compatible servers expect by default."""
 
 
 class S3Store:
-    """Objects under `prefix/` in `bucket`. Call `open()` before use; credentials come by the AWS chain."""
+    """Objects under `prefix/` in `bucket`. Call `open()` before use; the AWS chain gives the credentials."""
 
     def __init__(self, *, bucket: str, prefix: str = "", endpoint: str = "", region: str = "") -> None:
         self._bucket = bucket
@@ -67,7 +67,7 @@ class S3Store:
         self._opened: S3Client | None = None
 
     async def open(self) -> None:
-        """Make the client; sends nothing yet. Raises StoreMisconfiguredError."""
+        """Make the client without sending anything yet. Raises StoreMisconfiguredError."""
         if self._opened is not None:
             return
         config = AioConfig(
@@ -82,7 +82,7 @@ class S3Store:
             s3={"addressing_style": "path" if self._endpoint else "auto", "payload_signing_enabled": False},
         )
         try:
-            session: Any = aioboto3.Session()  # typed `Any`: the stubs cover 400 services, of which one is installed
+            session: Any = aioboto3.Session()  # typed `Any`: the stubs cover 400 services, and only one is installed
             region: str | None = self._region or session.region_name or (DEFAULT_REGION if self._endpoint else None)
             client: S3Client = await self._stack.enter_async_context(
                 session.client("s3", region_name=region, endpoint_url=self._endpoint or None, config=config)
@@ -134,7 +134,7 @@ class S3Store:
         )
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
-        """One request for each 1,000 keys. When a later one fails, its keys are told as failed."""
+        """Delete in requests of up to 1,000 keys. When a later request fails, its keys are reported as failed."""
         for key in keys:
             check_key(key)
         done: list[str] = []
@@ -173,7 +173,7 @@ class S3Store:
         return S3Multipart(self, key, begun["UploadId"])
 
     async def abort_multiparts(self, *, older_than_ms: int) -> int:
-        """MinIO lists an upload only to those who ask for its exact key: there it finds none and aborts none."""
+        """MinIO lists an upload only for its exact key: there this finds none and aborts none."""
         aborted = 0
         place: dict[str, Any] = {}
         while True:
@@ -235,7 +235,7 @@ class S3Store:
             if self._prefix + key in gone:
                 done.append(key)
             else:
-                failed[key] = reasons.get(self._prefix + key, "the store did not say that it is gone")
+                failed[key] = reasons.get(self._prefix + key, "the store did not confirm the deletion")
 
     async def upload_part(self, key: str, upload_id: str, number: int, part: Body) -> CompletedPartTypeDef:
         checksum = encode_crc32c(compute_crc32c(part))
@@ -300,12 +300,12 @@ class S3Multipart:
 
 
 def encode_crc32c(crc: int) -> str:
-    """As the `x-amz-checksum-crc32c` header has it: base64 of four big-endian bytes."""
+    """The form of the `x-amz-checksum-crc32c` header: base64 of four big-endian bytes."""
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
 def decode_crc32c(header: str) -> int | None:
-    """None for an absent header and for a checksum of checksums (`...-3`), which says nothing about the whole."""
+    """None for an absent header, and for a checksum of checksums (`...-3`), which tells nothing about the whole."""
     if not header or "-" in header:
         return None
     try:
@@ -316,9 +316,9 @@ def decode_crc32c(header: str) -> int | None:
 
 
 def _as_payload(body: Body) -> bytes:
-    """The client copies a memoryview twice; `bytes` it sends from where it lies."""
+    """The body as `bytes`, which the client sends from where it lies; it would copy a memoryview twice."""
     return body if isinstance(body, bytes) else bytes(body)
 
 
 def _drop_expect(request: Any, **_: object) -> None:
-    del request.headers["Expect"]  # no KeyError where it is absent: email.message semantics
+    del request.headers["Expect"]  # no KeyError if it is absent: email.message semantics

@@ -1,1 +1,1 @@
-"""Stores around a store: retries, metrics, traces, faults for tests."""
+"""Stores that wrap a store: retries, metrics, traces, and faults for tests."""

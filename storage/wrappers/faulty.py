@@ -1,9 +1,9 @@
-"""Injects faults by a plan, to see that what is above survives them. In the stack: right above the store, below
+"""Injects faults by a plan, to see whether the layers above survive them. In the stack: right above the store, below
 `Retrying` (see `storage/wrappers/wrapper.py`). For tests, the simulation and benchmarks; the product never builds one.
 
-What happens is decided by the plan alone, from the operation, the key, the number of the call and a random number; the
-store only acts it out. A fault strikes before the operation, or after it was done: the lost answer, after
-which the caller must not believe that nothing happened.
+The plan alone decides, from the operation, the key, the number of the call and a random number; the store only carries
+it out. A fault strikes before the operation, or after it was done. The latter is the lost answer, after which the
+caller must not believe that nothing happened.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Fault(StrEnum):
     UNREACHABLE = "unreachable"
     """StoreUnavailableError, nothing done."""
     SLOW_DOWN = "slow down"
-    """StoreUnavailableError as S3's 503 says it, nothing done."""
+    """StoreUnavailableError as for S3's 503, nothing done."""
     LOST_REQUEST = "lost request"
-    """A publishing call ends in doubt and was not done; others are unavailable."""
+    """A publishing call ends in doubt and was not done; others raise StoreUnavailableError."""
     LOST_ANSWER = "lost answer"
-    """A publishing call ends in doubt and **was** done; others were done and say unavailable."""
+    """A publishing call ends in doubt and **was** done; others were done and raise StoreUnavailableError."""
     FULL = "full"
     """StoreFullError, nothing done."""
     DELAY = "delay"
@@ -49,15 +49,16 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRule:
-    """When `fault` strikes. All conditions must hold; the first rule of a plan that strikes wins."""
+    """The conditions under which `fault` strikes. All must hold; the first rule of a plan that strikes wins."""
 
     fault: Fault
     op: str = ""
-    """get, get_range, put, head, delete, list, multipart_start, multipart_write, multipart_complete; "" = every one."""
+    """get, get_range, put, head, delete, list, multipart_start, multipart_write, multipart_complete; "" = every
+    operation."""
     key: str = ""
-    """Regular expression to be found in the key (for delete: in any, for list: in the prefix)."""
+    """A regular expression to be found in the key (for delete: in any, for list: in the prefix)."""
     calls: frozenset[int] | None = None
-    """Which of the calls that match op and key, counted from 1; None = every one."""
+    """The numbers of the calls, among those that match op and key, counted from 1; None = every call."""
     probability: float = 1.0
     delay_ms: float = 0
 
@@ -72,7 +73,7 @@ class FaultRule:
 @dataclass(slots=True)
 class FaultPlan:
     rules: Sequence[FaultRule] = ()
-    """May be replaced while the store is in use: a test heals it by `plan.rules = ()`."""
+    """May be replaced while the store is in use: a test ends the faults by `plan.rules = ()`."""
     _calls: dict[FaultRule, int] = field(default_factory=dict[FaultRule, int])
 
     def decide(self, op: str, keys: Sequence[str], draw: Callable[[], float]) -> FaultRule | None:
@@ -137,8 +138,9 @@ class Faulty(WrappedStore):
         raise _error(rule.fault, op, publishes=publishes)
 
     async def act_on_part(self, key: str, write: Callable[[], Awaitable[None]]) -> None:
-        """A part whose answer was lost is written again under its number: what the store has of the first is as if it
-        had never been, so LOST_ANSWER does not write it."""
+        """The caller writes a part again under its number if its answer was lost, and the store forgets the first one.
+        So LOST_ANSWER does not write the part at all.
+        """
         rule = self._plan.decide("multipart_write", [key], self._ids.jitter)
         if rule is not None and rule.fault is not Fault.DELAY:
             raise _error(rule.fault, "multipart_write", publishes=False)

@@ -1,7 +1,8 @@
-"""Counts requests, bytes and seconds, by operation. In the stack: above `Retrying` it shows what callers waited for,
-below it what single requests cost; it changes nothing (see `storage/wrappers/wrapper.py`).
+"""Counts requests, bytes and seconds, by operation. In the stack: above `Retrying` it shows the callers' waits, below
+it the cost of single requests. It changes nothing (see `storage/wrappers/wrapper.py`).
 
-Outcomes are `ok` or the kind of error. A listing counts once, when it ends or is left, with the seconds it lasted.
+Outcomes are `ok` or the kind of error. A listing counts once, when it ends or its reader leaves it, with the seconds it
+lasted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Tries again, and settles PUTs whose answer was lost. In the stack: right below what callers hold, above everything
-that talks to a store once (see `storage/wrappers/wrapper.py`).
+"""Tries again, and settles PUTs whose answer was lost. In the stack: right below the callers, above everything that
+talks to a store once (see `storage/wrappers/wrapper.py`).
 
 Between tries it waits a random part of a time that doubles (full jitter), from `base_ms` up to `cap_ms`, until
-`deadline_ms` after the call began. Not tried again: what says it is not retriable, and a full store, which time heals
-but a loop does not.
+`deadline_ms` after the call began. It does not try again after an error that is not retriable, nor when the store is
+full, because time heals that but a loop does not.
 
-A PUT in doubt is settled by HEAD. Keys are unique and objects written once, so an object of our length and our CRC-32C
-is ours; one that differs is somebody else's. Absent proves nothing (the request may still be on its way), so the PUT is
-made again, which If-None-Match keeps safe. "Exists" on the first try is told to the caller as it is; on a later try
-it may be our own earlier one, so it is settled too. At the deadline a PUT that was ever in doubt ends in doubt.
+HEAD settles a PUT in doubt. Keys are unique and objects written once, so an object of our length and our CRC-32C is
+ours; one that differs is somebody else's. Absence proves nothing (the request may still be on its way), so the PUT is
+made again, which If-None-Match keeps safe. "Exists" on the first try goes straight to the caller. On a later try the
+object may come from our own earlier one, so it is settled too. A PUT that was ever in doubt ends in doubt at the
+deadline.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SETTLE_READ_BYTES = 8 * 1024 * 1024
 
 
 class Retrying(WrappedStore):
-    """`deadline_ms` bounds when the last try of a call may begin, counted from the call."""
+    """A store with retries. `deadline_ms`, counted from the call, bounds when its last try may begin."""
 
     def __init__(
         self,
@@ -76,11 +77,13 @@ class Retrying(WrappedStore):
         )
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
-        """A request that failed whole is made again; keys that failed alone are the caller's to repeat."""
+        """A request that failed as a whole is made again; keys that failed alone are left to the caller."""
         return await self.retry(lambda: self._inner.delete_many(keys))
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectStat]:
-        """Goes on after the last key seen; each stretch without a failure has the whole deadline for the next."""
+        """After a failure the listing goes on behind the last key seen. Each stretch without a failure has the whole
+        deadline for the next.
+        """
         tries = self._tries()
         while True:
             try:
@@ -99,7 +102,7 @@ class Retrying(WrappedStore):
         return await self.retry(lambda: self._inner.abort_multiparts(older_than_ms=older_than_ms))
 
     async def retry(self, call: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
-        """For calls that may be repeated as they are."""
+        """Retry a call that may be repeated unchanged."""
         tries = tries or self._tries()
         while True:
             try:
@@ -108,7 +111,7 @@ class Retrying(WrappedStore):
                 await tries.wait_or_raise(error)
 
     async def publish(self, call: Callable[[], Awaitable[None]], key: str, *, size_bytes: int, crc32c: int) -> None:
-        """For calls that create an object if it is absent. Raises ObjectExistsError, PutInDoubtError."""
+        """Retry a call that creates an object if it is absent. Raises ObjectExistsError, PutInDoubtError."""
         tries = self._tries()
         doubt: PutInDoubtError | None = None
         is_first = True
@@ -133,7 +136,8 @@ class Retrying(WrappedStore):
     async def _settle(self, key: str, size_bytes: int, crc32c: int, unsettled: ObjectStoreError, tries: _Tries) -> bool:
         """Whether the object is there and ours; False when it is absent.
 
-        Raises ObjectExistsError for another's, and `unsettled` when HEAD does not answer in what is left of the time.
+        Raises ObjectExistsError for another's object, and `unsettled` when HEAD does not answer in the rest of the
+        time.
         """
         try:
             stat = await self.retry(lambda: self._inner.head(key), tries)
@@ -149,7 +153,7 @@ class Retrying(WrappedStore):
         raise ObjectExistsError(key) from unsettled
 
     async def _stored_crc32c(self, key: str, size_bytes: int, tries: _Tries) -> int:
-        """By reading the object, a stretch at a time: a merged file may be larger than memory."""
+        """The object's CRC-32C, read in stretches: a merged file may be larger than memory."""
         crc = 0
         for start in range(0, size_bytes, SETTLE_READ_BYTES):
             # the default binds this turn's start
@@ -162,7 +166,9 @@ class Retrying(WrappedStore):
 
 
 class RetryingMultipart:
-    """Parts are retried as they are; `complete` is a PUT that may fall in doubt, and is settled like one."""
+    """An upload with retries. Parts are retried unchanged; `complete` is a PUT that may fall in doubt, and is settled
+    like one.
+    """
 
     def __init__(self, store: Retrying, key: str, inner: MultipartUpload) -> None:
         self._store = store
@@ -197,7 +203,7 @@ class _Tries:
         return error.retriable and not isinstance(error, StoreFullError) and self._clock.monotonic_ms() < self._ends_ms
 
     async def wait_or_raise(self, error: ObjectStoreError) -> None:
-        """Back off before the next try, or raise `error` when there is to be none."""
+        """Back off before the next try, or raise `error` when no try is left."""
         if not self.may_go_on(error):
             raise error
         left_ms = self._ends_ms - self._clock.monotonic_ms()

@@ -1,5 +1,6 @@
-"""A span for each request to the object store that is part of traced work; in the stack below `Retrying`, so that each
-try has one. Put there only where tracing is on: see `siltstone/processes/opening.py` and `storage/wrappers/wrapper.py`.
+"""A span for each request to the object store that is part of traced work. In the stack it stands below `Retrying`, so
+that each try has a span. It is put there only if tracing is on: see `siltstone/processes/opening.py` and
+`storage/wrappers/wrapper.py`.
 """
 
 from __future__ import annotations

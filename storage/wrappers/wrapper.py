@@ -1,7 +1,7 @@
-"""The base of the stores that wrap a store: every call goes through unchanged, so a wrapper says only what it changes.
+"""The base of the stores that wrap a store: it passes every call through, so a wrapper states only what it changes.
 
-The stack, from the caller down: Metered (what callers waited for) > Retrying > Metered, optionally (single requests)
-> Faulty, in tests > the store.
+The stack, from the caller down: Metered (the callers' waits) > Retrying > Metered, optionally (single requests) >
+Faulty, in tests > the store.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from storage.objects import Body, Deleted, MultipartUpload, ObjectStat, ObjectSt
 
 
 class WrappedStore:
-    """Passes everything on to `inner`, `open` and `close` too."""
+    """Passes everything to `inner`, including `open` and `close`."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner

@@ -1,8 +1,7 @@
 """Decoders and encoders, compiled from the tables of `wire.schema` when a version is first used.
 
-A decoder reads anything that comes from a socket: what it answers to bytes that are not the message is always
-MalformedMessageError. An encoder writes what we made ourselves: what it answers to a value that does not fit is
-EncodingError, which is a bug of ours.
+A decoder reads bytes from a socket: it raises MalformedMessageError whenever they are not the message. An encoder
+writes our own values: it raises EncodingError when a value does not fit, which is a bug of ours.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ M = TypeVar("M", bound=Message)
 def decode(message_class: type[M], version: int, buffer: memoryview, position: int = 0) -> tuple[M, int]:
     """Read a message that starts at `position`; returns it and the position after it.
 
-    `records` and `bytes` fields are slices of `buffer`, not copies: they keep it alive. `buffer` must be contiguous
-    and of format "B". Raises MalformedMessageError, and nothing else, whatever the bytes are.
+    `records` and `bytes` fields are slices of `buffer`, not copies: they keep it alive. `buffer` must be contiguous and
+    of format "B". Raises MalformedMessageError, and nothing else, whatever the bytes are.
     """
     decoder = message_class.wire_decoders.get(version) or _decoder(message_class, version)
     try:
@@ -38,7 +37,7 @@ def decode(message_class: type[M], version: int, buffer: memoryview, position: i
 def encode(message: Message, version: int, head: bytearray | None = None) -> list[Octets]:
     """Write a message as a list of buffers, to be sent one after the other.
 
-    The first one is `head` (the header that the caller has begun) if given. Record data is in the list as it was given;
+    The first one is `head` (the header that the caller has begun) if given. Record data goes into the list uncopied;
     everything else is in bytearrays of ours. Raises EncodingError.
     """
     message_class = type(message)
@@ -52,9 +51,9 @@ def encode(message: Message, version: int, head: bytearray | None = None) -> lis
 def encode_elements(
     message_class: type[Message], version: int, element_class: type[Struct], elements: Iterable[Struct]
 ) -> bytes:
-    """Write structs as they stand in an array of this version of the message, without its count.
+    """Write structs as they stand in an array of this version of the message, without the array's count.
 
-    For EncodedElements: what is answered again and again need not be written again. Raises EncodingError.
+    The result makes an EncodedElements: elements that many responses share are then encoded once. Raises EncodingError.
     """
     encoder = _element_encoder(message_class, version, element_class)
     try:

@@ -1,14 +1,15 @@
 """Writes the Python source of a decoder for one version of one message.
 
-The decoder is one function: nested structs and arrays are in line, a run of fixed-width fields is one `unpack_from`.
-The rules it is written by:
+The decoder is one function: nested structs and arrays are in line, and a run of fixed-width fields is one
+`unpack_from`. Its rules:
 
-- a length or count is compared with the bytes that are left before anything is sliced or looped by it; a count is
-  multiplied by the least size of an element, so that no loop outlives its bytes;
-- the elements of a request are counted against a budget (`elements_max` of its table), unknown tagged fields too;
-- what ends early is left to `unpack_from` and indexing, whose errors `wire.compiler` translates; slices are checked;
-- unknown tagged fields are skipped, known ones must fill their size exactly (KIP-482);
-- an object is made without its `__init__`, since every field is assigned here.
+- Compare a length or count with the bytes that are left before slicing or looping by it. Multiply a count by the least
+  size of an element, so that no loop outlives its bytes.
+- Count the elements of a request against a budget (`elements_max` of its table), unknown tagged fields too.
+- Check slices, but leave a message that ends early to `unpack_from` and indexing; `wire.compiler.compile` translates
+  their errors.
+- Skip unknown tagged fields; a known one must fill its size exactly (KIP-482).
+- Make an object without its `__init__`, because every field is assigned here.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class DecoderSource(SourceText):
         )
 
     def _flush_run(self) -> None:
-        """Write the read of the fixed-width values that have come together."""
+        """Write the read of the fixed-width values that have accumulated."""
         if not self._run:
             return
         form = layout(">" + "".join(code for code, _ in self._run))
@@ -182,7 +183,7 @@ class DecoderSource(SourceText):
         return variable
 
     def _null_check(self, length: str, value: str, nullable: bool, path: str) -> None:
-        """Write the `if` of a null; the caller goes on with the `else`."""
+        """Write the `if` branch that handles a null; the caller continues with the `else`."""
         with self.block(f"if {length} < 0:"):
             if not nullable:
                 self._refuse(path, "is null or has a negative length")

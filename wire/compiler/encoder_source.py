@@ -1,8 +1,8 @@
 """Writes the Python source of an encoder for one version of one message.
 
 The encoder appends to a bytearray; a run of fixed-width fields is one `pack`. A `records` field closes the bytearray,
-stands in the list of parts as it is, without a copy, and opens a new one. A value that the version cannot carry is
-refused unless its field is ignorable; a tagged field that has its default is not written (KIP-482).
+goes uncopied into the list of parts, and opens a new one. The encoder refuses a value that the version cannot carry,
+unless its field is ignorable. It does not write a tagged field that has its default (KIP-482).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _NAMES: dict[str, Any] = {
 
 
 class EncoderSource(SourceText):
-    """The source of `encode(message, out) -> parts`; with `element`, of `encode(elements, out)` for a list of these."""
+    """The source of `encode(message, out) -> parts`, or with `element` the source of `encode(elements, out)` for a list
+    of such structs.
+    """
 
     def __init__(self, table: MessageTable, version: int, element: StructTable | None = None) -> None:
         super().__init__(_NAMES)
@@ -58,7 +60,7 @@ class EncoderSource(SourceText):
         self.line(f"raise Unfit({f'{self._title}: {path} {what}'!r})")
 
     def _flush_run(self) -> None:
-        """Write the fixed-width values that have come together."""
+        """Write the fixed-width values that have accumulated."""
         if not self._run:
             return
         pack = self.name(layout(">" + "".join(code for code, _ in self._run)).pack, "pack")
@@ -141,7 +143,7 @@ class EncoderSource(SourceText):
             self.line(f"else: {self._out} += uvarint({length} + 1)")
 
     def _null_check(self, value: str, length: str, empty: str, nullable: bool, path: str) -> None:
-        """Write the `if` of a null; the caller goes on with the `else`."""
+        """Write the `if` branch that handles a null; the caller continues with the `else`."""
         with self.block(f"if {value} is None:"):
             if nullable:
                 self.line(f"{value} = {empty}")

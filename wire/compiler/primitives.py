@@ -1,8 +1,9 @@
 """The parts of the protocol's primitive types that are too rare or too long to be compiled in line.
 
 Reading functions take (buffer, position) and return (value, next position). They check lengths against the buffer and
-raise MalformedMessageError, or IndexError where the buffer ends; `wire.compiler` turns the latter into the former.
-Sizes are unsigned varints of at most five bytes (KIP-482); a string is at most 32767 bytes long (Kafka's int16).
+raise MalformedMessageError, or IndexError where the buffer ends; `wire.compiler.compile` turns the latter into the
+former. Sizes are unsigned varints of at most five bytes (KIP-482); a string is at most 32767 bytes long (Kafka's
+int16).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from wire.schema import ZERO_UUID, Octets, RecordData
 STRING_BYTES_MAX: Final = 32767
 VARINT_BYTES_MAX: Final = 5
 HEADER_FIELDS_MAX: Final = 1_000
-"""Unknown tagged fields of a header."""
+"""The most unknown tagged fields that a header may have."""
 
 _ZERO_UUID_BYTES: Final = bytes(16)
 
@@ -39,7 +40,7 @@ def read_uvarint(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def read_compact_length(buffer: memoryview, position: int) -> tuple[int, int]:
-    """Read the length of a compact type that takes more than one byte."""
+    """Read the length of a compact type when it takes more than one byte."""
     value = buffer[position] & 0x7F
     byte = buffer[position + 1]
     if byte < 0x80:
@@ -53,9 +54,9 @@ def read_compact_length(buffer: memoryview, position: int) -> tuple[int, int]:
 
 
 def skip_tagged_fields(buffer: memoryview, position: int, budget: int = HEADER_FIELDS_MAX) -> tuple[int, int]:
-    """Step over a section of tagged fields of which we know none (KIP-482).
+    """Step over a section of tagged fields that we do not know (KIP-482).
 
-    Returns the position after it and what is left of `budget`.
+    Returns the position after it and the rest of `budget`.
     """
     count, position = read_uvarint(buffer, position)
     budget -= count
@@ -70,7 +71,7 @@ def skip_tagged_fields(buffer: memoryview, position: int, budget: int = HEADER_F
 def read_tag(buffer: memoryview, position: int, last_tag: int) -> tuple[int, int, int]:
     """Read the head of one tagged field: (tag, position of its value, position after it).
 
-    Tags must ascend, as KIP-482 asks and Kafka's `Schema.read` checks; so none can come twice.
+    Tags must ascend, as KIP-482 asks and Kafka's `Schema.read` checks, so none can occur twice.
     """
     tag, value_position = read_uvarint(buffer, position)
     if tag <= last_tag:
@@ -99,7 +100,7 @@ def uvarint(value: int) -> bytes:
 
 
 def octets_size(content: RecordData) -> int:
-    """Bytes in a buffer or in a sequence of them."""
+    """The size of a buffer, or of a sequence of them, in bytes."""
     if isinstance(content, memoryview):
         return content.nbytes
     if isinstance(content, (bytes, bytearray)):
@@ -108,7 +109,7 @@ def octets_size(content: RecordData) -> int:
 
 
 def octets_parts(content: RecordData) -> Sequence[Octets]:
-    """The buffers of a records field, none of them copied."""
+    """The buffers of a records field, uncopied."""
     return cast("Sequence[Octets]", (content,) if isinstance(content, (bytes, bytearray, memoryview)) else content)
 
 
@@ -130,7 +131,7 @@ NUMBER_LAYOUTS: Final = {code: NumberLayouts.of(code) for code in "?bhHiIqd"}
 
 
 def read_numbers(code: str, count: int, buffer: memoryview, position: int) -> list[Any]:
-    """Read `count` numbers of one fixed width; the caller has checked that the buffer holds them."""
+    """Read `count` numbers of one fixed width. The caller has checked that the buffer holds them."""
     return list(struct.unpack_from(f">{count}{code}", buffer, position))
 
 

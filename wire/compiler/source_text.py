@@ -1,4 +1,4 @@
-"""Lines of Python that are being written, and the objects that they name."""
+"""A writer of Python source: its lines, and the objects that they name."""
 
 from __future__ import annotations
 

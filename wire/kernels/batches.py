@@ -1,8 +1,8 @@
 """The headers of all batches in a window of bytes, checked, as columns.
 
-Two kernels go over the window: one steps from header to header and counts, one checks and fills the columns, which are
-then exactly as long as they need be. A batch that breaks a rule is named by its position alone; what is wrong with it
-the plain Python beside the kernels says, so that every message is made in one place.
+Two kernels go over the window. The first steps from header to header and counts; the second checks and fills the
+columns, which then have exactly the right length. The kernels report a batch that breaks a rule by its position alone.
+The plain Python beside them finds the reason, so that every message is made in one place.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from wire.kernels.memory import load_i16, load_i32, load_i64, load_u8, load_u32
 
 OFFSET_MAX = 2**63 - 1
 _JOINED_BYTES_MIN = 1024
-"""A batch of less is quicker summed than joined."""
+"""The least size in bytes for joining: a smaller batch is summed more quickly than joined."""
 _CODEC_MAX = int(max(Codec))
 _CRC_IS_WRONG = "the CRC-32C does not match the bytes"
 _LENGTH_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT = 8, 21, 23
@@ -43,7 +43,7 @@ _BASE_TIMESTAMP_AT, _MAX_TIMESTAMP_AT, _PRODUCER_ID_AT, _COUNT_AT = 27, 35, 43, 
 
 
 class CorruptBatchAtError(CorruptBatchError):
-    """A batch that breaks a rule, and `position`, the byte of the window at which it begins."""
+    """A batch breaks a rule. `position` is the byte of the window at which the batch begins."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(f"batch at position {position}: {message}")
@@ -54,9 +54,9 @@ class BatchTable(NamedTuple):
     """One row per batch, in the order of the bytes; all columns are equally long."""
 
     positions: NDArray[np.int64]
-    """First byte of the batch in the window."""
+    """The first byte of the batch in the window."""
     sizes: NDArray[np.int64]
-    """Of the whole batch, header included, in bytes."""
+    """The whole batch with its header, in bytes."""
     base_offsets: NDArray[np.int64]
     last_offsets: NDArray[np.int64]
     record_counts: NDArray[np.int64]
@@ -72,8 +72,8 @@ COLUMNS = len(BatchTable._fields)
 def read_batches(data: Body, *, check_crc: bool = True, allow_cut: bool = False) -> BatchTable:
     """The batches of `data`, which must be whole; with `allow_cut` an incomplete last one is left out.
 
-    Checked are: magic, length, codec, offsets (no base below 0, no last offset past 2^63-1), counts (no more records
-    than offsets), and unless told otherwise the CRC-32C. Raises CorruptBatchAtError for the first that breaks a rule.
+    It checks magic, length, codec, offsets (no base below 0, no last offset past 2^63-1), counts (no more records than
+    offsets), and unless told otherwise the CRC-32C. Raises CorruptBatchAtError for the first batch that breaks a rule.
     """
     window = np.frombuffer(data, dtype=np.uint8)
     address, length = address_of(window), len(window)
@@ -88,26 +88,26 @@ def read_batches(data: Body, *, check_crc: bool = True, allow_cut: bool = False)
 
 
 def check_crcs(data: Body, table: BatchTable) -> None:
-    """What `read_batches` leaves out when it is told not to check CRCs. Raises CorruptBatchAtError."""
+    """Check the CRCs that `read_batches` skips with `check_crc=False`. Raises CorruptBatchAtError."""
     broken = _first_broken_crc(address_of(np.frombuffer(data, dtype=np.uint8)), table.positions, table.sizes)
     if broken >= 0:
         raise broken_crc(table, broken)
 
 
 def broken_crc(table: BatchTable, batch: int) -> CorruptBatchAtError:
-    """Of a row of the table."""
+    """The error for a row of the table whose CRC is wrong."""
     return CorruptBatchAtError(
         int(table.positions[batch]), f"base offset {int(table.base_offsets[batch])}: {_CRC_IS_WRONG}"
     )
 
 
 def runs_crc32c(data: Body, table: BatchTable, firsts: NDArray[np.int64], *, first_value: int = 0) -> NDArray[np.int64]:
-    """The CRC-32C of runs of batches, run i being rows `firsts[i]` to `firsts[i + 1]`, as if all bytes were summed.
+    """The CRC-32C of runs of batches, as if all bytes were summed; run i is rows `firsts[i]` to `firsts[i + 1]`.
 
-    Only true of batches whose own CRC-32C is: long ones are not looked at behind the first 21 bytes of their header,
-    the rest of the sum is the one they carry. So whoever compares the result with anything has every batch's CRC
-    checked as well; both together say exactly what a sum of all the bytes says. `first_value` goes before the first
-    run. The rows of `table` need not begin at the first byte of `data`.
+    The result is true only of batches whose own CRC-32C is: of a long batch this sums the first 21 bytes of its header
+    and takes the CRC that the batch carries for the rest. A caller that compares the result must therefore also check
+    every batch's CRC; both together prove as much as a sum of all the bytes. `first_value` precedes the first run. The
+    rows of `table` need not begin at the first byte of `data`.
     """
     runs = np.zeros(max(len(firsts) - 1, 0), dtype=np.int64)
     runs[:1] = first_value
@@ -131,7 +131,7 @@ def _is_cut(data: Body, position: int) -> bool:
 
 @compiled
 def _count(address: int, length: int) -> tuple[int, int]:
-    """(batches that are there as a whole by magic and length, where they end)."""
+    """(number of batches that are whole by magic and length, position where they end)."""
     position, batches = 0, 0
     while length - position >= BATCH_HEADER_BYTES:
         batch_length = load_i32(address + position + _LENGTH_AT)
@@ -146,9 +146,9 @@ def _count(address: int, length: int) -> tuple[int, int]:
 
 @compiled
 def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
-    """Fills the columns from as many batches as `_count` found; returns how many were good until one was not.
+    """Fill the columns from the batches that `_count` found; returns the number of good ones before the first bad one.
 
-    Of that one only the position is filled in.
+    Of the bad one it fills in only the position.
     """
     position = 0
     for row in range(table.shape[1]):
@@ -177,7 +177,7 @@ def _fill(address: int, check_crc: bool, table: NDArray[np.int64]) -> int:
 
 @compiled
 def _first_broken_crc(address: int, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
-    """-1 when all are right."""
+    """The first row whose CRC is wrong, or -1."""
     for row in range(len(positions)):
         at = address + positions[row]
         if crc32c_at(at + CRC_COVERS_FROM, sizes[row] - CRC_COVERS_FROM, 0) != load_u32(at + CRC_POSITION):
@@ -213,7 +213,7 @@ def _warm() -> None:
     runs_crc32c(b"", table, np.zeros(1, dtype=np.int64))
 
 
-# The same in Python, which says what is wrong
+# The same in Python, which finds the reason
 
 
 def read_batches_python(data: Body, *, check_crc: bool = True, allow_cut: bool = False) -> BatchTable:
@@ -248,13 +248,13 @@ def _read_batch(data: Body, position: int, *, check_crc: bool, allow_cut: bool) 
     if left < BATCH_HEADER_BYTES:
         if allow_cut:
             return None
-        raise CorruptBatchAtError(position, f"a header needs {BATCH_HEADER_BYTES} bytes, {left} are left")
+        raise CorruptBatchAtError(position, f"a header needs {BATCH_HEADER_BYTES} bytes, but only {left} are left")
     header = read_header(data, position)
     broken = _broken_framing(header)
     if broken is None and header.size_bytes > left:
         if allow_cut:
             return None
-        broken = f"it says {header.size_bytes} bytes, {left} are left"
+        broken = f"it says it has {header.size_bytes} bytes, but only {left} are left"
     broken = broken or _broken_counts(header)
     if broken is None and check_crc and not crc_matches(data, position, header):
         broken = _CRC_IS_WRONG
@@ -265,7 +265,7 @@ def _read_batch(data: Body, position: int, *, check_crc: bool, allow_cut: bool) 
 
 def _broken_framing(header: BatchHeader) -> str | None:
     if header.magic != MAGIC_V2:
-        return f"magic {header.magic}, only {MAGIC_V2} is stored"
+        return f"magic {header.magic}; only magic {MAGIC_V2} is supported"
     if header.batch_length < BATCH_LENGTH_MIN:
         return f"batch length {header.batch_length} is below {BATCH_LENGTH_MIN}"
     return None

@@ -1,9 +1,8 @@
-"""CRC-32C inside kernels, by the processor's instruction where there is one.
+"""CRC-32C inside kernels, by the processor's instruction where it has one.
 
-SSE 4.2 sums eight bytes an instruction, and takes one a cycle but gives it three cycles later: three stretches side by
-side keep it busy, and a table that says what so many zero bytes make of a sum joins them (see `wire/crc.py`). Bytes
-that come from memory are asked for one round ahead. Elsewhere
-eight bytes are looked up at a time in eight tables.
+SSE 4.2 sums eight bytes per instruction. It starts one each cycle but delivers the result three cycles later, so three
+stretches side by side keep it busy, and a table of the effect of zero bytes joins them (see `wire/crc.py`). Bytes from
+memory are prefetched one round ahead. Other processors look up eight bytes at a time in eight tables.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ from wire.kernels.compiled import address_of, compiled, cpu_features, intrinsic,
 from wire.kernels.memory import ir, load_u8, load_u64_le, prefetch_read, to_int, types
 
 POWERS = 31
-"""Of two: stretches of below 2^31 bytes can be joined, and no batch is longer."""
+"""Powers of two: stretches below 2^31 bytes can be joined, and no batch is longer."""
 
 HAS_INSTRUCTION = "sse4.2" in cpu_features()
 _ALL = 0xFFFFFFFF
 _LONG, _MIDDLE, _SHORT = 4096, 512, 128
-"""Bytes of one of three stretches. A join costs eight look-ups: what is shorter than 3 * 128 is summed in one."""
+"""The bytes of one of three stretches. A join costs eight look-ups, so anything shorter than 3 * 128 is summed in one
+go."""
 _LINE = 64
-"""Of the cache. Stretches are a multiple of it."""
+"""The bytes of a cache line. Stretches are a multiple of it."""
 
 
 def _shift_tables(bytes_count: int) -> NDArray[np.uint32]:
-    """[4, 256]: what `bytes_count` zero bytes make of each of the four bytes of a sum, lowest first; to be XORed."""
+    """[4, 256]: the effect of `bytes_count` zero bytes on each of the four bytes of a CRC, lowest first; to be XORed."""
     zeros = bytes(bytes_count)
     rows = [[crc32c(zeros, value << 8 * byte ^ _ALL) ^ _ALL for value in range(256)] for byte in range(4)]
     return np.array(rows, dtype=np.uint32)
@@ -42,7 +42,7 @@ _SLICES: NDArray[np.uint32] = np.array(
     [[crc32c(bytes((value, *bytes(behind))), _ALL) ^ _ALL for value in range(256)] for behind in range(8)],
     dtype=np.uint32,
 )
-"""[8, 256]: what a byte with 0 to 7 zero bytes behind it makes of a sum of nothing."""
+"""[8, 256]: the CRC of a byte with 0 to 7 zero bytes behind it."""
 
 
 def _power_tables() -> NDArray[np.uint32]:
@@ -56,7 +56,7 @@ def _power_tables() -> NDArray[np.uint32]:
 
 
 POWER_TABLES = _power_tables()
-"""An argument of `joined_crc32c_of`: as a constant it would be in the code of each kernel."""
+"""An argument of `joined_crc32c_of`: a constant would be copied into the code of each kernel."""
 
 
 def _steps(crc: np.uint64, word: np.uint64) -> np.uint64: ...  # pyright: ignore[reportReturnType] -- a signature
@@ -98,10 +98,10 @@ def _shifted(tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
 
 @compiled
 def _by_threes(position: int, stretch: int, tables: NDArray[np.uint32], crc: np.uint64) -> np.uint64:
-    """The sum after 3 * `stretch` bytes."""
+    """The CRC after 3 * `stretch` bytes."""
     second, third = np.uint64(0), np.uint64(0)
     for line in range(position, position + stretch, _LINE):
-        # Three places at once, each for a short while, are not what the processor foresees.
+        # The processor's own prefetcher does not foresee three places at once, each for a short while.
         for ahead in range(line + 3 * stretch, line + 6 * stretch, stretch):
             prefetch_read(ahead)
         for at in range(line, line + _LINE, 8):
@@ -158,7 +158,7 @@ def crc32c_by_tables(address: int, bytes_count: int, value: int) -> int:
 
 
 crc32c_at = _by_instruction if HAS_INSTRUCTION else crc32c_by_tables
-"""(address, bytes, CRC of what came before) -> CRC-32C, 0 to 2^32-1, for kernels; the caller has checked the bounds."""
+"""(address, bytes, CRC of the bytes before) -> CRC-32C, 0 to 2^32-1, for kernels; the caller has checked the bounds."""
 
 
 @compiled

@@ -1,16 +1,16 @@
-"""Where compiled kernels are kept: one file for each function and signature, which many processes may share.
+"""The cache of compiled kernels: one file for each function and signature, which many processes may share.
 
-A file is named by all that its machine code depends on: the sources of all kernels here and of the function's own
-module, the bytecode and the constants of every kernel it calls, wherever they were imported from (numba's own cache
-sees neither), the versions of Python, numba and LLVM, the processor and its features, the argument types. So a file,
-once there, is right for ever, and processes that compile at the same time write equal files: each is written under
-another name and then renamed, so no reader sees half of one. A file that is torn all the same (a crash of the machine),
-or may not be read, is compiled anew.
+A file's name covers everything that its machine code depends on: the sources of all kernels here and of the function's
+own module; the bytecode and the constants of every kernel it calls, wherever they were imported from (numba's own cache
+sees neither); the versions of Python, numba and LLVM; the processor and its features; the argument types. So an
+existing file stays right for ever, and processes that compile at the same time write equal files. Each process writes
+under another name and then renames, so no reader sees half a file. A file that is torn all the same (after a crash of
+the machine) or cannot be read is compiled again.
 
-Files are looked for in `NUMBA_CACHE_DIR` where that is set, else beside the sources (`__pycache__`) and in the user's
-cache directory, and written to the first of these that can be written. An image sets `NUMBA_CACHE_DIR` to a directory
-of its own and calls `wire.kernels.warm()` while it is built; afterwards it need only be readable. Where nothing can be
-written each process compiles for itself, and `cache_directory()` says None.
+Files are looked for in `NUMBA_CACHE_DIR` if it is set, else beside the sources (`__pycache__`) and in the user's cache
+directory. They are written to the first of these that can be written. An image sets `NUMBA_CACHE_DIR` to a directory of
+its own and calls `wire.kernels.warm()` while it is built; afterwards the directory need only be readable. If none can
+be written, each process compiles for itself, and `cache_directory()` returns None.
 """
 
 from __future__ import annotations
@@ -36,18 +36,21 @@ _numba = cast(Any, numba)
 _KERNELS = Path(__file__).parent
 _CHECKSUM_BYTES = 32
 _PLAIN = (int, float, str, bytes, tuple)
-"""Constants, whose repr is their value."""
+"""The types of constants whose repr is their value."""
 _VERSIONS_KEPT = 8
-"""Files of one function that stay when another is written: of other processors, and of sources gone by."""
+"""The files of one function that stay when another is written: those of other processors and of older sources."""
 
 
 class KernelCache:
-    """What a dispatcher of numba asks for machine code, and hands it to: the calls of `numba.core.caching._Cache`."""
+    """The cache that a numba dispatcher loads machine code from and saves it to: the calls of
+    `numba.core.caching._Cache`.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._is_alone = function.__closure__ is None
-        """What a closure holds is not in the name of a file: such a function is compiled by each process."""
+        """Whether the function has no closure. A file's name does not cover the values in a closure, so each process
+        compiles such a function itself."""
         self._name = f"kernel-{function.__module__}.{function.__qualname__}".replace("<", "").replace(">", "")
 
     @property
@@ -56,7 +59,7 @@ class KernelCache:
         return None if place is None else str(place)
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
-        """The compiled function, or None where it has to be compiled."""
+        """The compiled function, or None if it has to be compiled."""
         target_context.refresh()
         if not self._is_alone:
             return None
@@ -70,12 +73,12 @@ class KernelCache:
 
     def save_overload(self, sig: object, data: Any) -> None:
         if data.library.has_dynamic_globals or any(not each.can_cache for each in data.lifted):
-            return  # addresses of this process are in it
+            return  # the code holds addresses of this process
         place = cache_directory()
         if place is None or not self._is_alone:
             return
         payload = _numba.core.serialize.dumps(data._reduce())
-        with contextlib.suppress(OSError):  # a full disk costs the next start some seconds, not this one its work
+        with contextlib.suppress(OSError):  # a full disk costs the next start some seconds, but must not stop this one
             _write(place / self._file_name(sig, data.codegen), payload)
             _prune(place, self._name)
 
@@ -101,7 +104,7 @@ class KernelCache:
 
 
 def cache_directory() -> Path | None:
-    """Where newly compiled kernels are written; None when no place can be."""
+    """The directory for newly compiled kernels; None if no place can be written."""
     return next((place for place in _places() if _can_write(place)), None)
 
 
@@ -124,7 +127,7 @@ def _can_write(place: Path) -> bool:
 
 @cache
 def _sources_digest(also: Path) -> str:
-    """Of the sources of all kernels, and of `also`, which may lie in another room."""
+    """A digest of the sources of all kernels and of `also`, which may lie in another room."""
     digest = hashlib.sha256()
     for path in sorted({*_KERNELS.glob("*.py"), also}):
         source = path.read_bytes()
@@ -133,7 +136,7 @@ def _sources_digest(also: Path) -> str:
 
 
 def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tuple[object, ...]]:
-    """The bytecode of a function and the values of the constants it names; the same of each kernel that it calls."""
+    """The bytecode of a function and the values of the constants it names, and the same of each kernel that it calls."""
     seen.add(id(function))
     code = function.__code__
     yield function.__qualname__, code.co_code, [each for each in code.co_consts if isinstance(each, _PLAIN)]
@@ -153,7 +156,7 @@ def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tupl
 
 
 def _read(path: Path) -> bytes | None:
-    """None when it is not there, may not be read, or is not what was written."""
+    """The file's content; None when it is absent, unreadable, or damaged."""
     try:
         stored = path.read_bytes()
     except OSError:
@@ -168,7 +171,7 @@ def _write(path: Path, payload: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(hashlib.sha256(payload).digest() + payload)
-        temporary.chmod(0o644)  # an image is built by one user and run by another
+        temporary.chmod(0o644)  # one user builds an image and another runs it
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -176,7 +179,7 @@ def _write(path: Path, payload: bytes) -> None:
 
 
 def _prune(place: Path, name: str) -> None:
-    """Removes the oldest files of a function; a process that misses one compiles it anew."""
+    """Remove the oldest files of a function. A process that misses one compiles it again."""
 
     def written(path: Path) -> float:
         try:

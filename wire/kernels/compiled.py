@@ -1,8 +1,8 @@
-"""How kernels are made: the one module that numba's decorators come from, with types, and `warm`.
+"""The one place that makes kernels: numba's decorators, with types, and `warm`.
 
-A kernel is a Python function over numbers and arrays that numba compiles to machine code at its first call, for the
-processor at hand, and keeps (`wire/kernels/code_cache.py`). All kernels together take some seconds to compile and a
-fraction of one to load.
+A kernel is a Python function over numbers and arrays. Numba compiles it to machine code for this processor at its first
+call and keeps the code (`wire/kernels/code_cache.py`). All kernels together take some seconds to compile and a fraction
+of one to load.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _warm: list[Callable[[], None]] = []
 
 
 def compiled(function: _Function) -> _Function:
-    """Compiles `function` at its first call; it runs without the interpreter's lock.
+    """Compile `function` at its first call. It runs without the interpreter's lock.
 
-    No index is checked and no overflow noticed: a kernel compares whatever it reads with the bytes at hand itself.
-    Arguments must always come in the same types, or it is compiled once more for the others: make arrays contiguous
-    and writable, or pass their addresses, and wrap numbers that may pass 2^63-1 (`numpy.uint64`).
+    It checks no index and notices no overflow: a kernel itself compares everything it reads with the bytes at hand.
+    Arguments must always have the same types, or numba compiles it once more for the others: make arrays contiguous and
+    writable, or pass their addresses, and wrap numbers that may pass 2^63-1 (`numpy.uint64`).
     """
     dispatcher = _numba.njit(nogil=True, boundscheck=False, error_model="numpy")(function)
     dispatcher._cache = KernelCache(function)
@@ -36,16 +36,18 @@ def compiled(function: _Function) -> _Function:
 
 
 def inlined(function: _Function) -> _Function:
-    """`compiled`, and put in place of every call by other kernels: for what runs in a few ns, where a call is half."""
+    """`compiled`, and inlined wherever another kernel calls it. For functions of a few ns, where a call is half the
+    cost.
+    """
     dispatcher = _numba.njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True)(function)
     dispatcher._cache = KernelCache(function)
     return cast(_Function, dispatcher)
 
 
 def intrinsic(looks_like: _Function) -> Callable[[Callable[..., Any]], _Function]:
-    """Makes a function for kernels out of one that emits LLVM code; only kernels can call it.
+    """Make a function for kernels out of one that emits LLVM code; only kernels can call it.
 
-    `looks_like` says by its signature how it is called; its body is not used.
+    `looks_like` gives the signature for its callers; its body is not used.
     """
 
     def decorate(emit: Callable[..., Any]) -> _Function:
@@ -55,23 +57,26 @@ def intrinsic(looks_like: _Function) -> Callable[[Callable[..., Any]], _Function
 
 
 def cpu_features() -> frozenset[str]:
-    """What kernels are compiled for, by LLVM's names (`avx2`, `sse4.2`); `NUMBA_CPU_NAME` and `_FEATURES` change it.
+    """The processor features that kernels are compiled for, by LLVM's names (`avx2`, `sse4.2`); `NUMBA_CPU_NAME` and
+    `NUMBA_CPU_FEATURES` change them.
 
-    An instruction of a feature that is not in it must not be emitted: LLVM would end the process.
+    Never emit an instruction of a feature that is not among them: LLVM would end the process.
     """
     _, _, features = _numba.core.registry.cpu_target.target_context.codegen().magic_tuple()
     return frozenset(name[1:] for name in str(features).split(",") if name.startswith("+"))
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where the array's first byte lies. Whoever passes it to a kernel keeps the array until that returns."""
+    """The address of the array's first byte. A caller that passes it to a kernel keeps the array until the kernel
+    returns.
+    """
     return array.ctypes.data
 
 
 def contiguous(array: NDArray[Any], dtype: type[_Number]) -> NDArray[_Number]:
-    """The array as kernels take it: of this type, in one piece, writable. Copied only where it is not.
+    """The array as kernels take it: of this type, in one piece, writable. It is copied only if need be.
 
-    What `numpy.require` says, at a tenth of its cost: a merge asks some twenty times for every window.
+    Does the same as `numpy.require` at a tenth of its cost: a merge needs it some twenty times for every window.
     """
     flags = array.flags
     if array.dtype == dtype and flags.c_contiguous and flags.writeable:
@@ -80,12 +85,12 @@ def contiguous(array: NDArray[Any], dtype: type[_Number]) -> NDArray[_Number]:
 
 
 def register_warm(call: _Warm) -> _Warm:
-    """Adds a call that runs a module's kernels once, over next to nothing."""
+    """Register a call that runs a module's kernels once, over next to nothing."""
     _warm.append(call)
     return call
 
 
 def warm() -> None:
-    """Compiles every kernel of the modules imported so far, or loads it from the cache."""
+    """Compile every kernel of the modules imported so far, or load it from the cache."""
     for call in _warm:
         call()

@@ -1,8 +1,8 @@
-"""SHA-512/256 of many keys: those of one block, which is up to 111 bytes, several at a time.
+"""SHA-512/256 of many keys. Keys of one block, which holds up to 111 bytes, are hashed several at a time.
 
-Rows are taken in order, and such a key is put into the next free lane; when all lanes are full, they are hashed
-together. A longer key is hashed by itself at once and a null key only leaves its row zero, so neither costs its
-neighbours their lanes. Lanes that stay empty at the end are hashed with whatever was in them, and dropped.
+Rows are taken in order, and each one-block key goes into the next free lane; full lanes are hashed together. A longer
+key is hashed by itself at once, and a null key only leaves its row zero, so neither costs its neighbours their lanes.
+Lanes that stay empty at the end are hashed with their old content, and the result is dropped.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from wire.kernels.sha512 import (
 )
 
 ONE_BLOCK_BYTES_MAX = 111
-"""Behind a message come a byte 0x80 and its length in bits, 16 bytes; with these it must fit in 128."""
+"""The largest key in bytes that fits in one block of 128 with the byte 0x80 and the 16 bytes of its length in bits."""
 _LENGTH_WORD = BLOCK_WORDS - 1
 _STEP = 8 * LANES
-"""Bytes from one word of a message to its next: those of the other lanes are between."""
+"""The bytes from one word of a message to its next; the words of the other lanes lie between."""
 _ROWS_AHEAD = 4 * LANES
-"""Keys between large values are each a wait for memory, unless they are asked for while others are hashed."""
+"""The keys that are prefetched ahead. Each key between large values costs a wait for memory, unless it is prefetched
+while others are hashed."""
 _ALL, _TOP_BIT = 2**64 - 1, 1 << 63
 
 
@@ -55,7 +56,7 @@ def hash_keys(
 def hash_keys_scalar(
     arena: NDArray[np.uint8], key_positions: NDArray[np.int64], key_lengths: NDArray[np.int32]
 ) -> NDArray[np.uint64]:
-    """`hash_keys`, one key at a time."""
+    """`hash_keys` one key at a time."""
     key_positions, key_lengths = _checked(arena, key_positions, key_lengths)
     hashes = np.empty((len(key_lengths), DIGEST_WORDS), dtype=np.uint64)
     block = np.empty(BLOCK_WORDS + STATE_WORDS, dtype=np.uint64)
@@ -82,7 +83,7 @@ def hash_keys_python(
 def _checked(
     arena: NDArray[np.uint8], positions: NDArray[np.int64], lengths: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The columns as the kernels take them: what is read by address must lie where it is said to."""
+    """The columns as the kernels take them. Kernels read by address, so every key must lie in the arena."""
     if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
         raise BugError("an arena is a contiguous array of bytes")
     positions, lengths = contiguous(positions, np.int64), contiguous(lengths, np.int32)
@@ -110,7 +111,7 @@ def _first_outside(arena_bytes: int, positions: NDArray[np.int64], lengths: NDAr
 
 @inlined
 def _last_word(address: int, count: int) -> np.uint64:
-    """The last `count` bytes of a message, 0 to 7, as a word of it, 0x80 and zeros behind them."""
+    """The last `count` bytes of a message, 0 to 7, as its last word, with 0x80 and zeros behind them."""
     word, shift = np.uint64(0), 56
     for at in range(address, address + count):
         word |= np.uint64(load_u8(at)) << np.uint64(shift)
@@ -120,16 +121,16 @@ def _last_word(address: int, count: int) -> np.uint64:
 
 @inlined
 def _last_word_of_eight(address: int, count: int) -> np.uint64:
-    """`_last_word` where eight bytes may be read."""
+    """`_last_word` for an address at which eight bytes may be read."""
     behind = np.uint64(_ALL) >> np.uint64(8 * count)
     return load_u64(address) & ~behind | np.uint64(_TOP_BIT) >> np.uint64(8 * count)
 
 
 @inlined
 def _fill_lane(address: int, length: int, arena_end: int, words: int, used: int) -> int:
-    """Lays a key of one block into a lane, whose first word is at address `words`; returns how many words are not zero.
+    """Lay a one-block key into a lane, whose first word is at address `words`; returns how many words are not zero.
 
-    `used` of them were not from the key before; the length is written by the caller.
+    `used` words of the lane's previous key were not zero. The caller writes the length.
     """
     whole = length >> 3
     for at in range(whole):
@@ -157,7 +158,9 @@ def _hash_in_lanes(
     block: NDArray[np.uint64],
     hashes: NDArray[np.uint64],
 ) -> None:
-    """`lanes`, at `words`, has the words of all, zero, and behind them their digests; `rows` whose key is in a lane."""
+    """Hash all rows. `lanes` (at address `words`) starts with the words of all lanes, zeroed, followed by room for
+    their digests; `rows` tells whose key is in a lane.
+    """
     used, filled = np.zeros(LANES, dtype=np.int64), 0
     digests = words + _STEP * BLOCK_WORDS
     last = len(lengths) - 1
@@ -206,7 +209,7 @@ def _hash_one_by_one(
 
 @compiled
 def _hash_one(address: int, length: int, block: NDArray[np.uint64], hashes: NDArray[np.uint64], row: int) -> None:
-    """A key of any length. `block` has room for the words of a block and the state behind them."""
+    """Hash a key of any length. `block` has room for the words of a block and for the state behind them."""
     words, state = block[:BLOCK_WORDS], block[BLOCK_WORDS:]
     start(state)
     end = address + length

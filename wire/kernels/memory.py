@@ -1,8 +1,8 @@
-"""Reads and writes at addresses, for kernels: no bound is checked here, so every caller has checked its own.
+"""Reads and writes at addresses, for kernels. Nothing here checks a bound: every caller has checked its own.
 
-Numbers are big-endian, as on the wire, unless the name says `le`. Those of up to 32 bits come as int64, those of 64
-bits as what they are: numba makes a float of an int64 and a uint64 added. Addresses are int64 and need no alignment.
-Arguments are converted to the types named here.
+Numbers are big-endian, as on the wire, unless the name says `le`. Numbers of up to 32 bits come as int64, those of 64
+bits as they are, because numba makes a float of the sum of an int64 and a uint64. Addresses are int64 and need no
+alignment. Arguments are converted to the types named here.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def _prefetch(*, for_writing: bool) -> Emit:
 
 
 prefetch = intrinsic(_touches)(_prefetch(for_writing=True))
-"""Asks for the cache line of an address that will be written soon; harmless whatever the address."""
+"""Prefetch the cache line of an address that will be written soon; harmless whatever the address."""
 prefetch_read = intrinsic(_touches)(_prefetch(for_writing=False))
-"""The same of one that will be read soon."""
+"""Prefetch the cache line of an address that will be read soon."""
 
 
 @intrinsic(_copies)

@@ -1,12 +1,12 @@
-"""Batches with fewer records, written anew: headers patched, runs of survivors copied, the CRC summed; see `rewrite`.
+"""Writes batches again with fewer records: headers patched, runs of survivors copied, the CRC summed; see `rewrite`.
 
-What stays is decided elsewhere; here it is a flag per record and an action per batch. Batches that keep all they have
-are copied as they are, neighbours in one go. One that loses records keeps its base offset, its base timestamp and so
-the bytes of every record that stays; only a batch whose base timestamp moves (a delete horizon is stamped into it) has
+Other code decides what stays; here that is a flag per record and an action per batch. Batches that keep all records are
+copied as they are, neighbours in one go. A batch that loses records keeps its base offset and base timestamp, and so
+the bytes of every record that stays. Only a batch whose base timestamp moves (a delete horizon is stamped into it) has
 its records encoded again, with other timestamp deltas and nothing else changed.
 
-Everything the kernels read was walked before (`wire.kernels.scan`), and every place they write to was reckoned from
-the same columns, so they check no bounds themselves.
+Everything that the kernels read was walked before (`wire.kernels.scan`), and every place they write to was computed
+from the same columns, so they check no bounds themselves.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from wire.kernels.scan import KeyColumns
 REMOVED = 0
 VERBATIM = 1
 EMPTIED = 2
-"""Only its header is written; the caller has set the header's columns."""
+"""Write only the header; the caller has set the header's columns."""
 REBUILT = 3
-"""Survivors are copied."""
+"""Copy the survivors."""
 REBASED = 4
-"""Survivors are encoded again, from the old base timestamp to the new."""
+"""Encode the survivors again, from the old base timestamp to the new."""
 
 _CODECS = tuple(Codec)
 _ATTRIBUTES_POSITION = 21
@@ -49,7 +49,7 @@ _BATCH_LENGTH_POSITION = 8
 
 
 class Rewrites(NamedTuple):
-    """One row per batch: what becomes of it, and the header fields that may change."""
+    """The action for each batch, and the header fields that may change: one row per batch."""
 
     actions: NDArray[np.uint8]
     attributes: NDArray[np.int64]
@@ -57,11 +57,11 @@ class Rewrites(NamedTuple):
     max_timestamps_ms: NDArray[np.int64]
     record_counts: NDArray[np.int64]
     payload_bytes: NDArray[np.int64]
-    """Of the survivors, before compression; of rebuilt and rebased batches."""
+    """The bytes of the survivors before compression, for rebuilt and rebased batches."""
 
 
 def new_rewrites(count: int) -> Rewrites:
-    """Rows to be filled in."""
+    """Rows for the caller to fill in."""
     return Rewrites(
         np.empty(count, dtype=np.uint8),
         np.empty(count, dtype=np.int64),
@@ -83,9 +83,9 @@ def rewrite(
 ) -> tuple[NDArray[np.uint8], BatchTable]:
     """The batches of `table` (which lie in `window`) as `rewrites` says, one after the other, and their table.
 
-    `columns` are the records of all batches, those of batch i in rows `first_rows[i]` to `first_rows[i + 1]`, their
-    bytes in `arena`; `keep` is 1 for a record that stays. Compressed batches are compressed again with the codec they
-    had, at its default level. Neighbours in the table are neighbours in the window. Raises nothing: all of it was read
+    `columns` are the records of all batches, and their bytes lie in `arena`; rows `first_rows[i]` to `first_rows[i +
+    1]` belong to batch i. `keep` is 1 for a record that stays. Compressed batches are compressed again with the same
+    codec at its default level. Neighbours in the table are neighbours in the window. Raises nothing: all of it was read
     before.
     """
     actions = rewrites.actions
@@ -132,7 +132,7 @@ def _compressed_payloads(
     rewrites: Rewrites,
     compressed: NDArray[np.bool_],
 ) -> list[tuple[int, bytes]]:
-    """(row of the batch, its new payload) of every compressed batch that is built anew."""
+    """(row of the batch, its new payload) of every compressed batch that is built again."""
     if not compressed.any():
         return []
     plain_bytes = np.where(compressed, rewrites.payload_bytes, 0)
@@ -188,7 +188,7 @@ def _write_survivors(
     positions: NDArray[np.int64],
     out_at: int,
 ) -> None:
-    """The records that stay of the selected batches, those of batch i from `out_at + positions[i]` on."""
+    """Write the surviving records of the selected batches, those of batch i from `out_at + positions[i]` on."""
     for index in range(len(selected)):
         if not selected[index]:
             continue
@@ -222,8 +222,9 @@ def _write_survivors(
 
 @inlined
 def _ask_for_next(arena_at: int, columns: KeyColumns, keep: NDArray[np.uint8], row: int) -> None:
-    """What will be copied next, while a run is copied: few are left of many, so they are not where the processor
-    would look for them."""
+    """Prefetch the next record to be copied while a run is copied: when few of many survive, the processor does not
+    foresee where they lie.
+    """
     end = min(row + _ROWS_AHEAD, len(keep))
     while row < end and not keep[row]:
         row += 1
@@ -242,7 +243,7 @@ def _write_batches(
     sizes: NDArray[np.int64],
     out_at: int,
 ) -> None:
-    """Untouched batches, and the headers of all others, whose payloads are there."""
+    """Write untouched batches, and the headers of all others, whose payloads are already in place."""
     count = len(positions)
     index = 0
     while index < count:
@@ -273,7 +274,7 @@ def _write_batches(
 
 @compiled
 def rebased_bytes(record_at: int, end_at: int, timestamp_delta: int) -> int:
-    """How many bytes `write_rebased` will write; for kernels."""
+    """The number of bytes that `write_rebased` will write; for kernels."""
     attributes_at = _after_varint(record_at)
     after_delta = _after_varint(attributes_at + 1)
     body = 1 + varint_bytes(timestamp_delta) + (end_at - after_delta)
@@ -282,9 +283,10 @@ def rebased_bytes(record_at: int, end_at: int, timestamp_delta: int) -> int:
 
 @compiled
 def write_rebased(target: int, record_at: int, end_at: int, timestamp_delta: int) -> int:
-    """The record at addresses `record_at` to `end_at` with this timestamp delta, at `target`; the address after it.
+    """Write the record at addresses `record_at` to `end_at` to `target` with this timestamp delta; returns the address
+    after it.
 
-    For kernels. Every byte but the length and the delta is as it was.
+    For kernels. All bytes but the length and the delta stay the same.
     """
     attributes_at = _after_varint(record_at)
     after_delta = _after_varint(attributes_at + 1)
@@ -298,7 +300,7 @@ def write_rebased(target: int, record_at: int, end_at: int, timestamp_delta: int
 
 @compiled
 def _after_varint(address: int) -> int:
-    """Behind a varint that was read before, so that its last byte is known to be there."""
+    """The address behind a varint that was read before, so its last byte is known to be there."""
     while load_u8(address) >= 0x80:
         address += 1
     return address + 1
@@ -306,7 +308,7 @@ def _after_varint(address: int) -> int:
 
 @compiled
 def varint_bytes(value: int) -> int:
-    """Of a zigzag varint."""
+    """The size of a zigzag varint in bytes."""
     count = 1
     if value < 0:
         value = ~value
@@ -320,7 +322,7 @@ def varint_bytes(value: int) -> int:
 @compiled
 def _write_varint(target: int, value: int) -> int:
     sign = value >> 63
-    left = value ^ sign  # the zigzag of it is left << 1 with the sign's bit below: 64 bits, written without overflow
+    left = value ^ sign  # its zigzag is left << 1 with the sign's bit below: 64 bits, written without overflow
     byte = (left & 0x3F) << 1 | sign & 1
     left >>= 6
     while left:

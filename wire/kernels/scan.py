@@ -1,7 +1,7 @@
-"""Where the keys of many batches lie: the walk over decompressed payloads, as columns.
+"""The places of keys in many batches: the walk over decompressed payloads, as columns.
 
-The kernel checks what the walk of `wire/records.py` checks, with every read bounded by its record's end, and is held
-against it by tests. It says only which record is wrong; what is wrong with it that walk says.
+The kernel checks the same rules as the walk of `wire/records.py`, with every read bounded by its record's end; tests
+compare the two. The kernel finds only which record is wrong, and the walk of `wire/records.py` finds the reason.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from wire.kernels.memory import load_u8, load_u32, to_int
 from wire.records import RECORD_BYTES_MIN, CorruptRecordError, iter_records
 
 _NOWHERE = -1
-"""Position after a number that could not be read."""
+"""The position after a number that could not be read."""
 _CHECKSUM = -2
-"""In place of a record: the batch's CRC-32C is wrong."""
+"""Stands for a record: the batch's CRC-32C is wrong."""
 
 
 class CorruptPayloadError(CorruptRecordError):
-    """A record that breaks a rule: `record_index` in its payload, `payload_index` in what was scanned."""
+    """A record breaks a rule: `record_index` is its place in its payload, `payload_index` that of the payload in the
+    scan.
+    """
 
     def __init__(self, payload_index: int, record_index: int, message: str) -> None:
         super().__init__(record_index, message)
@@ -50,10 +52,10 @@ class KeyColumns(NamedTuple):
     value_is_null: NDArray[np.uint8]
     offset_deltas: NDArray[np.int32]
     record_positions: NDArray[np.int64]
-    """Of the first byte of the record's length field."""
+    """The first byte of the record's length field."""
     record_ends: NDArray[np.int64]
     timestamp_deltas: NDArray[np.int64]
-    """In ms."""
+    """In milliseconds."""
 
 
 _POSITIONS = (0, 4, 5)
@@ -70,11 +72,11 @@ def scan_records(
 ) -> KeyColumns:
     """The records of the decompressed payloads `arena[starts[i]:ends[i]]`, `counts[i]` in each.
 
-    Every rule of `wire.records.iter_records` is checked, headers walked too. Raises CorruptPayloadError for the first
-    record that breaks one, BugError when a payload does not lie in the arena.
+    It checks every rule of `wire.records.iter_records`, also for headers. Raises CorruptPayloadError for the first
+    record that breaks one, and BugError when a payload does not lie in the arena.
 
-    `check_crc`: each payload lies behind the header of its batch, whose CRC-32C is checked before its records are
-    looked at. The sum brings the bytes into the processor's cache, where the walk then finds them: apart, each record
+    With `check_crc` each payload must lie behind the header of its batch, and its CRC-32C is checked before its
+    records. The sum brings the bytes into the processor's cache, where the walk then finds them; without it each record
     costs the walk a wait for memory. Raises PayloadChecksumError.
     """
     starts, ends, counts = (contiguous(column, np.int64) for column in (starts, ends, counts))
@@ -82,14 +84,14 @@ def scan_records(
     if check_crc and len(starts) and int(starts.min()) < BATCH_HEADER_BYTES:
         raise BugError("a payload without room for a header before it")
     impossible = np.flatnonzero((counts < 0) | (counts > (ends - starts) // RECORD_BYTES_MIN))
-    payloads = int(impossible[0]) if len(impossible) else len(counts)  # a wrong count makes no room for its records
+    payloads = int(impossible[0]) if len(impossible) else len(counts)  # no room for the records of a wrong count
     columns = _columns(int(counts[:payloads].sum()))
     broken, record = _scan(address_of(arena), check_crc, starts[:payloads], ends, counts, *columns)
     if record == _CHECKSUM:
         raise PayloadChecksumError(broken)
     if broken == _NOWHERE and payloads < len(counts):
         broken, record = payloads, 0
-        if check_crc:  # before its records are said to be wrong, which cannot even be counted
+        if check_crc:  # before the kernel calls a record wrong, and before it can count records at all
             one, none = slice(payloads, payloads + 1), np.zeros(1, dtype=np.int64)
             if _scan(address_of(arena), True, starts[one], ends[one], none, *columns)[1] == _CHECKSUM:
                 raise PayloadChecksumError(payloads)
@@ -113,7 +115,7 @@ def _columns(records: int) -> KeyColumns:
 def _check_places(
     arena: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> None:
-    """What is read by address must lie where it is said to."""
+    """Refuse columns that point outside the arena, because the kernels read by address."""
     if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
         raise BugError("an arena is a contiguous array of bytes")
     if not len(starts) == len(ends) == len(counts):
@@ -125,7 +127,7 @@ def _check_places(
 
 
 def _refuse(payload: NDArray[np.uint8], count: int, payload_index: int, record_index: int) -> None:
-    """Raises what the plain walk finds wrong with the payload."""
+    """Raise the error that the plain walk finds in the payload."""
     try:
         for _ in iter_records(payload.data, count):
             pass
@@ -189,7 +191,7 @@ def _read_length(position: int, end: int) -> tuple[int, int]:
 
 @compiled
 def _after_headers(position: int, end: int) -> int:
-    """Where the headers of a record end, their count included."""
+    """The position where a record's headers end, their count included."""
     count, position = _read_varint(position, end, 32)
     if position == _NOWHERE or count < 0 or count > (end - position) // 2:
         return _NOWHERE
@@ -208,7 +210,8 @@ def _after_headers(position: int, end: int) -> int:
 def _scan_record(position: int, payload_end: int) -> tuple[int, int, int, int, int, int]:
     """(end, key position, key length, value length, offset delta, timestamp delta) of the record at `position`.
 
-    The end is -1 when it breaks a rule. Numbers go in and out, for each array would be counted as in use each time.
+    The end is -1 when the record breaks a rule. Numbers go in and out, because each array argument would have its
+    reference counted at every call.
     """
     length, position = _read_varint(position, payload_end, 32)
     if position == _NOWHERE or length < RECORD_BYTES_MIN - 1 or length > payload_end - position:
@@ -244,7 +247,7 @@ def _scan(
     record_ends: NDArray[np.int64],
     timestamp_deltas: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """(-1, -1) when all is well, else (payload, record in it) of the first that is wrong."""
+    """(payload, record in it) of the first wrong record, or (-1, -1)."""
     row = np.uint64(0)
     for payload in range(len(starts)):
         position, payload_end = arena + starts[payload], arena + ends[payload]

@@ -1,9 +1,9 @@
 """The rounds of SHA-512/256 (FIPS 180-4) for kernels: over a block of one message, and over a block of each of several.
 
-Several messages lie in the lanes of the processor's vectors, message i in lane i, one vector for each variable of the
-algorithm. The 80 rounds are emitted as one straight run of LLVM code over such vectors, which LLVM makes AVX-512, AVX2,
-SSE2 or NEON instructions of; a compiler does not find that form in a loop over messages. SHA-512/256 is SHA-512 from
-another start, cut to four words.
+Several messages lie in the lanes of the processor's vectors: message i in lane i, one vector for each variable of the
+algorithm. The 80 rounds are emitted as one straight run of LLVM code over such vectors, which LLVM turns into AVX-512,
+AVX2, SSE2 or NEON instructions; a compiler does not find that form in a loop over messages. SHA-512/256 is SHA-512 with
+other starting values, cut to four words.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STARTS = (
     0x2B0199FC2C85B8AA,
     0x0EB72DDC81C52CA2,
 )
-"""Where SHA-512/256 starts from (FIPS 180-4, 5.3.6.2)."""
+"""The starting values of SHA-512/256 (FIPS 180-4, 5.3.6.2)."""
 
 
 def _cube_root_fractions(count: int) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ ROUND_CONSTANTS = _cube_root_fractions(ROUNDS)
 
 
 def _lanes() -> int:
-    """How many messages at once are quickest on this processor (docs/decisions/0010-numba-kernels.md)."""
+    """The number of messages at once that is quickest on this processor (docs/decisions/0010-numba-kernels.md)."""
     features = cpu_features()
     return 8 if "avx512f" in features else 4 if "avx2" in features else 2
 
@@ -82,7 +82,7 @@ class _Vectors:
         self.builder = builder
         self.kind = ir.VectorType(ir.IntType(64), lanes)
         self._lanes = lanes
-        # The name is spelled out, for llvmlite does not know that of a vector.
+        # The name is spelled out because llvmlite does not know that of a vector.
         rotate = ir.FunctionType(self.kind, [self.kind] * 3)
         name = f"llvm.fshr.v{lanes}i64"
         self._rotate = builder.module.globals.get(name) or ir.Function(builder.module, rotate, name)
@@ -138,8 +138,8 @@ def _hashes(words: int, digests: int) -> None: ...
 def rounds_over(lanes: int) -> Any:
     """An intrinsic (address of words, address of digests) -> None over `lanes` blocks, one of each message.
 
-    Word j of message i is read at [j * lanes + i] of 16 * lanes numbers of 64 bits of the machine; word j of its
-    digest is written likewise, of 4.
+    It reads word j of message i at [j * lanes + i] of 16 * lanes numbers of 64 bits in the machine's order, and writes
+    word j of its digest likewise, of 4.
     """
 
     @intrinsic(_hashes)
@@ -178,14 +178,14 @@ def _rotated(word: np.uint64, bits: int) -> np.uint64:
 
 @compiled
 def start(state: NDArray[np.uint64]) -> None:
-    """Makes `state`, eight words, that of a message of which nothing was hashed yet."""
+    """Set `state`, eight words, to that of an empty message."""
     for at in range(STATE_WORDS):
         state[at] = _STARTS[at]
 
 
 @compiled
 def hash_block(block: NDArray[np.uint64], state: NDArray[np.uint64]) -> None:
-    """Takes one more block of a message, 16 words, into its state; the block is overwritten."""
+    """Add one more block of a message, 16 words, to its state; the block is overwritten."""
     a, b, c, d = state[0], state[1], state[2], state[3]
     e, f, g, h = state[4], state[5], state[6], state[7]
     for at in range(ROUNDS):

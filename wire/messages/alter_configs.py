@@ -1,4 +1,4 @@
-"""AlterConfigs, key 33: sets all configs of a resource at once; IncrementalAlterConfigs (KIP-339) takes its place."""
+"""AlterConfigs, key 33: sets all configs of a resource at once. IncrementalAlterConfigs (KIP-339) supersedes it."""
 
 from __future__ import annotations
 

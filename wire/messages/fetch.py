@@ -1,7 +1,8 @@
 """Fetch, key 1: sessions from v7 (KIP-227), leader epochs from v9 (KIP-320), racks from v11 (KIP-392).
 
-Topics have ids instead of names from v13 (KIP-516), followers an epoch from v15 (KIP-903), answers the addresses of new
-leaders from v16 (KIP-951). A follower of v15 stands in `replica_state`; of a consumer it is not on the wire, so None.
+Topics have ids instead of names from v13 (KIP-516), followers an epoch from v15 (KIP-903), and responses the addresses
+of new leaders from v16 (KIP-951). `replica_state` carries a follower from v15 on; a consumer does not send it, so it is
+None.
 """
 
 from __future__ import annotations

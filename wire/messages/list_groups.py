@@ -1,4 +1,4 @@
-"""ListGroups, key 16: states from v4 (KIP-518), types from v5 (KIP-848); an empty filter lets everything pass."""
+"""ListGroups, key 16: states from v4 (KIP-518), types from v5 (KIP-848); an empty filter passes everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments, key 46 (KIP-455): null topics ask for every reassignment that is under way."""
+"""ListPartitionReassignments, key 46 (KIP-455): null topics ask for every reassignment in progress."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """OffsetForLeaderEpoch, key 23 (KIP-101): the client's own leader epoch from v2 (KIP-320).
 
-`replica_id` is on the wire from v3; its default says that the request comes from a debugging tool.
+`replica_id` is on the wire from v3; its default marks a request of a debugging tool.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ async def put(store: ObjectStore, key: str, body: bytes = b"x") -> None:
         (False, None, False, "holds objects but no cluster.json"),  # a fresh Postgres on somebody's bucket
         (False, THEIRS, False, "was never bound"),  # a fresh Postgres on a bucket of ours, or a second cluster
         (True, THEIRS, False, "was bound to another"),
-        (True, None, True, "is not there"),  # a wiped or wrong bucket
-        (True, None, False, "is not there"),
+        (True, None, True, "has no cluster.json"),  # a wiped or wrong bucket
+        (True, None, False, "has no cluster.json"),
     ],
 )
 def test_what_postgres_and_the_store_say_decides(

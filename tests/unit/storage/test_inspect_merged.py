@@ -57,7 +57,7 @@ async def test_a_damaged_block_index_is_told(walk_batches: bool) -> None:
 async def test_damaged_properties_are_told_and_the_extents_shown_all_the_same() -> None:
     report = await inspect_file(await stored(changed(PROPERTIES + 5)), KEY)
     assert (report.is_sound, report.properties, len(report.extents)) == (False, None, 3)
-    assert "properties with CRC-32C" in report.damage
+    assert "the properties have CRC-32C" in report.damage
 
 
 async def test_an_extent_whose_bytes_changed_is_told_though_its_batches_are_not_walked() -> None:
