@@ -1,4 +1,4 @@
-"""Run histories by hand: `python -m tests.compaction --seed N -v` replays one and prints what happened."""
+"""Run histories by hand: `python -m tests.compaction --seed N -v` replays one and prints its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories: what happens in a world and how often, its end, and what must hold then."""
+"""Histories: random actions in a world, their frequencies, the end of a history, and the checks at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.compaction.world import World
 STEPS = 60
 JOB_LEASE_MS = 10_000
 IDLE_ROUNDS = 3
-"""Without anything to do: longer than any wait in the planner's options."""
+"""Idle time, longer than any wait in the planner's options."""
 
 ACTIONS = (
     ("write", 24),
@@ -42,7 +42,7 @@ ACTIONS = (
 
 NO_HABITS: Mapping[str, float] = {}
 PARTIAL: Mapping[str, float] = {"plan": 0.3, "arbitrary": 3, "time": 1.5}
-"""Mostly merges of a few extents, in which old values lie outside of what a merge sees."""
+"""Mostly merges of a few extents, so that old values lie outside the inputs of a merge."""
 ALWAYS = frozenset({"write", "plan", "run", "commit", "time"})
 
 
@@ -58,8 +58,8 @@ class Outcome:
 
 
 def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_HABITS, heavy: bool = False) -> Outcome:
-    """`habits`: how many times as often as usual some actions come; without, the seed chooses. `heavy`: merges are cut
-    into units."""
+    """`habits`: factors for the frequency of some actions; without them the seed chooses. `heavy`: merges are cut into
+    units."""
     world = World(seed, heavy=heavy)
     asyncio.run(_history(world, steps, habits))
     return Outcome(seed, world.violations, world.says, world.counts)
@@ -68,7 +68,7 @@ def run_seed(seed: int, *, steps: int = STEPS, habits: Mapping[str, float] = NO_
 async def _history(world: World, steps: int, habits: Mapping[str, float]) -> None:
     await world.begin()
     names = [name for name, _ in ACTIONS]
-    # Each history has its own habits: what is rare among all of them is common in some.
+    # Each history has habits of its own, so that actions that are rare in general are common in some histories.
     weights = [
         weight * habits.get(name, world.random.choice([0.3, 1, 3] if name in ALWAYS else [0, 0.3, 1, 4]))
         for name, weight in ACTIONS
@@ -126,7 +126,7 @@ async def _act(world: World, action: str) -> None:
 
 
 async def _settle(world: World, rounds: int = 12) -> None:
-    """Plan, run and commit everything that the planner wants, with time going on, until it wants nothing."""
+    """Plans, runs and commits everything that the planner wants, while time passes, until it wants nothing."""
     idle = 0
     for _ in range(rounds):
         world.clock.advance_ms(1_100)
@@ -145,15 +145,15 @@ async def _settle(world: World, rounds: int = 12) -> None:
 
 
 async def _end(world: World) -> None:
-    """No more faults: everything is leveled, cleaned through, its tombstones go, and nothing is left behind."""
+    """Without further faults, everything is leveled and cleaned, tombstones go, and no object is left behind."""
     world.say("---- the end begins")
     zombies, world.held = world.held, []
     world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
     await _settle(world)
     if await world.metadata.jobs(states=[JobState.FAILED]):
-        world.clock.advance_ms(EXHAUSTED_RETRY_MS)  # how long the inputs of a job are left alone that nobody finished
+        world.clock.advance_ms(EXHAUSTED_RETRY_MS)  # the rest of the inputs of an unfinished job
         await _settle(world)
-    for held in zombies:  # their time has passed: none may commit
+    for held in zombies:  # their time limits have passed: none may commit
         world.held = [held]
         done = world.counts.get("commit", 0)
         await world.commit_one()
@@ -169,7 +169,7 @@ async def _end(world: World) -> None:
         await _settle(world)
         if world.violations:
             return
-        world.clock.advance_ms(LIMIT_MS + GRACE_MS + 5_000)  # past every horizon stamped in the turn before
+        world.clock.advance_ms(LIMIT_MS + GRACE_MS + 5_000)  # past every horizon that the turn before stamped
         await _check_clean(world, compacted, last=turn == 2)
     await world.check()
     await _check_nothing_left(world)
@@ -187,7 +187,7 @@ async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) 
                 )
                 continue
             present, start, _ = await world.read(partition_id)
-            # It may hide a value of any key, also below the log start, where its extent lives on.
+            # It may hide a value of any key, even below the log start while its extent lives.
             waits = any(each.headers == UNREADABLE for each in present)
             present = [record for record in present if record.offset >= start]
             if repeated := repeated_keys(present, below=view.cleaned_through_offset):
@@ -198,7 +198,7 @@ async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) 
 
 
 async def _check_nothing_left(world: World) -> None:
-    """After grace and purge deadline: the bucket holds the live files and no byte of a value that was overwritten."""
+    """After grace and purge deadline, the bucket holds the live files and no byte of an overwritten value."""
     for _ in range(3):
         world.clock.advance_ms(PURGE_MS + 1_000)
         await _settle(world, rounds=3)

@@ -1,4 +1,4 @@
-"""What lies in the files, read as plainly as can be, and merges as a line of text."""
+"""The records in the files, read in the simplest way, and merges as a line of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from wire.records import CorruptRecordError, walk
 
 
 def records_of(body: bytes, base_offset: int | None) -> list[Rec]:
-    """Of whole batches; `base_offset` where the batches carry none (L0)."""
+    """The records of whole batches; `base_offset` for batches that carry no offsets (L0)."""
     found: list[Rec] = []
     view = memoryview(body)
     for position, header in iter_headers(view):

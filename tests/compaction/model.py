@@ -1,7 +1,8 @@
-"""What a partition must look like, by Kafka's rules alone: a list of all records ever written, and judgements over it.
+"""The model of a partition, by Kafka's rules alone: a list of all records ever written, and judgements over it.
 
-Nothing here knows of files, levels, merges or buffers. A judgement compares what can be read now with what was written:
-nothing lost that the rules do not let go, nothing changed, nothing that was overwritten or deleted seen as latest.
+Nothing here knows of files, levels, merges or buffers. A judgement compares the readable records with the written ones:
+no record may be lost unless the rules allow it, none may be changed, and no overwritten or deleted value may be the
+latest.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 Headers = tuple[tuple[str, bytes | None], ...]
 UNREADABLE: Headers = (("this record cannot be read", None),)
-"""Of every record of a batch that is sound outside and not inside: see `poison.py`."""
+"""The value of every record of an unreadable batch: see `poison.py`."""
 
 
 class Rec(NamedTuple):
@@ -30,11 +31,11 @@ class PartitionModel:
     name: str
     records: list[Rec] = field(default_factory=list[Rec])
     was_compact: bool = False
-    """Whether dedupe was ever allowed."""
+    """Whether the topic was ever compacted."""
     min_lag_ms: int = 0
-    """The least that was ever in force while compact."""
+    """The smallest value that was ever in force while the topic was compacted."""
     delete_retention_ms: int = 0
-    """The least that was ever in force."""
+    """The smallest value that was ever in force."""
 
     @property
     def end(self) -> int:
@@ -42,7 +43,7 @@ class PartitionModel:
 
 
 def fold(records: Iterable[Rec]) -> dict[bytes, bytes]:
-    """The latest value of each key, as a reader of the records in order would have it."""
+    """The latest value of each key, for a reader of all records in order."""
     state: dict[bytes, bytes] = {}
     for record in records:
         if record.key is None:
@@ -55,7 +56,7 @@ def fold(records: Iterable[Rec]) -> dict[bytes, bytes]:
 
 
 def wrongs(model: PartitionModel, present: Sequence[Rec], *, log_start: int, now_ms: int) -> list[str]:
-    """Everything that is wrong with what can be read now, from the log start on."""
+    """All violations in the readable records, from the log start on."""
     found: list[str] = []
     seen: dict[int, Rec] = {}
     last = -1
@@ -107,7 +108,7 @@ def repeated_keys(present: Sequence[Rec], *, below: int) -> list[bytes]:
 
 @dataclass(slots=True)
 class SlowReader:
-    """Reads from the log start on, a few records at a time, while compaction goes on under it."""
+    """Reads from the log start on, a few records at a time, while compaction goes on."""
 
     model: PartitionModel
     started_ms: int
@@ -116,7 +117,7 @@ class SlowReader:
     state: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     def read(self, present: Sequence[Rec], count: int, *, end: int, now_ms: int) -> list[str] | None:
-        """Take some more. None = not at the end yet; else what is wrong with its state there."""
+        """Reads some more. None = not at the end yet; else the violations in its state at the end."""
         more = [record for record in present if record.offset >= self.position]
         for record in more[:count]:
             self.position = record.offset + 1

@@ -1,4 +1,4 @@
-"""Rules taken out on purpose, each of which looks as if it could be spared. Histories that miss none prove nothing."""
+"""Rules removed on purpose, each of which seems unnecessary. Histories that never notice a removal prove nothing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _bounds(change: Callable[[CleanBounds], CleanBounds]) -> Iterator[None]:
 
 
 def drops_tombstones_of_partial_merges() -> AbstractContextManager[None]:
-    """A tombstone goes though extents below it are not among the inputs: an old value in one of them comes back."""
+    """A tombstone goes although extents below it are not among the inputs: an old value in one of them comes back."""
     return _bounds(lambda bounds: replace(bounds, whole_through_offset=2**62))
 
 
 def horizon_from_the_spec_alone() -> AbstractContextManager[None]:
-    """The horizon does not count the time until the commit, when old values really vanish."""
+    """The horizon leaves out the time until the commit, when old values really vanish."""
     return _bounds(lambda bounds: replace(bounds, delete_horizon_ms=bounds.now_ms))
 
 
@@ -45,7 +45,7 @@ def cleans_what_lags() -> AbstractContextManager[None]:
 
 @contextmanager
 def zombies_commit() -> Iterator[None]:
-    """The commit does not look at the job's epoch: it takes the present one."""
+    """The commit does not check the job's epoch: it takes the present one."""
     commit = MemoryMetadata.commit_merge
 
     async def unfenced(self: MemoryMetadata, request: CommitMerge) -> Any:
@@ -59,7 +59,7 @@ def zombies_commit() -> Iterator[None]:
 
 @contextmanager
 def covers_the_gaps() -> Iterator[None]:
-    """An output extent reaches over offsets that its inputs do not hold."""
+    """An output extent covers offsets that its inputs do not hold."""
     run = MergeEngine.run
 
     async def covering(self: Any, claimed: ClaimedJob, **options: Any) -> CommitMerge:
@@ -86,7 +86,7 @@ def covers_the_gaps() -> Iterator[None]:
 
 @contextmanager
 def forgets_the_clear() -> Iterator[None]:
-    """A pass whose buffer was cleared counts as whole: cleaned-through and tombstones go past the first clear."""
+    """A pass whose buffer was cleared counts as whole: cleaned-through passes the first clear, tombstones go."""
     scanned = PartitionCleaner.scanned
 
     def whole(self: Any) -> Any:

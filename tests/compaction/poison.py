@@ -1,6 +1,6 @@
-"""Batches that are sound outside and not inside: nobody can read their records, and no merge may change or lose them.
+"""Unreadable batches: header and CRC are right, the records cannot be read, and no merge may change or lose them.
 
-To the model each of their offsets is a record without a key whose value is the batch's bytes behind the offsets.
+In the model each of their offsets is a record without a key, whose value is the batch's bytes after its offsets.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from wire.batch import read_header
 from wire.codecs import Codec
 
 STAMPED_BYTES = 16
-"""Offsets and leader epoch, which a merge may write anew."""
+"""Offsets and leader epoch, which a merge may rewrite."""
 
 
 def poisoned(batch: bytes, r: random.Random) -> bytes:
-    """A batch of as many records, none of which can be read."""
+    """A batch with this number of records, none of which can be read."""
     match r.randrange(3):
         case 0:
             return with_payload(batch, b"\xff" * 40)
@@ -28,7 +28,7 @@ def poisoned(batch: bytes, r: random.Random) -> bytes:
 
 
 def opaque_records(batch: bytes, base_offset: int) -> list[Rec]:
-    """What the model knows of such a batch."""
+    """The records of such a batch in the model."""
     header = read_header(batch)
     tail = batch[STAMPED_BYTES:]
     return [

@@ -34,7 +34,7 @@ OPTIONS = PlanOptions(
 
 
 def arbitrary_spec(view: CompactionView, chosen: Sequence[LeveledExtent]) -> MergeSpec:
-    """Bounds as DESIGN's rules give them, reckoned here anew rather than taken from the planner."""
+    """Bounds by the rules of docs/design.md, computed here and not by the planner."""
     ids = {extent.extent_id for extent in chosen}
     partitions: dict[int, PartitionSpec] = {}
     for partition in view.partitions:

@@ -76,7 +76,7 @@ def test_a_seed_is_one_history() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(PLANTED))
 def test_a_planted_bug_is_found(name: str) -> None:
-    # given a rule taken out of the product, each of a kind that lost data in a simpler design
+    # given a rule removed from the product, of a kind that lost data in a simpler design
     with PLANTED[name]():
         found = next((seed for seed in range(200) if run_seed(seed, habits=PARTIAL).violations), None)
     # then some history shows it

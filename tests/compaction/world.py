@@ -1,8 +1,8 @@
 """One random history of a small cluster: writers, merges, crashes, retention, a janitor, readers, all on real parts.
 
 Real: the memory stores, the planner, the merge engine with its kernels, the commit, retention. Not real: time (a manual
-clock), the agents (files are built and committed here) and who runs when: jobs are claimed and run, but their commits
-are held and let go in any order, twice, too late or never. Everything follows from the seed.
+clock), the agents (files are built and committed here) and the schedule: jobs are claimed and run, but their commits
+are held back and released in any order, twice, too late or never. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from wire.records import NewRecord, build_batch
 
 NEVER = 1 << 60
 Sent = tuple[bytes, list[NewRecord]]
-"""A batch and what is in it; nothing where nobody can read it."""
+"""A batch and its records; no records if they cannot be read."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A merge that was run and is not committed yet."""
+    """A merge that has run and is not committed yet."""
 
     claimed: ClaimedJob
     commit: CommitMerge
@@ -61,7 +61,7 @@ class Held:
 class World:
     seed: int
     heavy: bool = False
-    """Merges of L1 and above are cut into units, which run as tasks elsewhere would."""
+    """Merges of L1 and above are cut into units, which run as on a cluster."""
     says: list[str] = field(default_factory=list[str])
     violations: list[str] = field(default_factory=list[str])
 
@@ -114,9 +114,9 @@ class World:
             await self.create_topic(name)
         self.key_count = self.random.choice([2, 4, 12])
         self.poison = self.random.choice([0.0, 0.0, 0.0, 0.05, 0.3])
-        """How many of all batches cannot be read: clients sent them while their topic was a plain one."""
+        """The share of unreadable batches: clients sent them while their topic was plain."""
         if self.random.random() < 0.5:
-            # No partition is cleaned alone from its log start on: merges of a few runs see some extents, not others.
+            # No forced passes: merges of a few runs see some extents of a partition and not others.
             self.options = replace(self.options, forced_dirty_bytes_min=NEVER, forced_dirty_wait_ms=NEVER)
         self.say(f"keys {self.key_count}")
 
@@ -159,7 +159,7 @@ class World:
         for partition_id, batches in built.items():
             topic_id, number = self.places[partition_id]
             headers = [read_header(body) for body, _ in batches]
-            stamps = [header.max_timestamp_ms for header in headers]  # all records of a batch have the same
+            stamps = [header.max_timestamp_ms for header in headers]  # all records of a batch have the same one
             extents.append(
                 ExtentSource(
                     topic_id,
@@ -212,7 +212,7 @@ class World:
         self.count("write")
 
     async def _commit(self, request: CommitL0, file_id: int | None) -> Committed:
-        """With `file_id`, a commit that drew its id long ago and becomes visible only now."""
+        """With `file_id`: a commit that drew its id long ago and becomes visible only now."""
         database = self.metadata.database
         if file_id is None:
             return await self.metadata.commit_l0(request)
@@ -223,7 +223,7 @@ class World:
             database.next_file_id = kept
 
     async def write_late(self) -> None:
-        """Draw a file id now; the commit becomes visible after others, perhaps inside a merged range."""
+        """Draws a file id now; the commit becomes visible after others, perhaps inside a merged range."""
         database = self.metadata.database
         drawn, database.next_file_id = database.next_file_id, database.next_file_id + 1
         self.late.append(drawn)
@@ -268,7 +268,7 @@ class World:
         self.count(f"job {spec.kind}")
 
     async def level_now(self) -> None:
-        """A file on its way through L0 at once, so that merges have many small extents to choose from."""
+        """A file that is leveled at once, so that merges have many small extents to choose from."""
         await self.write()
         view = await self.metadata.compaction_view()
         hasty = replace(self.options, l0_files_min=1, l0_wait_ms=0, l0_wait_ms_max=0)
@@ -284,7 +284,7 @@ class World:
             await self.commit_one(last=True)
 
     async def arbitrary_merge(self) -> None:
-        """A merge that no planner would make, over any extents of one class that are free; correctness may not mind."""
+        """A merge that no planner would make, over any free extents of one class; it must be correct all the same."""
         view = await self.metadata.compaction_view()
         free = [
             extent
@@ -294,7 +294,7 @@ class World:
         ]
         if not free:
             return
-        if self.random.random() < 0.7:  # of one partition: what is left out of such a merge may be below what is in it
+        if self.random.random() < 0.7:  # of one partition: extents left out of such a merge may lie below its inputs
             partition_id = self.random.choice(free).partition_id
             free = [extent for extent in free if extent.partition_id == partition_id]
         chosen = sorted(self.random.sample(free, k=self.random.randint(1, len(free))), key=lambda each: each.extent_id)
@@ -311,7 +311,7 @@ class World:
         if trouble:
             op = self.random.choice(["get", "get_range", "put", "multipart_complete"])
             fault = self.random.choice([Fault.UNREACHABLE, Fault.LOST_ANSWER, Fault.FULL])
-            # as often as Retrying asks, or once only
+            # as often as Retrying tries, or only once
             calls = None if self.random.random() < 0.5 else frozenset({self.random.randint(1, 3)})
             self.plan.rules = [FaultRule(fault=fault, op=op, calls=calls)]
         try:
@@ -425,7 +425,7 @@ class World:
     # ---- reading
 
     async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
-        """(what can be read now, log start, high watermark), and violations where the extents do not tile the log."""
+        """(readable records, log start, high watermark), and violations where the extents do not tile the log."""
         marks = (await self.metadata.watermarks([partition_id]))[partition_id]
         stretches: list[tuple[int, int, list[Rec]]] = []
         snapshot = await self.metadata.snapshot()
@@ -461,7 +461,7 @@ class World:
         return found, marks.log_start_offset, marks.high_watermark
 
     async def check(self, partition_ids: Iterable[int] | None = None) -> None:
-        """All partitions, or those of these that still exist."""
+        """All partitions, or those of the given ones that still exist."""
         for partition_id in sorted(self.models if partition_ids is None else self.models.keys() & set(partition_ids)):
             model = self.models[partition_id]
             present, start, end = await self.read(partition_id)
@@ -480,7 +480,7 @@ class World:
         partition_id = next(id_ for id_, model in self.models.items() if model is reader.model)
         present, start, end = await self.read(partition_id)
         if start > reader.position or (start > reader.start and reader.position > reader.start):
-            self.readers.remove(reader)  # what it has read was deleted by DeleteRecords or retention
+            self.readers.remove(reader)  # DeleteRecords or retention deleted the records that it has read
             return
         wrong = reader.read(present, self.random.choice([1, 3, 100]), end=end, now_ms=self.clock.wall_ms())
         if wrong is not None:

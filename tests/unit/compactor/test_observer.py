@@ -1,4 +1,4 @@
-"""Gauges that tell of the whole: bounded in number, right when they change hands, and cheap to keep."""
+"""Gauges of the whole cluster: bounded in number, right when the duty moves, and cheap to set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ POSTGRES = PostgresFigures(
 
 
 class Store(MemoryMetadata):
-    """A store that tells what a test says, and takes its time for it."""
+    """A metadata store with canned answers that take some time."""
 
     def __init__(self, clock: ManualClock, seen: GroupLags, *, took_ms: float = 10.0) -> None:
         super().__init__(runtime=Runtime(clock=clock))

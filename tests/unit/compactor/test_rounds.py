@@ -17,7 +17,7 @@ from runtime.runtime import Runtime
 
 
 class Sleepless(ManualClock):
-    """Remembers how long it was asked to sleep; every sleep lasts until `tick`."""
+    """Records the requested sleeps; every sleep lasts until `tick`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class World:
 
 
 class Script:
-    """A body that does what is written: True, False, or an error to raise; after the end, False."""
+    """A body that follows a script: True, False, or an error to raise; after its end, False."""
 
     def __init__(self, *steps: bool | BaseException) -> None:
         self.steps = list(steps)

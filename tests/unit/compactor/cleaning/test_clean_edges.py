@@ -1,4 +1,4 @@
-"""The cleaner at its edges: the smallest and largest keys and batches, damage, and how it is to be called."""
+"""The cleaner at its edges: the smallest and largest keys and batches, damage, and wrong calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def clean(request: pytest.FixtureRequest) -> Clean:
 
 
 def scan_all(cleaner: PartitionCleaner, data: bytes) -> int:
-    """How many scans it took."""
+    """The number of scans."""
     scans, more = 0, True
     while more:
         cleaner.scan(data, read_batches(data))
@@ -159,7 +159,7 @@ def test_a_malformed_record_is_an_error_that_names_batch_and_record(clean: Clean
 
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 2), (-1, 1)])
 def test_offsets_that_do_not_ascend_within_their_batch_are_refused(clean: Clean, deltas: tuple[int, int]) -> None:
-    """What is latest, and what lies below a bound, is told by offsets: where they lie nothing can be told."""
+    """Offsets decide which record is the latest and which lies below a bound, so their order must be right."""
     # each is: length, attributes, timestamp delta, offset delta, key "k", value "v", no headers
     zigzag = [bytes((delta << 1 if delta >= 0 else 1,)) for delta in deltas]
     records = b"".join(b"\x10\x00\x00" + delta + b"\x02k\x02v\x00" for delta in zigzag)

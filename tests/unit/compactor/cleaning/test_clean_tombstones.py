@@ -1,4 +1,4 @@
-"""When a delete horizon is stamped and a tombstone dropped: only where the pass has seen all that it may hide."""
+"""Delete horizons are stamped and tombstones dropped only if the pass has seen all records that they may hide."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ def test_a_horizon_that_is_there_is_kept(clean: Clean) -> None:
 
     cleaned = clean(log.batches, log.bounds(now_ms=NOW_MS + 1000))
 
-    assert horizons(cleaned) == {2: LATER_MS, 4: LATER_MS}  # of the first batch one tombstone is left
+    assert horizons(cleaned) == {2: LATER_MS, 4: LATER_MS}  # one tombstone of the first batch is left
     assert cleaned.offsets == [3, 4, 5, 6]
 
 
 def test_after_a_clear_tombstones_above_it_stay_as_they_are(clean: Clean) -> None:
-    """The value of "a" was entered before the clear, so nothing marks it: without its tombstone it would be back."""
+    """The value of "a" was entered before the clear, so it is not marked: without its tombstone it would come back."""
     log = Log()
     log.append(("x", 1))
     log.append(("x", None))
@@ -126,7 +126,7 @@ def test_after_a_clear_tombstones_above_it_stay_as_they_are(clean: Clean) -> Non
     assert once.scanned.first_clear_offset == 3
     assert once.offsets == [1, 2, 3, 4]
     assert horizons(once) == {1: LATER_MS}
-    # a later pass that is cleared at the same place drops the one below, whatever horizons lie above
+    # a later pass that is cleared at the same place drops the one below, whatever horizons lie above it
     all_stamped = clean(once.batches, log.bounds())
     assert horizons(all_stamped) == {1: LATER_MS, 4: LATER_MS}
     unmarked = [*all_stamped.batches[:1], log.batches[2], *all_stamped.batches[1:]]

@@ -1,4 +1,4 @@
-"""The examples that explain compaction elsewhere, run here: a balance log, three users, an address table, a strip."""
+"""Well-known examples of compaction, executed: a balance log, three users, an address table, a strip."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_address_table_keeps_the_newest_address_of_each(clean: Clean, log_of
 
 
 def test_a_head_replaces_what_the_tail_holds(clean: Clean, log_of: Callable[..., Log]) -> None:
-    # given a tail that is clean, and a head behind it
+    # given a clean tail and a head after it
     log = log_of([("before", "the table begins at offset 1"), *ADDRESSES[:3]])
     tail = clean(log.batches, log.bounds())
     assert tail.batches == log.batches
@@ -99,7 +99,7 @@ def test_a_head_replaces_what_the_tail_holds(clean: Clean, log_of: Callable[...,
 
 
 def test_of_the_strip_each_key_keeps_its_last_value(clean: Clean, log_of: Callable[..., Log]) -> None:
-    """As often drawn, K1:F stays beside K1:I: so it does while I lies above the bound."""
+    """K1:F stays beside K1:I, as in the usual drawing, while I lies above the bound."""
     log = log_of([*STRIP, ("K1", "I")])
 
     young = clean(log.batches, log.bounds(first_uncleanable_offset=8, last_stable_offset=8))

@@ -1,4 +1,4 @@
-"""The table of keys: last ordinals, bits of the dead, when it is full, and how much memory it takes."""
+"""The table of keys: last ordinals, bits of dead records, the full table, and its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], Buffer]:
 
 
 def hashes_of(*keys: int) -> NDArray[np.uint64]:
-    """Keys that differ in one word alone each: the last, which a pass's range is asked of."""
+    """Keys that differ in one word only: the last one, which decides the range of a deep pass."""
     return np.array([[2**63 + 5, 6, 7, key] for key in keys], dtype=np.uint64).reshape(-1, 4)
 
 
@@ -56,7 +56,7 @@ def test_a_full_table_takes_known_keys_and_stops_before_a_new_one(make: Callable
     # when a new key comes between known ones
     assert enter(buffer, [*known, 1000, *known], keys_max, dead) == keys_max
     assert buffer.keys == keys_max and bits(dead) == known
-    # then the caller clears, and goes on at that row; who was entered before is not looked at again
+    # then the caller clears the table and continues at that row; earlier records are not looked at again
     buffer.clear()
     assert buffer.keys == 0
     assert enter(buffer, [1000, 0][:keys_max], 2 * keys_max, dead) == min(2, keys_max)
@@ -93,7 +93,7 @@ def test_hashes_that_differ_in_any_one_bit_are_different_keys(make: Callable[[in
 
 
 def test_ordinals_of_32_bits_are_the_most_there_can_be(make: Callable[[int], Buffer]) -> None:
-    buffer, dead = make(4), np.zeros(2**29, np.uint8)  # not touched, so not there
+    buffer, dead = make(4), np.zeros(2**29, np.uint8)  # not touched, so not allocated
     assert enter(buffer, [1, 1], 2**32 - 2, dead) == 2
     assert dead[2**29 - 1] == 1 << 6
     with pytest.raises(OrdinalOverflowError, match="4294967296"):
@@ -152,7 +152,7 @@ def test_the_table_holds_exactly_3273603_keys_in_128_mib() -> None:
     buffer = DedupeBuffer()
     assert buffer.bytes_allocated == 134_217_720 <= DEDUPE_BUFFER_BYTES
     assert buffer.bytes_allocated <= DEDUPE_ENTRY_BYTES * DEDUPE_KEYS_MAX
-    # when as many keys and one come, all different
+    # when one more key comes than fits, all different
     numbers = np.arange(DEDUPE_KEYS_MAX + 1, dtype=np.uint64)
     hashes = np.zeros((len(numbers), 4), dtype=np.uint64)
     hashes[:, 0] = numbers * np.uint64(0x9E3779B97F4A7C15)
@@ -163,6 +163,6 @@ def test_the_table_holds_exactly_3273603_keys_in_128_mib() -> None:
     assert buffer.keys == DEDUPE_KEYS_MAX and not dead.any()
     assert buffer.enter(hashes, lengths_of(hashes), DEDUPE_KEYS_MAX, dead) == DEDUPE_KEYS_MAX
     assert bits(dead)[-1] == DEDUPE_KEYS_MAX - 1 and len(bits(dead)) == DEDUPE_KEYS_MAX
-    # and cleared it begins afresh
+    # and once cleared it takes keys again
     buffer.clear()
     assert (buffer.keys, buffer.enter(hashes[-1:], lengths_of(hashes[-1:]), 0, dead), buffer.keys) == (0, 1, 1)

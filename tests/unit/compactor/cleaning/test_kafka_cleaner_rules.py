@@ -1,6 +1,6 @@
-"""What Kafka's own tests ask of a log cleaner, of one partition: each docstring names the test a rule comes from.
+"""The rules in Kafka's own tests of its log cleaner, for one partition: each docstring names Kafka's test.
 
-Where a merge must differ from Kafka's cleaner the test asserts our rule: docs/decisions/0011-cleaning-rules.md.
+If a merge must differ from Kafka's cleaner, the test asserts the merge's rule (docs/decisions/0011-cleaning-rules.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def clean(request: pytest.FixtureRequest) -> Clean:
 
 
 def again(log: Log, cleaned: Cleaned) -> Log:
-    """The partition as the pass has left it; new batches come behind its old end."""
+    """The partition after the pass; new batches follow its old end."""
     after = Log(codec=log.codec, timestamp_ms=log.timestamp_ms)
     after.batches, after.end = cleaned.batches, log.end
     return after
@@ -92,8 +92,8 @@ def test_a_tombstone_is_judged_by_its_place_and_not_by_its_timestamp(clean: Clea
 
 
 def test_a_table_of_one_key_is_cleared_at_the_second_and_nothing_is_lost(clean: Clean) -> None:
-    """LogCleanerTest.testPartialSegmentClean. Kafka stops when its map is full and goes on there in the next round; we
-    clear and go on at once, so a round goes over all keys, and is through up to the first clear."""
+    """LogCleanerTest.testPartialSegmentClean. Kafka stops when its map is full and continues there in the next round;
+    a merge clears the table and continues at once, so a round covers all keys and is clean up to the first clear."""
     log = Log()
     for n in (1, 1, 2, 2, 3, 3, 1):
         log.append((n, n))
@@ -222,7 +222,7 @@ def test_one_empty_batch_is_left_of_a_partition_whose_last_batch_lost_all(clean:
     assert header.max_timestamp_ms == read_header(log.batches[-1]).max_timestamp_ms
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (23, 5, 10)
     assert cleaned.stats.tombstones_dropped == 3
-    # and it is copied as it is as long as it is the last
+    # and it is copied as it is while it is the last
     assert clean([left], at(stamped, LATER_MS)).batches == [left]
 
 
@@ -394,10 +394,10 @@ def test_a_marker_goes_two_passes_after_the_data_of_its_transaction(clean: Clean
     log.append((1, "y"), (2, "y"))
     changed = {"aborted": [(3, first, marker)]} if kind == ABORT else {}
 
-    # the data goes: the marker has seen it in this pass
+    # the data goes, but this pass has seen it, so the marker stays
     one = again(log, clean(log.batches, log.bounds(**changed)))
     assert one.batches == log.batches[1:]
-    # there is none: the horizon is stamped
+    # no data is left: the horizon is stamped
     two = again(one, clean(one.batches, at(one, NOW_MS, **changed)))
     header = read_header(two.batches[0])
     assert (header.is_control, header.base_timestamp_ms) == (True, NOW_MS + DELETE_RETENTION_MS)
@@ -453,7 +453,7 @@ def test_control_records_other_than_markers_are_left_alone(clean: Clean) -> None
 
 
 def test_each_marker_is_judged_by_the_data_of_its_own_transaction(clean: Clean) -> None:
-    """LogCleanerTest.testEmptyBatchRemovalWithSequenceReuse: a producer goes on from transaction to transaction."""
+    """LogCleanerTest.testEmptyBatchRemovalWithSequenceReuse: a producer with several transactions in a row."""
     log = Log()
     log.append(("kept", 1), producer=ProducerStamp(3), transactional=True)
     log.marker(COMMIT, 3)

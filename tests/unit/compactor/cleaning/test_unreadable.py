@@ -1,4 +1,4 @@
-"""Which batches of a partition cannot be read: told in any order, remembered as stretches."""
+"""The unreadable batches of a partition: added in any order, kept as stretches."""
 
 from __future__ import annotations
 

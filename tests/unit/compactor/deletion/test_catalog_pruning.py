@@ -1,4 +1,4 @@
-"""Which objects of the catalogue nobody will read again."""
+"""The objects of the metadata backup that no rebuild will read."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ async def test_increments_since_the_oldest_of_three_snapshots_are_kept_by_their_
         await bucket.increment(minute)
     await bucket.increment(30, written=230)
     await bucket.increment(230, written=30)
-    # then those go alone that no snapshot kept needs
+    # then only those go that no kept snapshot needs
     assert await keys_over(bucket.store) == [first, *over]

@@ -1,4 +1,4 @@
-"""Which objects the janitor may take for forgotten."""
+"""The objects that the janitor may treat as orphans."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_clocks_a_few_minutes_apart_agree_and_further_apart_do_not() -> None:
 
 
 def a_job(state: JobState = JobState.DONE, **fields: Any) -> MergeJob:
-    """Made two hours ago, done an hour ago by its second attempt."""
+    """Created two hours ago, done an hour ago by its second attempt."""
     values: dict[str, Any] = {
         "job_id": 5,
         "kind": "merge",
@@ -131,7 +131,7 @@ def test_a_candidate_knows_when_it_was_put_by_the_metadata_s_clock_and_whether_a
 
 def test_a_file_of_an_attempt_before_the_one_that_ended_its_job_need_not_be_counted() -> None:
     assert is_done_again(left(), epoch=1, job=a_job())
-    # nor one of the attempt that did end it, which began anew and left what it had written
+    # nor one of the attempt that did end it, which started again and left its first outputs
     assert is_done_again(left(), epoch=2, job=a_job())
 
 
@@ -148,7 +148,7 @@ def test_a_file_of_an_attempt_or_a_job_that_nobody_knows_is_counted() -> None:
 
 
 def test_a_file_from_before_its_job_or_from_long_after_it_is_another_job_s_of_the_same_number() -> None:
-    """A database that was put back gives numbers out a second time."""
+    """A restored database assigns job ids a second time."""
     job = a_job()
     ended_ms = job.finished_ms or 0
     for put_ms, is_ours in (

@@ -1,4 +1,4 @@
-"""How a heavy merge is cut, and how its plan and results are stored and checked."""
+"""The cut of a heavy merge, and the stored forms and checks of its plan and results."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def claimed_job(sizes: list[tuple[bool, list[int]]], *, epoch: int = 1, limit_ms
         result={},
         error="",
     )
-    # in no order: whoever cuts sorts
+    # in no order: `cut` sorts them
     return ClaimedJob(job=job, now_ms=NOW_MS, l0_files=(), extents=tuple(reversed(extents)), partitions=partitions)
 
 
@@ -157,7 +157,7 @@ def test_deduped_partitions_stay_whole_or_are_sliced_and_units_are_as_large_as_t
             count = unit.end - unit.first
             ids = {each.partition_id for each in plan.extents_of(unit)}
             assert unit.input_bytes == sum(each.length for each in plan.extents_of(unit))
-            # over the size only where it is one extent or one partition that must stay whole
+            # larger only if it is one extent, or one partition that must stay whole
             assert unit.input_bytes <= 100 or count == 1 or len(ids) == 1
             assert unit.partition_id is None or ids == {unit.partition_id}
 
@@ -242,13 +242,13 @@ def test_a_later_claim_goes_on_with_a_plan_only_where_it_does_what_the_claim_ask
         return may_go_on(plan, claim, wanted, cluster_id=cluster_id)
 
     assert goes_on(later)
-    assert goes_on(replace(later, extents=later.extents[1:]))  # retention took one meanwhile
+    assert goes_on(replace(later, extents=later.extents[1:]))  # retention removed one meanwhile
     gone = replace(later, partitions={1: later.partitions[1]})
     assert goes_on(gone)  # a topic was deleted
     other = plan_of(claimed_job([(True, [10, 20, 31]), (False, [10])]))
     assert not may_go_on(other, later, MergeSpec.from_json(later.job.spec), cluster_id="c1")
     assert not goes_on(later, cluster_id="c2")
-    assert not goes_on(later, now_ms=NOW_MS - 6)  # another job, of a database that was put back
+    assert not goes_on(later, now_ms=NOW_MS - 6)  # another job, from before a restore of the database
     assert not goes_on(replace(later, now_ms=NOW_MS + 500_000))  # too little time left
     plain = replace(later.partitions[1], configs={"cleanup.policy": "delete"})
     assert not goes_on(replace(later, partitions={**later.partitions, 1: plain}))

@@ -1,4 +1,4 @@
-"""Heavy merges from claim to commit, over real stores, kernels and commits; the cluster is tasks of this process."""
+"""Heavy merges from claim to commit, over real stores, kernels and commits; tasks of this process are the cluster."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     assert done is not None
     assert (done.state, done.result["engine"]) == (JobState.DONE, "in-process")
     assert len(submitter.tokens) == 1
-    assert submitter.drivers[0].cancelled  # nothing is held of it any more
+    assert submitter.drivers[0].cancelled  # no memory of it is held any more
     assert all(0 <= each.fraction <= 1 for each in seen)
 
 
@@ -151,13 +151,13 @@ async def test_a_killed_compactors_finished_units_are_in_the_commit_of_the_one_t
     assert len(done) == 3
     system.clock.advance_ms(JOB_LEASE_MS + 1)
 
-    # when another claims the job
+    # when another compactor claims the job
     again = await system.metadata.register_compactor("again")
     claimed = await system.claim(again)
     commit = await system.engine(again, system.submitter()).run(claimed)
     committed = await system.metadata.commit_merge(commit)
 
-    # then it goes on with that plan: what was done is used as it is
+    # then it continues with that plan: finished units are used as they are
     assert (claimed.job.epoch, commit.epoch, commit.commit_by_ms) == (2, 2, plan.commit_by_ms)
     assert len(await stored_plans(system.store, job_id, cluster_id=system.cluster_id)) == 1
     keys = [file.key for file in commit.outputs]
@@ -183,7 +183,7 @@ async def test_a_driver_that_ends_too_soon_is_followed_by_another_under_a_token_
         await system.engine(lease, submitter).run(await system.claim(lease))
     assert len(set(submitter.tokens)) == 3
     assert all(len(token) <= 64 and token.startswith(f"{job_id}-") for token in submitter.tokens)
-    # and the next claim asks for the same drivers by the same tokens
+    # and the next claim submits the same drivers with the same tokens
     system.clock.advance_ms(JOB_LEASE_MS + 1)
     submitter.units_max = None
     await system.metadata.commit_merge(await system.engine(lease, submitter).run(await system.claim(lease)))
@@ -350,7 +350,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
 ) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    # given a compactor that died with its driver, units done and files of tries that were lost
+    # given a compactor that died with its driver, with units done and files of lost tries
     dead = await system.metadata.register_compactor("dead")
     with pytest.raises(UnitsMissingError):
         submitter = system.submitter(units_max=4, dies=0.5, chance=random.Random(2))
@@ -359,7 +359,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     kept = {file.key for stored in (await manifests(system, plan)).values() for file in decode_result(stored).outputs}
     written = await system.keys("l2/")
     assert kept < written  # lost tries left something too
-    await system.metadata.unregister_compactor(dead)  # the job lies there, ready, and nobody holds it
+    await system.metadata.unregister_compactor(dead)  # the job is ready, and no compactor holds it
     system.clock.advance_ms(0.3 * LIMIT_MS)
 
     # when the janitor comes
@@ -367,13 +367,13 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     assert (await janitor.sweep_orphans()).deleted == 0
     await janitor.sweep()
     assert await system.keys("l2/") == written
-    # then the next compactor goes on with what is done, and commits
+    # then the next compactor continues with the finished units, and commits
     again = await system.metadata.register_compactor("again")
     commit = await system.engine(again, system.submitter(dies=0.3)).run(await system.claim(again))
     await system.metadata.commit_merge(commit)
     live = {file.key for file in commit.outputs}
     assert kept <= live
-    # and when the job is over, what was lost goes, plan and manifests too, a while later
+    # and when the job is over, the lost files go a while later, the plan and manifests too
     await janitor.sweep()
     assert await system.keys("jobs/")
     system.clock.advance_ms(HOUR_MS)

@@ -1,4 +1,4 @@
-"""What a unit leaves that cannot be done, and what becomes of the merge: real stores, kernels and units."""
+"""The note of a unit that cannot be done, and the end of its merge: real stores, kernels and units."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def topic_of(system: HeavySystem, files: int = 6) -> Topic:
 
 
 async def failed_plan(system: HeavySystem) -> HeavyPlan:
-    """Of a job whose driver never did anything."""
+    """The plan of a job whose driver never did anything."""
     job_id = await system.merge_all(await topic_of(system))
     lease = await system.metadata.register_compactor("a")
     with pytest.raises(UnitsMissingError):
@@ -63,7 +63,7 @@ async def trouble(system: HeavySystem, inputs: Sequence[LeveledExtent]) -> dict[
 
 @pytest.mark.parametrize("how", ["copied", "deduped whole", "deduped in slices"])
 async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(system: HeavySystem, how: str) -> None:
-    # given a job of which one input is gone
+    # given a job with one input that is gone
     topic = await topic_of(system)
     inputs = await system.extents(topic.partition_ids[0])
     lost = inputs[2]
@@ -80,9 +80,9 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
         runtime=system.runtime,
         elsewhere=True,
     )
-    # when a compactor has it done elsewhere
+    # when a compactor runs it on the cluster
     assert await worker.work(JOB_KINDS)
-    # then one driver was enough, the job has failed and says why, and that file alone is left alone
+    # then one driver was enough, the job has failed with the reason, and only that file rests
     job = await system.metadata.job(job_id)
     assert job is not None
     assert job.state is JobState.FAILED
@@ -102,7 +102,7 @@ async def test_a_failure_of_a_unit_that_another_try_has_done_says_nothing(system
     assert len(await stored_failures(system.store, plan)) == len(plan.units)
     system.clock.advance_ms(10_001)
     lease = await system.metadata.register_compactor("b")
-    # while units are missing and drivers die, that is what is said; with all units done it is not
+    # while units are missing and drivers die, that is the error; with all units done there is none
     with pytest.raises(MergeInputError, match="unit 0: as if it were gone"):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
     await system.metadata.unregister_compactor(lease)

@@ -1,5 +1,5 @@
-"""Heavy merges that end badly, and tasks that outlive them: what they leave is swept without a person, and the last
-copy of anything is not."""
+"""Heavy merges that fail, and tasks that outlive them: their leftovers are swept without an operator, and the last copy
+of a record never is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def plain(system: HeavySystem, *, files: int = 5) -> Topic:
 
 
 async def out_of_time(system: HeavySystem, topic: Topic) -> WriterLease:
-    """A job whose units were all done but for some, failed as past its limit."""
+    """A job with some units not done, failed because its time limit was over."""
     job_id = await system.merge_all(topic)
     lease = await system.metadata.register_compactor("slow")
     claimed = await system.claim(lease)
@@ -90,7 +90,7 @@ async def test_it_is_swept_also_when_the_merge_was_planned_anew_and_its_inputs_a
 
 @pytest.mark.parametrize("gone", ["all", "one"])
 async def test_it_is_counted_where_inputs_that_should_live_are_not_there(system: HeavySystem, gone: str) -> None:
-    """As after a restore: in the history that was lost the merge had committed, and its inputs were deleted."""
+    """As after a restore: in the lost history the merge had committed, and its inputs were deleted."""
     topic = await plain(system)
     await out_of_time(system, topic)
     live = sorted({each.key for id_ in topic.partition_ids for each in await system.extents(id_)})
@@ -103,7 +103,7 @@ async def test_it_is_counted_where_inputs_that_should_live_are_not_there(system:
 
 
 async def test_it_is_counted_where_nobody_knows_its_inputs(system: HeavySystem) -> None:
-    """As with a database from before they were written, or another one, whose jobs have the same numbers."""
+    """As with a database from before the files were written, or another one, whose jobs have the same ids."""
     await out_of_time(system, await plain(system))
     other = HeavySystem()
     other.ids = SystemIds(2)
@@ -160,7 +160,7 @@ async def test_no_unit_is_begun_when_the_time_of_its_plan_is_over(system: HeavyS
     await unit(system, plan)  # its manifest is there
     with pytest.raises(PlanOverError, match="is over"):
         await unit(system, plan, 1)
-    assert await system.keys() == left  # and it is not told as a failure of the unit
+    assert await system.keys() == left  # and it leaves no failure note
 
 
 async def test_no_unit_is_begun_when_the_janitor_has_taken_its_plan(system: HeavySystem) -> None:
@@ -175,7 +175,7 @@ async def test_a_unit_that_ends_when_the_time_of_its_plan_is_over_is_not_told(sy
     plan = await planned(system)
 
     class Slow:
-        """A clock that jumps behind the end of the plan once the unit has begun."""
+        """A clock that jumps past the end of the plan once the unit has begun."""
 
         def __init__(self) -> None:
             self.asked = 0
@@ -196,7 +196,7 @@ async def test_a_unit_that_ends_when_the_time_of_its_plan_is_over_is_not_told(sy
 
 
 class Stuck(InProcessSubmitter):
-    """Drivers wait for ever, and say for what."""
+    """Drivers wait for ever and report the reason."""
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> Driver:
         self.tokens.append(token)

@@ -1,4 +1,4 @@
-"""Inputs that cannot be read for now, by units of a heavy merge: whom that is blamed on, and when."""
+"""Inputs that units of a heavy merge cannot read now: the files that are blamed, and when."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def deny(system: HeavySystem, *extents: LeveledExtent) -> None:
 
 
 async def job_of(system: HeavySystem, how: str = "copied") -> tuple[int, list[LeveledExtent]]:
-    """Of six files of one partition."""
+    """A job over six files of one partition."""
     topic = await system.topic("t", cleanup_policy="compact")
     for number in range(6):
         await system.write(topic, [[(b"k%d" % n, b"%d:%d" % (number, n)) for n in range(8)]])
@@ -63,7 +63,7 @@ async def job_of(system: HeavySystem, how: str = "copied") -> tuple[int, list[Le
 
 
 async def given_up_plan(system: HeavySystem) -> HeavyPlan:
-    """Of a job whose driver never did anything."""
+    """The plan of a job whose driver never did anything."""
     job_id, _ = await job_of(system)
     lease = await system.metadata.register_compactor("a")
     with pytest.raises(UnitsMissingError):
@@ -81,7 +81,7 @@ async def done_by_hand(system: HeavySystem, plan: HeavyPlan, unit: int) -> None:
 async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries_and_no_other(
     system: HeavySystem, how: str
 ) -> None:
-    # given a job of which one input is there and cannot be read
+    # given a job with one input that exists and cannot be read
     job_id, inputs = await job_of(system, how)
     deny(system, inputs[2])
     lease = await system.metadata.register_compactor("a")
@@ -93,13 +93,13 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
         runtime=system.runtime,
         elsewhere=True,
     )
-    # when it is claimed as often as a job is given back
+    # when it is claimed as often as a job may be given back
     for _ in range(GIVE_BACKS_MAX):
         system.clock.advance_ms(60_000)
         await system.metadata.beat_compactor(lease)
         with pytest.raises(InputUnavailableError, match="cannot be read now: 403"):
             await worker.work_on(job_id)
-    # then it has failed and says why, and that file alone rests, as when the merge had been done by the compactor
+    # then it has failed with the reason, and only that file rests, as after a merge in the compactor itself
     job = await system.metadata.job(job_id)
     assert job is not None and job.state is JobState.FAILED
     assert job.error.startswith("unit ") and inputs[2].key in job.error
@@ -117,7 +117,7 @@ async def test_an_input_that_can_be_read_again_is_nobodys_trouble(system: HeavyS
     with pytest.raises(InputUnavailableError) as raised:
         await system.engine(lease, system.submitter()).run(claimed)
     assert raised.value.file_ids == (inputs[2].file_id,)
-    # when units that had left word of it are done by the next try
+    # when the next try finishes units that had left a note
     deny(system)
     await system.metadata.commit_merge(await system.engine(lease, system.submitter()).run(claimed))
 
@@ -140,7 +140,7 @@ async def test_files_are_blamed_for_units_that_are_still_missing_alone(system: H
             await system.engine(lease, system.submitter(units_max=0)).run(claimed)
         return raised.value.file_ids if isinstance(raised.value, InputUnavailableError) else ()
 
-    # others are missing too, and say nothing: behind a unit that fails a cluster may not begin them
+    # other units are missing without a note: after a failed unit a cluster may not begin them
     assert await blamed() == (first, second)
     await done_by_hand(system, plan, 0)
     assert await blamed() == (second,)

@@ -1,4 +1,4 @@
-"""What must fit together before a record of a slice is dropped: survivors, keys, and bytes that are as they were."""
+"""The checks before a record of a slice is dropped: survivors, keys, and unchanged bytes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_survivors_are_read_as_they_were_written_however_they_came(offsets: NDAr
     survivors = read(data)
     assert (survivors.count, survivors.records) == (len(offsets), 2 * len(offsets))
     assert np.array_equal(np.concatenate([np.zeros(0, dtype=np.int64), *survivors.blocks()]), offsets)
-    # and asked for one stretch after the other, with others between
+    # and looked up one stretch after the other, with other offsets between
     asked = np.unique(np.concatenate((offsets, offsets + 1, array(BASE, LAST))))
     lookup = SurvivorLookup(survivors)
     alive = np.concatenate([lookup.among(some) for some in np.array_split(asked, 7)])
@@ -115,7 +115,7 @@ def test_a_byte_of_survivors_that_is_not_as_it_was_is_an_error() -> None:
 
 def test_survivors_whose_sums_are_right_and_whose_blocks_are_not_are_an_error() -> None:
     data = bytearray(written(array(BASE, BASE + 9)))
-    data[-struct.calcsize(">QQII") + 7] = 3  # says three offsets
+    data[-struct.calcsize(">QQII") + 7] = 3  # claims three offsets
     resummed = bytes(data[:-4]) + struct.pack(">I", crc32c(bytes(data[:-4])))
     lookup = SurvivorLookup(read(resummed))
     lookup.among(array(BASE))
@@ -200,7 +200,7 @@ async def test_a_slice_that_reads_otherwise_the_second_time_ends_the_unit() -> N
 
 
 async def test_a_batch_that_the_first_try_could_not_read_is_left_out_by_the_second_which_can() -> None:
-    """Its keys were not given then: rows must fit the manifest that there is."""
+    """Its keys were not yielded then: rows must fit the existing manifest."""
     store, plan = await three_slices()
     unit = plan.units_of(UnitKind.KEYS)[1]
     rows = await key_rows(read_keys(store, plan, unit, None, in_thread=False))
@@ -228,7 +228,7 @@ async def test_survivors_of_fewer_records_than_had_keys_are_refused() -> None:
 
 
 async def test_producers_stay_open_until_their_marker_however_many_slices_lie_between() -> None:
-    """One that is forgotten has its marker dropped too early: its aborted records would be read as committed."""
+    """If a producer is forgotten, its marker is dropped too early, and its aborted records are read as committed."""
     _, plan = await three_slices()
     opened = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(1, 2, 3))
     closed = KeysFound(batches=2, rows=8, records=8, dead_at_once=0, opened=(4,), closed=(1,))
@@ -245,7 +245,7 @@ async def test_survivors_that_are_no_records_of_the_slice_end_the_unit() -> None
     await group_keys(store, plan)
     unit = plan.units_of(UnitKind.REWRITE)[1]
     writer = SurvivorsWriter(plan.fingerprint, PARTITION_ID, 4, 9)
-    writer.add(array(4, 5, 6, 9), 8)  # 7 is forgotten; behind it there is none
+    writer.add(array(4, 5, 6, 9), 8)  # 7 is forgotten; there is no survivor after it
     forged = writer.finish()
     await store.delete_many([survivors_key(plan, unit)])
     await store.put_if_absent(survivors_key(plan, unit), forged, crc32c=crc32c(forged))

@@ -1,4 +1,4 @@
-"""The rules of the planner as tables: a view, a line of dashes, the plan. `REWRITE_GOLDEN=1` writes the plans anew."""
+"""The rules of the planner as tables: a view, a line of dashes, the plan. `REWRITE_GOLDEN=1` writes the plans again."""
 
 from __future__ import annotations
 
