@@ -29,7 +29,7 @@ _LINE = 64
 
 
 def _shift_tables(bytes_count: int) -> NDArray[np.uint32]:
-    """[4, 256]: the effect of `bytes_count` zero bytes on each of the four bytes of a CRC, lowest first; to be XORed."""
+    """[4, 256]: the effect of `bytes_count` zero bytes on each byte of a CRC, lowest first; to be XORed."""
     zeros = bytes(bytes_count)
     rows = [[crc32c(zeros, value << 8 * byte ^ _ALL) ^ _ALL for value in range(256)] for byte in range(4)]
     return np.array(rows, dtype=np.uint32)

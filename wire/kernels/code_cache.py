@@ -136,7 +136,7 @@ def _sources_digest(also: Path) -> str:
 
 
 def _what_it_uses(function: Callable[..., Any], seen: set[int]) -> Iterator[tuple[object, ...]]:
-    """The bytecode of a function and the values of the constants it names, and the same of each kernel that it calls."""
+    """The bytecode of a function and the values of its constants, and the same of each kernel that it calls."""
     seen.add(id(function))
     code = function.__code__
     yield function.__qualname__, code.co_code, [each for each in code.co_consts if isinstance(each, _PLAIN)]
