@@ -1,7 +1,7 @@
-"""How Spark finds `spark.read.format("siltstone")`: it looks into every module on the Python path called `pyspark_*`.
+"""The module by which Spark finds `spark.read.format("siltstone")`: Spark imports every `pyspark_*` on the Python path.
 
-All of it is in `spark_jobs/source/source.py`. Keep this module quick and quiet: Spark imports it to see what sources
-there are, whichever is asked for, and an error here would hide all of them.
+The source itself is in `spark_jobs/source/source.py`. This module must be quick and must not fail: Spark imports it
+whenever it looks for any source, and an error here would hide all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The front door: CLI, settings, embedded stack, and the leaves every room may import. Imports nothing eagerly."""
+"""The front door: commands, processes, embedded stack, Kafka client and `read_topic`. Imports nothing eagerly."""
 
 from __future__ import annotations
 

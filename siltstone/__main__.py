@@ -1,4 +1,4 @@
-"""`python -m siltstone`: the same command as `siltstone`, for where no script directory is on the PATH."""
+"""`python -m siltstone`: the `siltstone` command, for environments whose script directory is not on the PATH."""
 
 from __future__ import annotations
 

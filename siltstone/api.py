@@ -1,15 +1,14 @@
-"""`siltstone.read_topic`: a topic as Arrow record batches, straight from the object store, with no agent in between.
+"""`siltstone.read_topic`: a topic as Arrow record batches, read from the object store without an agent.
 
-What it opens, in this order: the place (an embedded Postgres of a data directory, when none runs there), the object
-store, a pin and then a snapshot of the topic; what is wrong with what was asked for is said before the first record.
-All of it is closed, and the pin ended, when the reader was read to its end, was closed or is collected, or when the
-process ends. One that dies leaves a pin, which runs out after a minute.
+A reader opens, in this order: the system (it starts the Postgres of a data directory if none runs there), the object
+store, a pin, and a snapshot of the topic. Invalid arguments raise before the first record. The reader closes all of
+this and ends the pin when it is read to its end, closed or collected, or when the process ends. A process that dies
+leaves its pin, which expires after a minute.
 
-A reader that has failed has failed: whoever asks it for more hears the same again, and never that it ended. Threads may
-share one, each batch goes to one of them. A forked child has nothing of it: it belongs to the process that made it.
+A failed reader stays failed: each further read raises the same error and never looks like the end. Threads may share a
+reader; each batch goes to one of them. A reader belongs to the process that made it, so a forked child cannot use it.
 
-This path asks no agent, so ACLs of the brokers do not hold here: what the object store and Postgres let one read, one
-reads.
+No agent takes part, so the ACLs of brokers do not apply: the rights on the object store and on Postgres decide.
 """
 
 from __future__ import annotations
@@ -76,16 +75,16 @@ def read_topic(
 ) -> Any:
     """A `pyarrow.RecordBatchReader` over the topic as it is now, partition by partition, in offset order.
 
-    Where: `data` is a directory of `siltstone dev`, running or not; else `metadata` and `object_store` are URLs, by
-    default those of the settings (SILTSTONE_METADATA_URL, SILTSTONE_OBJECT_STORE_URL).
+    The system: `data` is a directory of `siltstone dev`, running or not. Without it, `metadata` and `object_store` are
+    URLs; their defaults are the settings SILTSTONE_METADATA_URL and SILTSTONE_OBJECT_STORE_URL.
 
-    What: `starting` (inclusive) and `ending` (exclusive) are "earliest", "latest", a `datetime` (the first record of
-    that time or a later one; one without a zone is UTC) or offsets by partition. Columns are topic, partition, offset,
+    The records: `starting` (inclusive) and `ending` (exclusive) are "earliest", "latest", a `datetime` (the first
+    record at or after it; UTC if it has no zone), or offsets by partition. The columns are topic, partition, offset,
     timestamp, key, value and headers. `view="latest"` gives the latest record of each key, without tombstones.
 
-    Raises UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError, and what
-    opening the places raises. What goes wrong while it is read comes out of the reader as pyarrow's exceptions do, with
-    our message in theirs; so does Ctrl-C, as `ArrowInvalid` with KeyboardInterrupt in it.
+    Raises UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError, and the errors
+    of opening the system. An error during reading leaves the reader as an exception of pyarrow with our message in its
+    text. Ctrl-C does too: as `ArrowInvalid` with KeyboardInterrupt in its text.
     """
     options = ScanOptions(
         topic=topic,
@@ -98,7 +97,7 @@ def read_topic(
         fail_on_data_loss=fail_on_data_loss,
     )
     if batch_rows < 1:
-        raise BadScanError(f"batches of {batch_rows} rows")
+        raise BadScanError(f"batch_rows={batch_rows} asks for batches of {batch_rows} rows; give 1 or more")
     records = _Records(options, batch_rows)
     try:
         records.open(data=data, metadata=metadata, object_store=object_store)
@@ -106,31 +105,33 @@ def read_topic(
         records.close()
         raise
     reader = pa.RecordBatchReader.from_batches(schema_of(options.columns), records)
-    # Through Arrow's C interface, for `close` of the reader itself would not let go of what it reads from.
+    # Go through Arrow's C interface: `close` of the reader above would not release the object that it reads from.
     return pa.RecordBatchReader.from_stream(reader)
 
 
 def _partitions(asked: object) -> tuple[int, ...] | None:
-    """None: all."""
+    """The partition numbers; None for all."""
     if asked is None:
         return None
     found = () if isinstance(asked, str | bytes) or not isinstance(asked, Iterable) else tuple(cast("Any", asked))
     if not found or not all(_is_number(each) for each in found):
         raise BadScanError(
-            f"partitions={asked!r} names no partitions", remedy="numbers in a list, such as [0] or [0, 2]"
+            f"partitions={asked!r} names no partitions", remedy="give numbers in a list, such as [0] or [0, 2]"
         )
     return tuple(map(int, found))
 
 
 def _is_number(value: object) -> bool:
-    """numpy's whole numbers too; True is none."""
+    """Whether `value` is a whole number, also one of numpy. True and False are not."""
     return isinstance(value, Integral) and value is not True and value is not False
 
 
 def _columns(asked: object) -> tuple[str, ...]:
     found = () if isinstance(asked, str | bytes) or not isinstance(asked, Iterable) else tuple(cast("Any", asked))
     if not all(isinstance(each, str) for each in found) or (not found and asked not in ((), [])):
-        raise BadScanError(f"columns={asked!r} names no columns", remedy='names in a list, such as ["key", "value"]')
+        raise BadScanError(
+            f"columns={asked!r} names no columns", remedy='give names in a list, such as ["key", "value"]'
+        )
     return found
 
 
@@ -149,17 +150,17 @@ def _where(asked: Where) -> OffsetSpec:
             return dict(asked)
         case _:
             raise BadScanError(
-                f"{asked!r} is no place in a topic",
-                remedy='"earliest", "latest", a datetime, or offsets by partition such as {0: 100}',
+                f"{asked!r} is not a place in a topic",
+                remedy='give "earliest", "latest", a datetime, or offsets by partition such as {0: 100}',
             )
 
 
 class ReadFailedError(SiltstoneError):
-    """The reader failed before, and the rest of the topic was not read."""
+    """The reader failed earlier; the rest of the topic was not read."""
 
 
 class _Records:
-    """The batches, and everything that has to be closed after them."""
+    """The batches of a reader, and everything that must be closed after them."""
 
     def __init__(self, options: ScanOptions, batch_rows: int) -> None:
         self._options, self._batch_rows = options, batch_rows
@@ -167,7 +168,7 @@ class _Records:
         self._batches: Iterator[Any] = iter(())
         self._pinned: PinnedSnapshot | None = None
         self._failed = ""
-        """What went wrong, in words: an error would hold the frames it went through, and all that they hold."""
+        """The failure as text. An exception object would keep its frames alive, and everything that they hold."""
         self._lock = threading.Lock()
         self._pid = os.getpid()
         _closing.starts()
@@ -185,7 +186,7 @@ class _Records:
     def _places(self, data: str | Path | None, metadata: str, object_store: str) -> tuple[str, str]:
         if data is not None:
             if metadata or object_store:
-                raise BadInputError("`data` says where everything lies: give it, or give URLs")
+                raise BadInputError("`data` already names the whole system: give either data or URLs, not both")
             found = self._stack.enter_context(attach(Path(data)))
             return found.metadata_url, found.object_store_url
         settings = load_settings(None, os.environ, {})
@@ -196,7 +197,7 @@ class _Records:
         ):
             if not url or is_memory(url):
                 raise BadInputError(
-                    f"nothing that can be read is named as {name}",
+                    f"{name} names nothing that can be read: {url or 'it is empty'}",
                     remedy=f"give data='./siltstone-data', or {name}=URL, or set {variable}",
                 )
         return metadata, object_store
@@ -205,7 +206,7 @@ class _Records:
         return self
 
     def __next__(self) -> Any:
-        """Raises ReadFailedError at every call after one that failed."""
+        """The next batch. After a failure every call raises ReadFailedError."""
         if os.getpid() != self._pid:
             raise ReadFailedError("this reader belongs to the process that made it", remedy="call read_topic here")
         with self._lock:
@@ -218,23 +219,26 @@ class _Records:
             except StopIteration:
                 self.close()
                 raise
-            except BaseException as error:  # Ctrl-C, too: what it broke off is lost
+            except BaseException as error:  # Ctrl-C too: it interrupts a read whose rest is lost
                 self._failed = f"{type(error).__name__}: {error}"
                 self.close()
                 raise
 
     def close(self) -> None:
-        """May be repeated. Does nothing in a forked child, which has none of the threads that would be waited for."""
+        """Safe to repeat. Does nothing in a forked child, where the threads that it would wait for do not exist."""
         if os.getpid() != self._pid:
-            _not_ours.append(self.__dict__)  # its connections must not be collected here, either: they are the parent's
+            # Keep the attributes alive: the connections belong to the parent and must not be collected here either.
+            _not_ours.append(self.__dict__)
             return
         self._batches, self._pinned = iter(()), None
         self._stack.close()
 
     def __del__(self) -> None:
-        """`close` of an Arrow reader comes here: then it waits, so that the pin has ended when `close` returns. It
-        never waits inside of the garbage collector, which runs in whatever thread, with whatever locks held, and may
-        be the one that would be waited for."""
+        """Close. `close` of an Arrow reader ends here and waits, so that the pin has ended when it returns.
+
+        It never waits inside the garbage collector. The collector runs in any thread, with any locks held, and may run
+        in the thread that this call would wait for; then the closing thread does the work.
+        """
         if os.getpid() == self._pid and (
             sys.is_finalizing() or _collecting == threading.get_ident() or LoopThread.is_current()
         ):
@@ -244,7 +248,7 @@ class _Records:
 
 
 class _Closing:
-    """Closes in a thread of its own what is given to it. `put` may be called anywhere: it takes no lock of ours."""
+    """A thread that closes what it is given. `put` may be called from anywhere, because it takes no lock of ours."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[ExitStack | None] = SimpleQueue()
@@ -271,7 +275,7 @@ class _Closing:
             try:
                 stack.close()
             except Exception as error:
-                _log.warning("a reader was not closed whole", error=str(error))
+                _log.warning("a reader was not closed completely", error=str(error))
 
 
 _log = get_logger(__name__)
@@ -279,7 +283,7 @@ _closing = _Closing()
 _open: weakref.WeakSet[_Records] = weakref.WeakSet()
 _not_ours: list[object] = []
 _collecting = 0
-"""The thread that runs the garbage collector now."""
+"""The thread that runs the garbage collector now; 0 if none does."""
 
 
 def _note_collector(phase: str, _info: object) -> None:
@@ -288,14 +292,14 @@ def _note_collector(phase: str, _info: object) -> None:
 
 
 def _at_exit() -> None:
-    """While there are threads yet: what is collected later finds none to wait for."""
+    """Close all readers while threads still exist. A reader that is collected later has none to wait for."""
     for records in list(_open):
         records.close()
     _closing.end()
 
 
 def _after_fork() -> None:
-    """The thread is not in the child, and the parent may have held the locks."""
+    """Start fresh in a forked child: it has no closing thread, and the parent may have held the locks."""
     global _closing, _open
     _not_ours.append((_closing, _open))
     _closing, _open = _Closing(), weakref.WeakSet[_Records]()
@@ -307,6 +311,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _read(store: BlockingStore, slices: Sequence[Slice], options: ScanOptions, batch_rows: int) -> Iterator[Any]:
-    """No method: a generator that knew its owner would keep both alive until the next garbage collection."""
+    """Read the batches. A function and not a method: a generator that refers to its owner would keep both alive until
+    the next garbage collection."""
     for part in slices:
         yield from read_slice(store, part, options, batch_rows=batch_rows)

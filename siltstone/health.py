@@ -1,7 +1,8 @@
-"""Whether the process in this container is alive: `python -m siltstone.health [--ready]`, for its health check.
+"""`python -m siltstone.health [--ready]`: the health check of a container with an agent or a compactor.
 
-Asks `/healthz` (`/readyz` with `--ready`) of the address in SILTSTONE_METRICS_LISTEN and leaves with 0 for an answer of
-200, else with 1 and a line that says why. Imports next to nothing: it runs every few seconds beside an agent.
+It requests `/healthz` (with `--ready`: `/readyz`) from the address in SILTSTONE_METRICS_LISTEN. The exit code is 0 for
+an answer of 200, otherwise 1, with a line that says why. The module imports next to nothing, because it runs every few
+seconds beside an agent.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from runtime.settings.values import SettingsError
 
 VARIABLE = "SILTSTONE_METRICS_LISTEN"
 TIMEOUT_S = 4.0
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what was listened on, and where that answers
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to listen on, and one where it answers
 
 
 def what_is_wrong(environ: Mapping[str, str], path: str) -> str:
-    """Why the process must be taken for dead (or, for `/readyz`, not be sent work); "" when it need not."""
+    """The reason to treat the process as dead (for `/readyz`: as not ready for work); "" if there is none."""
     try:
         host, port = parse_address(environ.get(VARIABLE, ""), name=VARIABLE)
     except SettingsError as error:
         return str(error)
     if not port:
-        return f"{VARIABLE} leaves the port to chance: name one"
+        return f"{VARIABLE} has port 0, so the port is unknown: give a fixed port"
     connection = HTTPConnection(_ANY.get(host, host), port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
@@ -40,7 +41,7 @@ def what_is_wrong(environ: Mapping[str, str], path: str) -> str:
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """The exit code."""
+    """Run the check. Returns the exit code."""
     if words not in ([], ["--ready"]):
         sys.stderr.write("usage: python -m siltstone.health [--ready]\n")
         return 2

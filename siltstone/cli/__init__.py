@@ -1,8 +1,8 @@
 """The `siltstone` command.
 
-Commands are loaded when they are run: `siltstone --help` imports none of them, and an agent's process imports nothing
-that only the CLI needs. An error that we raise on purpose is printed as two lines, `error:` and `remedy:`, and ends
-with exit code 1; wrong usage ends with 2. A traceback is shown only with SILTSTONE_TRACEBACK=1.
+A command is imported when it runs: `siltstone --help` imports none of them, and the process of an agent imports
+nothing that only the CLI needs. Errors that the code raises on purpose are printed as two lines, `error:` and
+`remedy:`, and end with exit code 1. Wrong usage ends with 2. Only SILTSTONE_TRACEBACK=1 shows a traceback.
 """
 
 from __future__ import annotations
@@ -23,34 +23,37 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("siltstone.cli.demo:demo", "Send 336,776 flights through an agent and compare what comes back."),
     "topics": ("siltstone.cli.topics.commands:topics", "Create, list, describe, explain, alter and delete topics."),
     "produce": ("siltstone.cli.produce:produce", "Write records to a topic, from stdin or a file."),
-    "consume": ("siltstone.cli.consume:consume", "Print records of topics, from any offset or time on."),
-    "groups": ("siltstone.cli.groups.commands:groups", "List consumer groups, show their lag, reset offsets, delete."),
+    "consume": ("siltstone.cli.consume:consume", "Print the records of topics, from any offset or time."),
+    "groups": (
+        "siltstone.cli.groups.commands:groups",
+        "List consumer groups, show their lag, reset their offsets, delete them.",
+    ),
     "tables": ("siltstone.cli.tables.commands:tables", "Export topics to Parquet files and Iceberg tables."),
-    "record": ("siltstone.cli.record:record", "Say where one record lies, or why it is not there."),
-    "compact": ("siltstone.cli.compaction.compact:compact", "Compact a topic now, or say what is due."),
-    "compaction": ("siltstone.cli.compaction.watch:compaction", "Watch compaction at work."),
-    "levels": ("siltstone.cli.compaction.levels:levels", "Show the levels as a picture: L0, L1, L2, run by run."),
+    "record": ("siltstone.cli.record:record", "Show where one record is stored, or why it is not there."),
+    "compact": ("siltstone.cli.compaction.compact:compact", "Show which compaction of a topic is due, or run it now."),
+    "compaction": ("siltstone.cli.compaction.watch:compaction", "Watch the compaction of one partition, live."),
+    "levels": ("siltstone.cli.compaction.levels:levels", "Draw the levels L0, L1 and L2, run by run."),
     "files": ("siltstone.cli.files.list_files:files", "Show the files that hold the records."),
-    "file": ("siltstone.cli.files.inspect_file:file", "Look inside one file."),
-    "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants on a live system."),
+    "file": ("siltstone.cli.files.inspect_file:file", "Inspect one file and check its CRCs."),
+    "fsck": ("siltstone.cli.fsck:fsck", "Check the invariants of a live system."),
     "doctor": ("siltstone.cli.doctor:doctor", "Check that store, Postgres and clock are fit for use."),
-    "rebuild": ("siltstone.cli.rebuild:rebuild", "Bring the metadata back from the bucket into an empty Postgres."),
-    "migrate": ("siltstone.cli.migrate:migrate", "Bring the metadata schema up to date."),
-    "cost": ("siltstone.cli.cost:cost", "Reckon what a load costs a month, and a Kafka for it."),
-    "jobs": ("siltstone.cli.compaction.jobs:jobs", "List merges and show one: state, progress, result."),
+    "rebuild": ("siltstone.cli.rebuild:rebuild", "Restore the metadata from the bucket into an empty Postgres."),
+    "migrate": ("siltstone.cli.migrate:migrate", "Create or upgrade the metadata schema in Postgres."),
+    "cost": ("siltstone.cli.cost:cost", "Estimate the monthly cost of a load, beside a Kafka for it."),
+    "jobs": ("siltstone.cli.compaction.jobs:jobs", "List merges, show one, or run one here."),
     "agent": ("siltstone.cli.agent:agent", "Run one agent against a given Postgres and object store."),
     "compactor": (
         "siltstone.cli.compactor.command:compactor",
         "Run one compactor against a given Postgres and object store.",
     ),
-    "spark": ("siltstone.cli.spark:spark", "Prepare Spark for large merges: check it, pack it for a cluster."),
+    "spark": ("siltstone.cli.spark:spark", "Prepare Spark for large merges: check it, pack Siltstone for a cluster."),
 }
 
 TRACEBACK_VARIABLE = "SILTSTONE_TRACEBACK"
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are looked up."""
+    """A group that imports a command when the command is looked up."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -81,7 +84,7 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             fail_usage(error)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click's own; it also knows what to do when the reader of our output has gone (`| head`)
+            raise  # click handles these, also when the reader of our output has gone (`| head`)
         except Exception as error:
             if os.environ.get(TRACEBACK_VARIABLE, "") not in ("", "0"):
                 raise
@@ -89,7 +92,7 @@ class LazyGroup(click.Group):
 
 
 def fail(error: Exception) -> NoReturn:
-    """Print an error and its remedy to stderr and leave with exit code 1."""
+    """Print an error and its remedy to stderr; exit with code 1."""
     if isinstance(error, SiltstoneError):
         from siltstone.cli.postgres_remedies import remedy_of
 
@@ -98,7 +101,8 @@ def fail(error: Exception) -> NoReturn:
         message, remedy = str(error), ""
     else:
         message = f"{type(error).__name__}: {error}"
-        remedy = f"this is a fault of ours: run again with {TRACEBACK_VARIABLE}=1 and report the traceback"
+        # Nothing raised this on purpose, so it is a bug in Siltstone and not a mistake of the user.
+        remedy = f"this is a bug in Siltstone: run again with {TRACEBACK_VARIABLE}=1 and report the traceback"
     click.echo(f"error: {message}", err=True)
     if remedy:
         click.echo(f"remedy: {remedy}", err=True)
@@ -106,7 +110,7 @@ def fail(error: Exception) -> NoReturn:
 
 
 def fail_usage(error: click.UsageError) -> NoReturn:
-    """Print what click says of wrong usage, and a remedy where the option itself tells one; leave with exit code 2."""
+    """Print click's message about wrong usage, and a remedy when one is known; exit with code 2."""
     from siltstone.cli.options.usage import usage_remedy
 
     error.show()
@@ -120,7 +124,7 @@ def _did_you_mean(name: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"Did you mean {near[0]!r}?" if near else "`siltstone --help` lists them."
+    return f"Did you mean {near[0]!r}?" if near else "`siltstone --help` lists the commands."
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

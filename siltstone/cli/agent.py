@@ -1,4 +1,4 @@
-"""`siltstone agent`: see `siltstone/processes/agent.py`."""
+"""`siltstone agent`. The process itself is in `siltstone/processes/agent.py`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from siltstone.cli.options.setting_options import read_settings, setting_options
 
 @click.command()
 @setting_options
-@click.option("--listen", metavar="HOST:PORT", help="Where to take clients. Default: 127.0.0.1:9092.")
-@click.option("--metrics-listen", metavar="HOST:PORT", help="Where to serve /metrics and /readyz (metrics.listen).")
-@click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
-@click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
-@click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
+@click.option("--listen", metavar="HOST:PORT", help="Address for Kafka clients. Default: 127.0.0.1:9092.")
+@click.option(
+    "--metrics-listen", metavar="HOST:PORT", help="Address that serves /metrics and /readyz (metrics.listen)."
+)
+@click.option("--object-store", metavar="URL", help="Object store of the records (object.store.url).")
+@click.option("--metadata", metavar="URL", help="Postgres of the metadata (metadata.url).")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+)
 @click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: drain and exit.")
 def agent(
     config: Path | None,
@@ -30,8 +34,8 @@ def agent(
 ) -> None:
     """Run one agent against a given Postgres and object store.
 
-    Prints `bootstrap: HOST:PORT` once it takes clients. SIGTERM and SIGINT drain it: what was sent is stored and
-    answered first. The schema must be up to date: `siltstone migrate`.
+    Prints `bootstrap: HOST:PORT` once clients can connect. SIGTERM and SIGINT drain the agent: it stores and answers
+    the requests it has received, then exits. The schema must be up to date; `siltstone migrate` upgrades it.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`siltstone consume`: records of topics on stdout."""
+"""`siltstone consume`: print the records of topics to stdout."""
 
 from __future__ import annotations
 
@@ -47,21 +47,23 @@ class _Asked(NamedTuple):
     default="start",
     show_default=True,
     metavar="OFFSET",
-    help="start, end, N, +N (from the start), -N (before the end), N:M, @TIME, @TIME:@TIME.",
+    help="Where to begin: start, end, N, +N (after the start), -N (before the end), N:M, @TIME, @TIME:@TIME.",
 )
-@click.option("-p", "--partitions", "partitions", metavar="P,...", help="Only these, for example 0,2,5-7.")
 @click.option(
-    "-g", "--group", metavar="GROUP", help="As a member of this consumer group, from what it has committed on."
+    "-p", "--partitions", "partitions", metavar="P,...", help="Read only these partitions, for example 0,2,5-7."
 )
-@click.option("-n", "--num", type=click.IntRange(min=1), help="End after this many records.")
-@click.option("-f", "--format", "text", metavar="FORMAT", help="How records are printed.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each record.")
+@click.option(
+    "-g", "--group", metavar="GROUP", help="Join this consumer group and continue from its committed offsets."
+)
+@click.option("-n", "--num", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option("-f", "--format", "text", metavar="FORMAT", help="How to print a record; see the fields above.")
+@click.option("--json", "as_json", is_flag=True, help="Print each record as a JSON object on one line.")
 @click.option(
     "--follow/--until-end",
     "follow",
     default=True,
     show_default=True,
-    help="Wait for records that come, until Ctrl-C, or end where the topic ends now.",
+    help="Wait for new records until Ctrl-C, or stop at the present end of the topic.",
 )
 @agent_options
 def consume(
@@ -75,20 +77,20 @@ def consume(
     follow: bool,
     bootstrap: str,
 ) -> None:
-    """Print records of TOPICs: on a terminal one readable line each, into a pipe their values.
+    """Print the records of TOPICs: a readable line for each on a terminal, only their values into a pipe.
 
-    Without --group it joins no group and commits nothing. With it, members share the partitions, and what was
-    printed is committed, about once a second and at the end: after a crash some records come twice. --offset (start,
-    end, +N, -N or @TIME) then is where a partition begins for which the group has committed nothing.
+    Without --group the command joins no group and commits nothing. With --group the members share the partitions, and
+    the command commits the printed records about once a second and at its end; after a crash some records come twice.
+    --offset (start, end, +N, -N or @TIME) then counts only for partitions without a committed offset.
 
     \b
     Fields of --format:
-      %t topic  %p partition  %o offset  %T timestamp in ms  %D as a date
-      %k key  %v value  %K %V their lengths (-1 is null)  %h headers (a=1,b=2)
+      %t topic  %p partition  %o offset  %T timestamp in ms  %D timestamp as a date
+      %k key  %v value  %K %V their lengths in bytes (-1: null)  %h headers (a=1,b=2)
       %k{hex} %v{base64} for bytes; \\n \\t \\xHH; %% is a percent sign
 
-    A range N:M is from N on and below M. A TIME is a date like 2026-01-31 or 2026-01-31T12:00:00Z, ms or s since
-    1970, now, or a time ago like -15m.
+    A range N:M begins at N and ends before M. A TIME is a date like 2026-01-31 or 2026-01-31T12:00:00Z, ms or s since
+    1970, now, or an age like -15m.
 
     \b
     Examples:
@@ -99,9 +101,9 @@ def consume(
       siltstone consume orders --group billing --json | ./bill
     """
     if as_json and text is not None:
-        raise click.UsageError("--json is a format: give it without --format")
+        raise click.UsageError("give either --json or --format, not both")
     if group is not None and partitions is not None:
-        raise click.UsageError("a group shares out the partitions itself: give --partitions without --group")
+        raise click.UsageError("give either --group or --partitions, not both: a group assigns the partitions itself")
     clock = SystemClock()
     with as_usage():
         span = parse_offsets(offsets, clock.wall_ms())
@@ -109,8 +111,8 @@ def consume(
         written = _writer(text, as_json=as_json, many=len(set(topics)) > 1)
     if group is not None and (span.until is not None or span.first.anchor is Anchor.OFFSET):
         raise click.UsageError(
-            f"a group goes on from what it has committed, not from {offsets}: `siltstone groups reset"
-            f" {shlex.quote(group)} --topic {topics[0]}` moves it"
+            f"--offset {offsets} cannot be combined with --group: a group continues from its committed offsets."
+            f" `siltstone groups reset {shlex.quote(group)} --topic {topics[0]}` moves them"
         )
     asked = _Asked(list(dict.fromkeys(topics)), wanted, span, follow)
     asyncio.run(_consume(bootstrap, given_agents(), asked, group, num, written))
@@ -146,7 +148,7 @@ async def _consume(
             if group is None:
                 batches = _alone(client, await client.run(find), asked, num)
             else:
-                await client.run(find)  # a topic that is not there is told before anything is joined
+                await client.run(find)  # report a missing topic before joining the group
                 batches = _in_group(client, bootstrap, group, asked, clock).read(num)
             await unless(stopping, _print(batches, written))
 

@@ -1,4 +1,4 @@
-"""`siltstone cost`: the bill of a load before there is a cluster. Touches nothing and asks nobody."""
+"""`siltstone cost`: estimate the bill of a load before there is a cluster. Uses no network and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BAR_WIDTH = 24
 
 
 class Number(click.FloatRange):
-    """A range of numbers without NaN, which is in every range."""
+    """A range of numbers that refuses NaN, which click would accept in every range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
         if number != number:
-            self.fail(f"{value!r} is no number", param, ctx)
+            self.fail(f"{value!r} is not a number", param, ctx)
         return number
 
 
@@ -32,36 +32,93 @@ LAUNCHES = ("fargate", "fargate-arm", "ec2")
 
 
 @click.command()
-@click.option("--mib-s", type=Number(0.001, 1e6), default=1.0, show_default=True, help="Written, as stored.")
-@click.option("--agents", type=click.IntRange(0, 100_000), default=0, help="Default: as many as the load takes.")
-@click.option("--compactors", type=click.IntRange(0, 10_000), default=0, help="Default: as many as the load takes.")
-@click.option("--zones", type=click.IntRange(1, 6), default=3, show_default=True)
-@click.option("--retention-days", type=Number(0.01, 3650), default=7.0, show_default=True)
 @click.option(
-    "--consumers", type=click.IntRange(0, 1000), default=1, show_default=True, help="Groups that read it all."
+    "--mib-s",
+    type=Number(0.001, 1e6),
+    default=1.0,
+    show_default=True,
+    help="MiB written a second, compressed as stored.",
 )
-@click.option("--replay-share", type=Number(0, 100), default=0.0, show_default=True, help="Of it read from history.")
-@click.option("--partitions", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
-@click.option("--linger-ms", type=Number(1, 60_000), default=250.0, show_default=True)
+@click.option(
+    "--agents", type=click.IntRange(0, 100_000), default=0, help="Number of agents. Default: as many as the load needs."
+)
+@click.option(
+    "--compactors",
+    type=click.IntRange(0, 10_000),
+    default=0,
+    help="Number of compactors. Default: as many as the load needs.",
+)
+@click.option("--zones", type=click.IntRange(1, 6), default=3, show_default=True, help="Number of availability zones.")
+@click.option(
+    "--retention-days",
+    type=Number(0.01, 3650),
+    default=7.0,
+    show_default=True,
+    help="Retention of the records, in days.",
+)
+@click.option(
+    "--consumers",
+    type=click.IntRange(0, 1000),
+    default=1,
+    show_default=True,
+    help="Number of consumer groups; each reads everything.",
+)
+@click.option(
+    "--replay-share",
+    type=Number(0, 100),
+    default=0.0,
+    show_default=True,
+    help="Reads of old records, as a share of the bytes written.",
+)
+@click.option(
+    "--partitions", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Number of partitions."
+)
+@click.option(
+    "--linger-ms", type=Number(1, 60_000), default=250.0, show_default=True, help="produce.linger.ms of the agents."
+)
 @click.option(
     "--early-per-second",
     type=Number(0, 1000),
     default=20.0,
     show_default=True,
-    help="Early seals of an agent.",
+    help="Files that each agent seals early, a second.",
 )
-@click.option("--storage-class", type=click.Choice(list(STORAGE_CLASSES)), default="standard", help="Of L2, by a rule.")
-@click.option("--class-day", type=Number(0, 3650), help="Age at which it is moved.  [default: the least]")
-@click.option("--noncurrent-days", type=Number(0, 3650), default=0.0, help="Versioned bucket: days kept.")
-@click.option("--compacted-gib", type=Number(0, 1e9), default=0.0, help="Latest values of compacted topics.")
-@click.option("--zone-unaware", is_flag=True, help="Clients that do not name their zone.")
-@click.option("--launch", type=click.Choice(LAUNCHES), default="fargate", show_default=True)
-@click.option("--spark", is_flag=True, help="Merges of 8 GiB and more on EMR Serverless.")
-@click.option("--agent-ms-per-mb", type=Number(0.1, 1000), default=3.3, show_default=True, help="CPU of a MB produced.")
 @click.option(
-    "--price", "changes", multiple=True, metavar="NAME=USD", help="Another price, as another region's; repeatable."
+    "--storage-class",
+    type=click.Choice(list(STORAGE_CLASSES)),
+    default="standard",
+    show_default=True,
+    help="Storage class of L2 files, set by a lifecycle rule.",
 )
-@click.option("--prices", "show_prices", is_flag=True, help="Print the prices, their units and sources, and end.")
+@click.option(
+    "--class-day",
+    type=Number(0, 3650),
+    help="Age in days at which files change the storage class. Default: the least that the class allows.",
+)
+@click.option(
+    "--noncurrent-days", type=Number(0, 3650), default=0.0, help="Days that a versioned bucket keeps deleted objects."
+)
+@click.option("--compacted-gib", type=Number(0, 1e9), default=0.0, help="GiB of the latest values of compacted topics.")
+@click.option("--zone-unaware", is_flag=True, help="The clients do not name their zone.")
+@click.option(
+    "--launch",
+    type=click.Choice(LAUNCHES),
+    default="fargate",
+    show_default=True,
+    help="Kind of machines for the programs.",
+)
+@click.option("--spark", is_flag=True, help="Run merges of 8 GiB and more on EMR Serverless.")
+@click.option(
+    "--agent-ms-per-mb",
+    type=Number(0.1, 1000),
+    default=3.3,
+    show_default=True,
+    help="CPU time of an agent for each MB produced, in ms.",
+)
+@click.option(
+    "--price", "changes", multiple=True, metavar="NAME=USD", help="Use another price, for another region. Repeatable."
+)
+@click.option("--prices", "show_prices", is_flag=True, help="Print the prices with units and sources, then exit.")
 @json_option
 def cost(
     *,
@@ -71,10 +128,10 @@ def cost(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Reckon what a load costs a month on AWS, by line, beside a Kafka with three replicas. Touches nothing.
+    """Estimate the monthly cost of a load on AWS, line by line, beside a Kafka with three replicas.
 
-    Prices are a table of this release, with dates and sources; nothing is fetched. The shape of the bill is worth more
-    than its sum: which line grows with what.
+    The prices are a table in this release, with dates and sources. The command fetches nothing and changes nothing.
+    Trust the shape of the bill, which shows the lines that grow with the load, more than its sum.
 
     \b
     Examples:
@@ -89,7 +146,7 @@ def cost(
         _print_prices(prices, as_json=as_json)
         return
     if options["class_day"] is not None and STORAGE_CLASSES[options["storage_class"]] is None:
-        raise click.UsageError("--class-day is the age at which records move to a --storage-class: name one")
+        raise click.UsageError("--class-day needs a --storage-class to move files to: standard-ia, glacier-ir or ...")
     load = Load(zone_aware=not zone_unaware, **options)
     reckoned, steps = cost_of(load, prices), linger_steps(load, prices)
     if as_json:
@@ -114,20 +171,20 @@ def cost_json(reckoned: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]:
 
 
 def bar(share: float, *, width: int = BAR_WIDTH) -> str:
-    """Full at 1, in eighths; what is more than nothing is seen."""
+    """A bar in eighths of a cell, full at 1. Any share above 0 shows at least one eighth."""
     eighths = max(round(min(1.0, share) * width * 8), 1 if share > 0 else 0)
     return "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
 
 
 def _price(text: str) -> tuple[str, float]:
     name, _, usd = text.partition("=")
-    remedy = "write NAME=USD, USD from 0 on: --price s3.put.1000=0.0054; `siltstone cost --prices` lists the names"
+    remedy = "write NAME=USD with USD 0 or more: --price s3.put.1000=0.0054; `siltstone cost --prices` lists the names"
     try:
         value = float(usd)
     except ValueError:
         raise WrongUsageError(f"--price {text!r} is not NAME=USD", remedy=remedy) from None
     if not 0 <= value < float("inf"):
-        raise WrongUsageError(f"--price {text!r} is no price", remedy=remedy)
+        raise WrongUsageError(f"--price {text!r} is not a price", remedy=remedy)
     return name, value
 
 
@@ -156,7 +213,7 @@ def _print(reckoned: Cost, steps: Sequence[LingerStep]) -> None:
     click.echo()
     if flow.agents < flow.agents_needed:
         console().print(
-            f"too few agents: {flow.agents}, and the load takes {flow.agents_needed}", style="bold red", markup=False
+            f"too few agents: {flow.agents}; the load needs {flow.agents_needed}", style="bold red", markup=False
         )
     if note := class_day_note(load):
         console().print(note, style="bold", markup=False)

@@ -1,4 +1,4 @@
-"""`siltstone demo`: see `siltstone/demo/run.py`."""
+"""`siltstone demo`. The demo itself is in `siltstone/demo/run.py`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from siltstone.terminal.output import console
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(min=1), help="Only the first so many flights.")
+@click.option("--rows", type=click.IntRange(min=1), help="Send only this many flights, the first ones.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Keep the stack's files here (a new or empty directory); by default they are removed.",
+    help="Keep the files of the stack in this new or empty directory. Default: remove them at the end.",
 )
 def demo(rows: int | None, data: Path | None) -> None:
     """Send 336,776 flights through an agent and compare what comes back.
 
-    Starts `siltstone dev` on a free port, writes every flight out of New York in 2013 with confluent-kafka (idempotent,
-    zstd), reads them back with aiokafka, compares record by record, and shows what lies in the store. Then the same
-    flights as a compacted topic, keyed by tail number: merged through L1 to L2, read back as the latest flight of each
-    aircraft, compared with a plain dict. Then again, keyed by route and merged on a local Spark, which also reads all
-    flights and adds them up. Stops everything; the last line begins with OK.
-    Needs extras, in Siltstone's clone: pip install -c constraints.txt '.[demo,spark]'; without `spark` that part is
-    left out.
+    Starts `siltstone dev` on a free port. Writes every flight out of New York in 2013 with confluent-kafka (idempotent,
+    zstd), reads them back with aiokafka, compares record by record, and shows the objects in the store.
+
+    Then writes the same flights to a compacted topic, keyed by tail number, merges them through L1 to L2, and compares
+    the latest flight of each aircraft with a plain dict. Then once more, keyed by route and merged on a local Spark,
+    which also reads all flights and adds them up.
+
+    At the end everything is stopped; the last line begins with OK. The demo needs extras. In Siltstone's clone:
+    pip install -c constraints.txt '.[demo,spark]'. Without `spark` the last part is left out.
 
     \b
     Examples:
@@ -38,7 +40,7 @@ def demo(rows: int | None, data: Path | None) -> None:
     """
     from siltstone.demo.run import run_demo
 
-    # SIGTERM, like Ctrl-C, must take the stack down with it.
+    # SIGTERM must stop the stack too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
     run_demo(rows=rows, data=data, console=console(), clock=SystemClock())
 

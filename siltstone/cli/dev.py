@@ -21,16 +21,18 @@ DEFAULT_DATA = Path("./siltstone-data")
     default=DEFAULT_DATA,
     show_default=True,
     metavar="DIR",
-    help="Where everything is kept between runs.",
+    help="Directory that keeps everything between runs.",
 )
-@click.option("--listen", metavar="HOST:PORT", help="Where the first agent takes clients. Default: 127.0.0.1:9092.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help="Address of the first agent; port 0: any free port. Default: 127.0.0.1:9092."
+)
 @click.option(
     "--agents",
     type=click.IntRange(1, 64),
     default=1,
     show_default=True,
     metavar="N",
-    help="How many, on PORT, PORT+1, ... (port 0: any free ones).",
+    help="Number of agents, on PORT, PORT+1, ...",
 )
 @click.option(
     "--compactors",
@@ -38,12 +40,16 @@ DEFAULT_DATA = Path("./siltstone-data")
     default=1,
     show_default=True,
     metavar="N",
-    help="How many; 0 = nothing is merged or deleted.",
+    help="Number of compactors; with 0 nothing is merged or deleted.",
 )
-@click.option("--zones", metavar="A,B,...", help="Availability zones, given to the agents in turn.")
-@click.option("--object-store", metavar="URL", help="Instead of DIR/objects: s3://..., file:///... or memory://.")
-@click.option("--metadata", metavar="URL", help="Instead of a Postgres of its own: postgresql://... or memory://.")
-@click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
+@click.option("--zones", metavar="A,B,...", help="Availability zones, assigned to the agents in turn.")
+@click.option(
+    "--object-store", metavar="URL", help="Object store instead of DIR/objects: s3://..., file:///... or memory://."
+)
+@click.option("--metadata", metavar="URL", help="Metadata instead of a Postgres in DIR: postgresql://... or memory://.")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+)
 @setting_options
 def dev(
     data: Path,
@@ -59,20 +65,21 @@ def dev(
 ) -> None:
     """Run a whole stack on this machine: Postgres, an object store in a directory, agents, a compactor.
 
-    Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect, then `metrics: URL[,URL...]` of the agents
-    and, when they are ready too, `compactor metrics: URL[,URL...]`. Ctrl-C (or SIGTERM) stops everything in order; a
-    second Ctrl-C does not wait for that. The schema of the metadata, given or its own, is brought up to date first.
-    What memory:// keeps ends with the process, so object store and metadata are both there or both not: where one is
-    given as memory://, the other is memory:// too, and the one agent's metrics are the compactor's as well.
+    Upgrades the schema of the metadata first. Prints `bootstrap: HOST:PORT[,HOST:PORT...]` once clients can connect,
+    then `metrics: URL[,URL...]` of the agents and later `compactor metrics: URL[,URL...]`. Ctrl-C (or SIGTERM) stops
+    everything in order; a second Ctrl-C stops at once.
+
+    memory:// keeps its data only until the process ends, so it applies to both: if the object store or the metadata is
+    memory://, the other one is too. The single agent then also serves the metrics of the compactor.
 
     \b
     Examples:
       siltstone dev
       siltstone dev --data /tmp/silt --listen 127.0.0.1:0 --agents 3
-      siltstone dev --agents 4 --zones a,b  # zone=a in a client.id: 1st and 3rd
+      siltstone dev --agents 4 --zones a,b  # clients with zone=a: 1st and 3rd
       siltstone dev --object-store \\
           's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
-      siltstone dev --object-store memory://  # metadata too; forgets all at end
+      siltstone dev --object-store memory://  # keeps nothing after its end
     """
     from siltstone.embedded.stack import run_stack
 
@@ -85,9 +92,9 @@ def dev(
     settings = read_settings(config, assignments, options)
     names = [zone.strip() for zone in zones.split(",")] if zones else []
     if not all(names):
-        raise click.BadParameter("a zone has no name", param_hint="--zones")
+        raise click.BadParameter("a zone has an empty name; write --zones a,b", param_hint="--zones")
     if len(names) > agents:
-        raise click.BadParameter(f"{len(names)} zones need --agents {len(names)} at least", param_hint="--zones")
+        raise click.BadParameter(f"{len(names)} zones need at least --agents {len(names)}", param_hint="--zones")
     asyncio.run(
         run_stack(
             settings,

@@ -1,4 +1,4 @@
-"""`siltstone doctor`: gather the facts, print the judgement of `siltstone/ops/doctor.py`."""
+"""`siltstone doctor`: gather facts and print the verdicts of `siltstone/ops/doctor.py`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ _STYLES: Mapping[Verdict, str] = {Verdict.OK: "green", Verdict.WARN: "yellow", V
 @system_options
 @json_option
 def doctor(given: SystemOptions, as_json: bool) -> None:
-    """Check that store, Postgres and clock are fit for use. Exit code 1 when something is not, or nothing is named.
+    """Check that store, Postgres and clock are fit for use.
 
-    Writes a few small objects below probe/ in the object store and deletes them; changes nothing in Postgres.
+    Exit code 1 if a check fails, or if neither a store nor a Postgres is named. Writes a few small objects below probe/
+    in the object store and deletes them. Changes nothing in Postgres.
 
     \b
     Examples:
@@ -70,17 +71,17 @@ def doctor(given: SystemOptions, as_json: bool) -> None:
         _print(checks)
     if not (given.data or given.metadata_url or given.object_store_url):
         raise BadInputError(
-            "neither Postgres nor an object store was looked at",
-            remedy="say where they are; for one alone, --metadata URL or --object-store URL is enough",
+            "no Postgres and no object store were named, so neither was checked",
+            remedy="give --data DIR, or --metadata URL and --object-store URL; one of the URLs is enough to check one",
         )
     sys.exit(1 if any(check.verdict is Verdict.FAIL for check in checks) else 0)
 
 
 def _not_looked_at(given: SystemOptions) -> str:
     urls = {"Postgres": given.metadata_url, "an object store": given.object_store_url}
-    missing = " nor at ".join(name for name, url in urls.items() if not url)
+    missing = " and ".join(name for name, url in urls.items() if not url)
     here = f"--data {DEFAULT_DATA}" if run_file_exists(DEFAULT_DATA) else "--data DIR of `siltstone dev`"
-    return f"not looked at {missing}: give {here}, or --metadata URL and --object-store URL, or their settings"
+    return f"not checked: {missing}; give {here}, or --metadata URL and --object-store URL, or their settings"
 
 
 async def _examine(urls: Urls) -> Sequence[Check]:
@@ -95,7 +96,7 @@ async def _examine(urls: Urls) -> Sequence[Check]:
 
 async def _postgres_checks(url: str) -> Sequence[Check]:
     if not url:
-        return [warning("postgres", "not looked at: nothing says where it is", "give --metadata URL or --data DIR")]
+        return [warning("postgres", "not checked: no option or setting names it", "give --metadata URL or --data DIR")]
     try:
         facts = await probe_postgres(url)
     except SiltstoneError as error:
@@ -105,22 +106,22 @@ async def _postgres_checks(url: str) -> Sequence[Check]:
 
 async def _store_checks(url: str) -> Sequence[Check]:
     if not url:
-        return [warning("store", "not looked at: nothing says where it is", "give --object-store URL or --data DIR")]
+        return [warning("store", "not checked: no option or setting names it", "give --object-store URL or --data DIR")]
     try:
         place = parse_store_url(url)
         async with opened_store(url) as store:
             checks = list(judge_store(await probe_conditional_create(store, SystemIds(), SystemClock())))
         if place.scheme == "s3":
-            from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores need not
+            from storage.s3.bucket import probe_bucket  # loads the S3 client, which other stores do not need
 
             checks.append(judge_bucket(await probe_bucket(place)))
     except SiltstoneError as error:
-        return [failure("store", error.message, error.remedy or "start it, or correct object.store.url")]
+        return [failure("store", error.message, error.remedy or "start the store, or correct object.store.url")]
     return checks
 
 
 async def _cluster_check(urls: Urls) -> Check:
-    """Whether the two belong together, without binding them."""
+    """Whether Postgres and the store belong to the same cluster. The check does not bind them to each other."""
     name = "cluster id"
     try:
         async with opened(urls) as system:

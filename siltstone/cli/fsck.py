@@ -1,5 +1,4 @@
-"""`siltstone fsck`: what is checked, and in what order, says `siltstone/ops/fsck.py`; --adopt:
-`siltstone/ops/adoption.py`."""
+"""`siltstone fsck`: the checks are in `siltstone/ops/fsck.py`, the rules of --adopt in `siltstone/ops/adoption.py`."""
 
 from __future__ import annotations
 
@@ -32,20 +31,21 @@ from siltstone.ops.fsck import Finding, check_system
 from siltstone.terminal.output import console, json_option, print_json, print_table
 
 VIOLATIONS_SHOWN = 20
-"""Of each invariant; --json prints all."""
+"""Violations that are printed for each invariant; --json prints all."""
 UNKNOWN_SHOWN = 5
+"""Keys without a row that are printed; --json prints all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Report:
     findings: Sequence[Finding]
     history: History
-    """Before anything was adopted."""
+    """The history before this command adopted anything."""
     unknown: Unknown | None
-    """None: the janitor is not halted, so nobody looked."""
+    """None if the janitor is not halted: the command did not look for such objects."""
     rebuilt: RebuiltState
     adopt: bool
-    """It was asked for."""
+    """Whether --adopt was given."""
     settings: Settings
 
     @property
@@ -58,22 +58,22 @@ class _Report:
 
     @property
     def is_adopted(self) -> bool:
-        """Now, by this command."""
+        """Whether this command adopts, or has adopted, the present Postgres."""
         return self.adopt and bool(self.history.halts) and not self.obstacles
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Read no object, only whether it is there with its length.")
+@click.option("--quick", is_flag=True, help="Check only that each object exists with its length; read no object.")
 @click.option("--adopt", is_flag=True, help="After a restore or failover of Postgres: let the janitor delete again.")
 @system_options
 @json_option
 def fsck(quick: bool, adopt: bool, given: SystemOptions, as_json: bool) -> None:
-    """Check the invariants on a live system. Exit code 0 when all hold, 1 when one is broken.
+    """Check the invariants of a live system. Exit code 0 if all hold, 1 if one is broken.
 
-    After any restore or failover of the metadata Postgres the janitor deletes nothing: metadata that went back makes
-    committed files look forgotten. --adopt checks the invariants and, when none but FILE-2 is broken, records that this
-    is the right Postgres now; exit code 0 when nothing stands against deleting any more, 1 when it was refused. What no
-    row names then goes at the age of orphan.age.ms.
+    After a restore or failover of the metadata Postgres the janitor deletes nothing, because older metadata makes
+    committed files look like orphans. --adopt checks the invariants. If none but FILE-2 is broken, it records that this
+    Postgres is the right one, and the janitor deletes again: exit code 0 then, 1 if --adopt was refused. From then on
+    objects that no row names are deleted at the age of orphan.age.ms.
 
     \b
     Examples:
@@ -97,8 +97,8 @@ def fsck(quick: bool, adopt: bool, given: SystemOptions, as_json: bool) -> None:
 
 async def _check(urls: Urls, settings: Settings, *, quick: bool, adopt: bool) -> _Report:
     async with opened(urls) as system:
-        await same_cluster(system)  # else every file would be called missing
-        # before the checks: what is adopted is the server that they looked at
+        await same_cluster(system)  # otherwise every file would be reported as missing
+        # Read the history before the checks, so that --adopt adopts the server that the checks looked at.
         history = await system.metadata.history()
         findings = await _findings(system, settings, quick=quick)
         unknown = await unknown_objects(system.metadata, system.store) if history.halts else None
@@ -144,21 +144,21 @@ def _print(findings: Sequence[Finding]) -> None:
 
 
 def _janitor_lines(report: _Report) -> Iterator[str]:
-    """Whether the janitor may delete, what was done about it, and what it will delete that no row names."""
+    """Lines about the janitor: whether it may delete, what --adopt did, and which objects it will delete."""
     halts = report.history.halts
     if not halts:
         if report.adopt:
             yield "nothing to adopt: the janitor is not halted"
         return
     if report.is_adopted:
-        yield f"adopted: {adopted_changes(report.history)}; the janitor goes on with its next round"
+        yield f"adopted: {adopted_changes(report.history)}; the janitor deletes again from its next round on"
     elif report.adopt:
         yield (
-            f"not adopted: {', '.join(report.obstacles)} must hold first, for what no row names may be the last copy of"
-            " what is missing; the janitor stays halted"
+            f"not adopted: {', '.join(report.obstacles)} must hold first, because an object that no row names may be"
+            " the last copy of missing records; the janitor stays halted"
         )
     else:
-        yield f"the janitor is halted, nothing is deleted: {halts}; --adopt lets it go on"
+        yield f"the janitor is halted and deletes nothing: {halts}; --adopt lets it delete again"
     if report.unknown is not None:
         yield from _unknown_lines(report.unknown, report.rebuilt, report.settings)
 
@@ -166,7 +166,7 @@ def _janitor_lines(report: _Report) -> Iterator[str]:
 def _unknown_lines(unknown: Unknown, rebuilt: RebuiltState, settings: Settings) -> Iterator[str]:
     count, age = len(unknown.objects), age_text(settings.orphan_age_ms)
     if not count:
-        yield "no row is missing: every object is named by one"
+        yield "no row is missing: a row names every object"
         return
     first, last = (_time_text(unknown.objects[at].last_modified_ms) for at in (0, -1))
     are, them = ("is", "it") if count == 1 else ("are", "them")
@@ -177,7 +177,10 @@ def _unknown_lines(unknown: Unknown, rebuilt: RebuiltState, settings: Settings) 
     yield from _origin_lines(unknown, rebuilt)
     allowed = orphans_allowed(unknown.listed, setting=settings.orphan_refuse_files)
     if count > allowed:
-        yield f"More than {allowed:,} at once it refuses to delete; orphan.refuse.files says how many it may."
+        yield (
+            f"The janitor refuses to delete more than {allowed:,} such objects at once; orphan.refuse.files sets the"
+            " limit."
+        )
     for stat in unknown.objects[:UNKNOWN_SHOWN]:
         yield f"  {stat.key}"
     if count > UNKNOWN_SHOWN:
@@ -185,31 +188,31 @@ def _unknown_lines(unknown: Unknown, rebuilt: RebuiltState, settings: Settings) 
 
 
 def _origin_lines(unknown: Unknown, rebuilt: RebuiltState) -> Iterator[str]:
-    """Where they may come from, and what can still be done."""
+    """Lines that say where the objects may come from and what can still be done."""
     if rebuilt is RebuiltState.NEVER:
         yield (
-            "They may be what was committed after the state that was restored: `siltstone rebuild` brings back into an"
-            " empty Postgres what the bucket tells of them (docs/operations/rebuild.md)."
+            "They may hold records that were committed after the restored state. `siltstone rebuild` can restore their"
+            " metadata from the bucket into an empty Postgres (docs/operations/rebuild.md)."
         )
         return
     l0 = unknown.l0_objects
     if not l0:
-        yield "This database was rebuilt: they are files of merges that it does not need."
+        yield "This database was rebuilt; these are files of merges that it does not need."
         return
     yield (
         f"This database was rebuilt, and {plural(l0, 'L0 file')} among them may hold records that were acknowledged"
-        " after the last increment of the catalogue: their offsets were in the lost Postgres alone."
+        " after the last increment of the catalogue. Only the lost Postgres knew their offsets."
     )
     if rebuilt is RebuiltState.UNUSED:
         yield (
-            "`siltstone rebuild --append-newer-l0` appends these records at new offsets, as long as no agent and no"
-            " compactor has been started on this database; files that were never committed it leaves out."
+            "`siltstone rebuild --append-newer-l0` appends these records at new offsets and leaves out files that were"
+            " never committed. It works only until an agent or a compactor is started on this database."
         )
     else:
         yield (
-            "Agents or compactors have used this database since, so `siltstone rebuild --append-newer-l0` refuses it:"
-            " these records do not come back into it. `siltstone file inspect KEY --batches` shows what each file has;"
-            " copy away what you want to keep before you adopt."
+            "Agents or compactors have used this database since, so `siltstone rebuild --append-newer-l0` refuses it,"
+            " and these records cannot be restored into it. `siltstone file inspect KEY --batches` shows what a file"
+            " contains; copy the files that you want to keep before you adopt."
         )
 
 

@@ -1,4 +1,4 @@
-"""`siltstone migrate`: see `metadata/migrations/migrate.py`."""
+"""`siltstone migrate`. The migration itself is in `metadata/migrations/migrate.py`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from siltstone.cli.options.system_options import POSTGRES_NAMES, ways_to_name
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Of the `siltstone dev` there, running or not.",
+    help="The Postgres of `siltstone dev` in this directory, running or not.",
 )
-@click.option("--metadata", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
 @click.option(
-    "--reader", metavar="ROLE", help="A role of Postgres that may read where records lie, and pin them; nothing else."
+    "--metadata", metavar="URL", help="Postgres of the metadata: postgresql://USER@HOST:PORT/DB (metadata.url)."
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and which running programs may stay.")
+@click.option(
+    "--reader", metavar="ROLE", help="Also allow this role of Postgres to read and pin the places of records."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the steps and which running programs must stop; change nothing."
+)
 def migrate(
     config: Path | None,
     assignments: tuple[str, ...],
@@ -36,19 +40,20 @@ def migrate(
     reader: str | None,
     dry_run: bool,
 ) -> None:
-    """Bring the metadata schema of a Postgres up to date.
+    """Create or upgrade the metadata schema in Postgres.
 
-    Agents never do this by themselves. Doing it twice changes nothing. Prints the revision of the schema, and whether
-    it was created, brought up or there already.
+    Agents never do this themselves. It is safe to run the command again. It prints the revision of the schema and
+    whether the schema was created, upgraded or already up to date.
 
-    Migrations only add, and each says which programs may go on after it: so migrate first, then replace agents and
-    compactors one by one. Refused, with nothing changed, while programs are at work that the new schema does not take.
-    --dry-run says so beforehand, and which rights the role lacks; it ends with exit code 1 where it would be refused.
+    Migrations only add to the schema, and each names the oldest programs that may keep running after it: so migrate
+    first, then replace agents and compactors one by one. While programs run that the new schema does not accept, the
+    migration is refused and nothing is changed. --dry-run names these programs, and the rights that the role lacks; its
+    exit code is 1 if the migration would be refused.
 
-    --reader grants a role that exists what `siltstone.read_topic` and Spark need of the metadata; the objects are read
-    with rights of the object store. Give it again after every upgrade.
+    --reader grants an existing role the rights on the metadata that `siltstone.read_topic` and Spark need. Reading
+    objects needs rights on the object store. Repeat --reader after every upgrade.
 
-    `siltstone dev` migrates its own Postgres when it starts. --data is for looking beforehand, and for --reader.
+    `siltstone dev` migrates its own Postgres when it starts. Use --data for --dry-run and --reader.
 
     \b
     Examples:
@@ -59,7 +64,7 @@ def migrate(
     """
     if data is not None:
         if metadata:
-            raise click.UsageError("--data says where everything lies: give it, or give --metadata")
+            raise click.UsageError("--data already names the Postgres: give either --data or --metadata, not both")
         from siltstone.embedded.attach import attach
 
         with attach(data) as attached:
@@ -67,7 +72,7 @@ def migrate(
         return
     url = read_settings(config, assignments, {"metadata.url": metadata}).metadata_url
     if not url or is_memory(url):
-        raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES))
+        raise BadInputError("no Postgres is named; nothing was changed", remedy=ways_to_name(*POSTGRES_NAMES))
     _act(url, reader=reader, dry_run=dry_run)
 
 
@@ -82,12 +87,15 @@ def _act(url: str, *, reader: str | None, dry_run: bool) -> None:
         left = asyncio.run(grant_reader(url, reader))
         click.echo(f"reader: {reader} may read and pin")
         if left:
-            click.echo(f"this role may not set time-outs of {reader}; let one run that may:", err=True)
+            click.echo(
+                f"the role of metadata.url may not set the time-outs of {reader}; run this as a role that may:",
+                err=True,
+            )
             click.echo(";\n".join(left) + ";", err=True)
 
 
 def _say_plan(url: str) -> None:
-    """What a migration would do, and to whom."""
+    """Print the steps of a migration and the running programs that it concerns."""
     from metadata.migrations.migrate import plan_migration
     from metadata.migrations.schema_versions import revision_of
 
@@ -96,10 +104,10 @@ def _say_plan(url: str) -> None:
     click.echo(f"schema: {present.revision or 'none'}")
     click.echo(f"target: {target}")
     for step in plan.steps:
-        click.echo(f"  {step.revision}  {step.about} (takes programs from {revision_of(step.oldest_program)} on)")
+        click.echo(f"  {step.revision}  {step.about} (accepts programs of {revision_of(step.oldest_program)} or newer)")
     if present.is_newer_than(target):
-        takes = "takes this release, too" if present.takes(target) else "does not take this release"
-        click.echo(f"nothing to do: a newer release has migrated it, which {takes}")
+        takes = "accepts this release too" if present.takes(target) else "does not accept this release"
+        click.echo(f"nothing to do: a newer release has migrated the schema, and the schema {takes}")
         sys.exit(0 if present.takes(target) else 1)
     if not plan.steps:
         click.echo("nothing to do")
@@ -113,14 +121,14 @@ def _say_plan(url: str) -> None:
 
 
 async def _migrate(url: str) -> str:
-    """The revision there is now, and what was done."""
-    from metadata.migrations.migrate import migrate_async, schema_revision  # loads SQLAlchemy, which `--help` need not
+    """Migrate. Returns the revision that the schema has now, and what was done."""
+    from metadata.migrations.migrate import migrate_async, schema_revision  # loads SQLAlchemy; `--help` must not
     from metadata.postgres.tables import SCHEMA_REVISION
 
     before = await schema_revision(url)
     now = await migrate_async(url)
     if now != SCHEMA_REVISION:
-        return f"{now} (nothing to do: newer than this release's {SCHEMA_REVISION}, and takes it)"
+        return f"{now} (nothing to do: newer than {SCHEMA_REVISION} of this release, and accepts this release)"
     if before == now:
         return f"{now} (nothing to do)"
-    return f"{now} ({'created' if before is None else f'brought up from {before}'})"
+    return f"{now} ({'created' if before is None else f'upgraded from {before}'})"

@@ -1,8 +1,7 @@
-"""What to do about a Postgres that does not answer, or refuses, by what its driver said: the error says what, this says
-what now.
+"""Remedies for a Postgres that does not answer or that refuses. The error says what happened; the remedy what to do.
 
-Decided by the cause of a `MetadataUnavailableError` or `RightsMissingError`: first the SQLSTATE (Postgres answered, and
-refused), then the kind of OSError (it did not).
+The cause of the `MetadataUnavailableError` or `RightsMissingError` decides: a SQLSTATE means that Postgres answered and
+refused, an OSError that it did not answer.
 """
 
 from __future__ import annotations
@@ -12,31 +11,32 @@ from collections.abc import Mapping
 
 from metadata.contract.service import MetadataUnavailableError, RightsMissingError
 
-# Appendix A of Postgres's manual
+# The codes are from appendix A of the manual of Postgres.
 _BY_SQLSTATE: Mapping[str, str] = {
-    "28000": "correct the user in metadata.url, or let it in by pg_hba.conf",
-    "28P01": "correct the user or the password: in metadata.url, PGPASSWORD or the file that PGPASSFILE names",
+    "28000": "correct the user in metadata.url, or allow that user in pg_hba.conf",
+    "28P01": "correct the user or the password: in metadata.url, in PGPASSWORD, or in the file that PGPASSFILE names",
     "3D000": "create the database (`createdb NAME`), or correct its name in metadata.url",
-    "42501": "GRANT the role in metadata.url what it lacks; `siltstone doctor` lists the tables",
-    "53300": "raise max_connections, or stop other clients of that Postgres",
-    "57P03": "it is starting or stopping: try again in a moment",
+    "42501": "GRANT the missing rights to the role in metadata.url; `siltstone doctor` lists the tables",
+    "53300": "raise max_connections of that Postgres, or stop other clients of it",
+    "57P03": "Postgres is starting or stopping: try again in a moment",
 }
-_ELSE = "check that Postgres runs there, and host and port in metadata.url"
+_ELSE = "check that Postgres runs, and that host and port in metadata.url are right"
 
 
 def remedy_of(error: Exception) -> str:
-    """Empty for errors about other things, and for those that have a remedy of their own."""
+    """The remedy for an error about Postgres; empty for other errors, and for an error that carries its own remedy."""
     if not isinstance(error, MetadataUnavailableError | RightsMissingError) or error.remedy:
         return ""
+    # SQLAlchemy keeps the error of the driver, which has the SQLSTATE, in `orig`.
     cause = error.__cause__
     cause = getattr(cause, "orig", cause)
     sqlstate = getattr(cause, "sqlstate", None)
     if isinstance(sqlstate, str):
-        return _BY_SQLSTATE.get(sqlstate, "see the log of that Postgres")
+        return _BY_SQLSTATE.get(sqlstate, "look into the log of that Postgres")
     if isinstance(cause, socket.gaierror):
         return "correct the host name in metadata.url"
     if isinstance(cause, ConnectionRefusedError):
-        return "start Postgres there, or correct host and port in metadata.url"
+        return "start that Postgres, or correct host and port in metadata.url"
     if isinstance(cause, TimeoutError):
         return "check that the host in metadata.url can be reached from here, and that no firewall drops packets"
     return _ELSE

@@ -1,4 +1,4 @@
-"""`siltstone produce`: lines of stdin or of a file as records of a topic."""
+"""`siltstone produce`: write the lines of stdin or of a file to a topic, as records."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ from wire.codecs import Codec
 from wire.records import Headers
 
 READ_BYTES = 1 << 18
+"""Bytes of one read from the input."""
 CHUNKS_WAITING_MAX = 64
+"""Reads that may wait for the writer; they bound the memory of a fast input."""
 WRITE_BYTES_MAX = 16 << 20
+"""Bytes of records that one write gathers at most, for all partitions."""
 ERRORS_SHOWN = 20
 PARTITIONS_SHOWN = 8
 INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What became of the records so far."""
+    """The numbers of written and failed records so far."""
 
     topic: str
     verbose: bool
@@ -58,7 +61,7 @@ class Tally:
     written_bytes: int = 0
     failed: int = 0
     ranges: dict[int, tuple[int, int, int]] = field(default_factory=dict[int, tuple[int, int, int]])
-    """Partition -> first and last offset, how many records."""
+    """By partition: first offset, last offset, number of records. An unknown offset is -1."""
 
     def stored(self, stored: Stored) -> None:
         count = len(stored.records)
@@ -80,7 +83,7 @@ class Tally:
         self.fail(which, len(refused.records), refused.why, refused.remedy)
 
     def unread(self, unread: UnreadRecord) -> None:
-        self.fail(f"record {unread.number}", 1, unread.why, "--format says how records are written")
+        self.fail(f"record {unread.number}", 1, unread.why, "check --format, which describes the input")
 
     def fail(self, which: str, count: int, why: str, remedy: str) -> None:
         if self.failed < ERRORS_SHOWN:
@@ -108,37 +111,40 @@ def _read_headers(_ctx: click.Context, _param: click.Parameter, values: Sequence
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Read this instead of stdin.",
+    help="Read this file instead of stdin.",
 )
 @click.option(
     *("-f", "--format", "text"),
     metavar="FORMAT",
-    help=f"How records are written; if not given, '{VALUE_LINES}': lines.",
+    help=f"Format of the input; the default '{VALUE_LINES}' makes each line a value.",
 )
-@click.option("-k", "--key", callback=_read_key, help="The key of all records.")
+@click.option("-k", "--key", callback=_read_key, help="Key of all records.")
 @click.option(
     *("-H", "--header", "headers"),
     multiple=True,
     callback=_read_headers,
     metavar="NAME=VALUE",
-    help="A header of all records; may be repeated.",
+    help="Header of all records. Repeatable.",
 )
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition, whatever the key.")
-@click.option("-Z", "--tombstone", is_flag=True, help="Empty values are null; alone with --key: one such record.")
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Write to this partition, whatever the keys.")
+@click.option(
+    "-Z", "--tombstone", is_flag=True, help="Write empty values as null; with only --key: write one tombstone."
+)
 @click.option(
     *("-z", "--compression"),
     type=click.Choice([codec.name.lower() for codec in Codec]),
     default="none",
     show_default=True,
+    help="Compression of the batches.",
 )
 @click.option(
     "--acks",
     type=click.Choice(["all", "1", "0"]),
     default="all",
     show_default=True,
-    help="all: each is stored once, whatever happens; 1: nothing is repeated; 0: do not wait for answers.",
+    help="all: retry, and store each record exactly once. 1: do not retry. 0: do not wait for answers.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Print where each record went.")
+@click.option("-v", "--verbose", is_flag=True, help="Print partition and offset of each record.")
 @agent_options
 @json_option
 def produce(
@@ -155,17 +161,17 @@ def produce(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Write records to TOPIC: the lines of stdin or of --file.
+    """Write records to TOPIC, from the lines of stdin or of --file.
 
     \b
     Fields of --format:
       %k key  %v value  %h headers (a=1,b=2)  %p partition  %T timestamp in ms
       %k{hex} %v{base64} for bytes; \\n \\t \\xHH; %% is a percent sign
 
-    The text behind the last field ends a record; a newline if there is none.
+    The text after the last field ends a record; without such text a newline does.
 
-    A key chooses its partition as in Java's clients. Records without one fill one partition after the other.
-    Exit code 1 when a record was not written; the others were.
+    A key decides the partition, as in Java's clients. Records without a key fill one partition after the other. Exit
+    code 1 if a record was refused; the error names it, and all others were written.
 
     \b
     Examples:
@@ -178,7 +184,7 @@ def produce(
         reader = RecordReader(parse_format(VALUE_LINES if text is None else text), key=key, empty_is_null=tombstone)
     only_one = tombstone and key is not None and text is None and path is None
     if not only_one and path is None and sys.stdin.isatty():
-        click.echo("each line is a record; Ctrl-D ends", err=True)
+        click.echo("each line is a record; Ctrl-D ends the input", err=True)
     options = ProduceOptions(
         acks=-1 if acks == "all" else int(acks), codec=Codec[compression.upper()], partition=partition, headers=headers
     )
@@ -199,7 +205,7 @@ def produce(
 
 @dataclass(frozen=True)
 class RecordInput:
-    """Where records come from: `stream` cut up by `reader`, or `given`."""
+    """The records to write: `stream`, split by `reader`, or the records in `given`."""
 
     stream: BinaryIO | None
     reader: RecordReader | None
@@ -220,7 +226,8 @@ def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Ge
 async def _produce(
     bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
 ) -> bool:
-    """True when a signal ended it. What was read until then is written all the same, unless the signal comes again."""
+    """Write all records. True when a signal ended the input: records read until then are written all the same, unless
+    the signal comes a second time."""
     clock = SystemClock()
     stopping = asyncio.Event()
     async with RetryingClient(bootstrap, clock, told=lambda line: click.echo(line, err=True)) as client:
@@ -254,7 +261,7 @@ async def _produce(
 async def _gathered(
     stream: BinaryIO, reader: RecordReader, tally: Tally, stopping: asyncio.Event, partitions: int
 ) -> AsyncGenerator[Sequence[InputRecord]]:
-    """What has come in since the last time, up to a batch for each partition; ends with the input or a signal."""
+    """The records that have arrived since the last time, at most a batch for each partition; ends with the input."""
     bytes_max = min(partitions * BATCH_BYTES, WRITE_BYTES_MAX)
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(CHUNKS_WAITING_MAX)
     _read_in_thread(stream, chunks, asyncio.get_running_loop())
@@ -268,7 +275,7 @@ async def _gathered(
                 raise chunk
             ended = not chunk
             if chunk is None:
-                break  # a signal: what has not ended is no record
+                break  # a signal: the rest of an unfinished record is dropped
             for each in reader.feed(chunk) if chunk else reader.finish():
                 if isinstance(each, UnreadRecord):
                     tally.unread(each)
@@ -283,22 +290,22 @@ async def _gathered(
 
 
 def _read_in_thread(stream: BinaryIO, chunks: asyncio.Queue[bytes | OSError], loop: asyncio.AbstractEventLoop) -> None:
-    """Put what comes into the queue, b"" at the end.
+    """Put everything that is read from `stream` into the queue, and b"" at its end.
 
-    In a thread that the end of the process does not wait for, since a read may never end; and past the stream's buffer,
-    whose lock an interpreter that ends would find taken.
+    The thread is a daemon, because a read may never return and the process must still be able to end. It reads past the
+    buffer of the stream, because the interpreter, when it ends, would find the lock of that buffer taken.
     """
     read = cast("Callable[[int], bytes | None]", getattr(stream, "raw", stream).read)
 
     def run() -> None:
         with contextlib.suppress(
             RuntimeError, concurrent.futures.CancelledError
-        ):  # the loop has ended: nobody reads on
+        ):  # the event loop has ended: nothing takes from the queue any more
             chunk: bytes | OSError = b"."
             while chunk and not isinstance(chunk, OSError):
                 try:
                     while (read_now := read(READ_BYTES)) is None:
-                        select.select([stream], [], [])  # somebody made it non-blocking
+                        select.select([stream], [], [])  # another process made the pipe non-blocking
                     chunk = read_now
                 except OSError as error:
                     chunk = error
@@ -309,7 +316,7 @@ def _read_in_thread(stream: BinaryIO, chunks: asyncio.Queue[bytes | OSError], lo
 
 @contextlib.contextmanager
 def _progress(tally: Tally, clock: Clock) -> Generator[Callable[[], None]]:
-    """A line on a terminal that says how far it is, where the records themselves do not scroll there."""
+    """Show the progress in one line of a terminal, unless the records themselves are shown or typed there."""
     if not sys.stderr.isatty() or sys.stdin.isatty() or tally.verbose:
         yield lambda: None
         return
@@ -334,7 +341,7 @@ def _print(tally: Tally, *, as_json: bool) -> None:
         print_json({"topic": tally.topic, "written": tally.written, "failed": tally.failed, "partitions": partitions})
         return
     if tally.failed > ERRORS_SHOWN:
-        click.echo(f"and {tally.failed - ERRORS_SHOWN:,} more that failed", err=True)
+        click.echo(f"and {tally.failed - ERRORS_SHOWN:,} more records failed", err=True)
     where = [
         f"{partition}@{first}" + (f"..{last}" if last > first else "") if first >= 0 else f"{partition}"
         for partition, (first, last, _) in ranges

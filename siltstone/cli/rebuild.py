@@ -1,5 +1,4 @@
-"""`siltstone rebuild`: how it decides says `siltstone/ops/rebuild/plan.py`, what it writes
-`siltstone/ops/rebuild/run.py`."""
+"""`siltstone rebuild`: `siltstone/ops/rebuild/plan.py` decides, `siltstone/ops/rebuild/run.py` writes."""
 
 from __future__ import annotations
 
@@ -20,28 +19,35 @@ from siltstone.ops.rebuild.run import Rebuild, Rebuilt
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 WITH_LOSSES = 3
+"""Exit code of a rebuild that is done but could not restore everything."""
 SHOWN_MAX = 20
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Say what would come back and what not; write nothing.")
-@click.option("--force", is_flag=True, help="Although the bucket was written to a moment ago: the old cluster is gone.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be restored and what not; write nothing.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Rebuild although the bucket was written to a moment ago. Only if the old cluster is gone for sure.",
+)
 @click.option(
     "--append-newer-l0",
     is_flag=True,
-    help="Append records whose offsets nobody knows, at new offsets, behind all others.",
+    help="Also append records whose offsets are lost; they get new offsets, after all others.",
 )
 @url_options
 @json_option
 def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, given: SystemOptions, as_json: bool) -> None:
-    """Bring the metadata back from the bucket into an empty Postgres.
+    """Restore the metadata from the bucket into an empty Postgres.
 
-    For when Postgres is lost with its backups. It takes the newest catalogue snapshot that the compactors wrote to the
-    bucket, what they added since, and the footers of newer files. Refused on a database that is not empty, and while
-    the old cluster may be alive. Afterwards run `siltstone fsck`; the janitor deletes nothing before `fsck --adopt`.
+    For a Postgres that is lost together with its backups. The command reads the newest catalogue snapshot that the
+    compactors wrote to the bucket, its increments, and the footers of newer files. It refuses a database that is not
+    empty, and a bucket that the old cluster may still be writing to. Afterwards run `siltstone fsck`; the janitor
+    deletes nothing before `siltstone fsck --adopt`.
 
-    Exit code 0 when all records that were acknowledged came back, 3 when something did not: a table says what. What
-    groups committed since the snapshot is not known either way. Killed half-way, it may be run again as it was.
+    Exit code 0 if all acknowledged records were restored; 3 if the rebuild is done but something is lost, which a table
+    lists; 1 if nothing was done. Offsets that groups committed after the snapshot are lost in any case. If the command
+    is killed, run it again with the same options.
 
     \b
     Examples:
@@ -50,7 +56,9 @@ def rebuild(dry_run: bool, force: bool, append_newer_l0: bool, given: SystemOpti
       siltstone rebuild --config agent.toml --json
     """
     if not given.metadata_url or is_memory(given.metadata_url):
-        raise BadInputError("no Postgres is named", remedy=ways_to_name(*POSTGRES_NAMES, data=False))
+        raise BadInputError(
+            "no Postgres is named; nothing was changed", remedy=ways_to_name(*POSTGRES_NAMES, data=False)
+        )
     rebuilt = asyncio.run(_rebuild(given, dry_run=dry_run, force=force, append_newer_l0=append_newer_l0))
     if as_json:
         print_json(_as_json(rebuilt))
@@ -88,23 +96,23 @@ def _counts(rebuilt: Rebuilt) -> dict[str, int | None]:
 
 def _print(rebuilt: Rebuilt) -> None:
     for line in rebuilt.found.passed_over:
-        click.echo(f"passed over: {line}")
+        click.echo(f"skipped: {line}")
     counts = {
-        name.replace("_", " "): "not counted: that takes reading records" if count is None else f"{count:,}"
+        name.replace("_", " "): "not counted: counting must read records" if count is None else f"{count:,}"
         for name, count in _counts(rebuilt).items()
     }
-    what = "would come back" if rebuilt.is_dry else "rebuilt"
+    what = "would be rebuilt" if rebuilt.is_dry else "rebuilt"
     if rebuilt.was_rebuilt:
         what = "rebuilt by an earlier run"
     print_pairs(counts, title=f"cluster {rebuilt.plan.cluster_id}: {what}")
     if rebuilt.appended:
-        click.echo("appended at NEW OFFSETS; who knows records by their old ones must be told:")
+        click.echo("appended at NEW OFFSETS; tell everyone who stored the old offsets of these records:")
         columns = ["topic", "partition", "records", "first offset", "last offset"]
         cells = [[each.topic, *(f"{number:,}" for number in each[1:])] for each in rebuilt.appended]
         print_table(columns, cells, right=columns[1:])
     losses = rebuilt.losses
     if losses:
-        click.echo("does not come back:")
+        click.echo("not restored:")
         columns = ["what", "topic", "partition", "records", "detail"]
         cells = [[what, topic, f"{part:,}", f"{records:,}", detail] for what, topic, part, records, detail in losses]
         print_table(columns, cells, right=["partition", "records"])
@@ -122,26 +130,26 @@ def _other_lines(rebuilt: Rebuilt) -> Iterator[str]:
             yield f"{title}: {len(names):,}"
             yield from (f"  {name}" for name in names[:SHOWN_MAX])
     if rebuilt.refused_batches:
-        yield f"{plural(rebuilt.refused_batches, 'batch')} refused while appending: their producers had gone on"
+        yield (
+            f"{plural(rebuilt.refused_batches, 'batch')} refused while appending, because their producers have written"
+            " later batches"
+        )
     if rebuilt.plan.uncommitted_l0:
         number = plural(len(rebuilt.plan.uncommitted_l0), "L0 file")
-        yield f"left out: {number} that were never committed: nobody was told that they are stored (see --json)"
+        yield f"left out: {number} that were never committed; no producer got an acknowledgement for them (see --json)"
     if rebuilt.plan.newer_l0 and rebuilt.would_append:
         number = plural(len(rebuilt.plan.newer_l0), "newer L0 file")
-        yield f"{number} would be appended at NEW OFFSETS; who knows the records by their old ones must be told"
+        yield f"{number} would be appended at NEW OFFSETS; tell everyone who stored the old offsets of these records"
     elif rebuilt.plan.newer_l0 and not rebuilt.appended:
-        yield "newer L0 files stay in the bucket; --append-newer-l0 brings their records back at new offsets"
+        yield "newer L0 files stay in the bucket; --append-newer-l0 restores their records at new offsets"
+    yield (f"not known: changes and deletions after {_time(rebuilt.plan.known_ms)}; repeat the deletions of that time.")
     yield (
-        f"not known: what was changed or deleted after {_time(rebuilt.plan.known_ms)}; delete again what was deleted"
-        " since."
-    )
-    yield (
-        f"not known: what groups committed after {_time(rebuilt.found.catalogued.instant.taken_ms)}. Their consumers"
-        " read records since then again; a group that committed nothing before begins where auto.offset.reset says:"
-        " set its offsets before (`siltstone groups reset`)."
+        f"not known: offsets that groups committed after {_time(rebuilt.found.catalogued.instant.taken_ms)}. Their"
+        " consumers will read the records since then again. A group whose first commit came later starts at its"
+        " auto.offset.reset; to prevent that, set its offsets first (`siltstone groups reset`)."
     )
     if not rebuilt.is_dry:
-        yield "next: `siltstone fsck`, start compactors and agents, then `siltstone fsck --adopt`."
+        yield "next: run `siltstone fsck`, start compactors and agents, then run `siltstone fsck --adopt`."
 
 
 def _time(at_ms: int) -> str:

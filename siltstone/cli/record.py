@@ -1,4 +1,4 @@
-"""`siltstone record diagnose`: one record, from the metadata down to its bytes."""
+"""`siltstone record diagnose`: trace one record from the metadata down to its bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from siltstone.terminal.output import json_option, print_json, print_pairs, prin
 
 @click.group()
 def record() -> None:
-    """Say where one record lies, or why it is not there.
+    """Show where one record is stored, or why it is not there.
 
     \b
     Example:
@@ -30,11 +30,11 @@ def record() -> None:
 @system_options
 @json_option
 def diagnose_command(topic: str, partition: int, offset: int, given: SystemOptions, as_json: bool) -> None:
-    """Look up the record at OFFSET of a PARTITION of TOPIC: its level, file, batch, CRC, and the files it went through.
+    """Show where the record at OFFSET in PARTITION of TOPIC is stored: level, file, batch, CRC and earlier files.
 
-    A record that is not there is explained: not written yet, below the log start, compacted away (and by which newer
-    record, while a file that held it is still there). Reads the metadata and the object store, asks no agent.
-    Exit code 1 when the record should be there and cannot be read.
+    If the record is not there, the answer is why: not written yet, below the log start, or compacted away (and by which
+    newer record, as long as a file that held it still exists). Reads the metadata and the object store; needs no agent.
+    Exit code 1 if the record should be there but cannot be read.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`siltstone spark`: see `spark_jobs/doctor.py` and `spark_jobs/archive.py`."""
+"""`siltstone spark`. The work is in `spark_jobs/doctor.py` and `spark_jobs/archive.py`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def spark() -> None:
-    """Prepare Spark for large merges: look whether it runs, pack what a cluster needs.
+    """Prepare Spark for large merges: check it, pack Siltstone for a cluster.
 
-    Which merges go to Spark, and to which, is said by settings (docs/spark.md).
+    Settings decide which merges run on Spark, and on which one (docs/spark.md).
 
     \b
     Examples:
@@ -34,14 +34,14 @@ def spark() -> None:
 
 @spark.command()
 @setting_options
-@click.option("--no-run", is_flag=True, help="Look only: start no Spark.")
-@click.option("--java-home", is_flag=True, help="Print the JAVA_HOME of the Java that was found, and nothing else.")
+@click.option("--no-run", is_flag=True, help="Do not start Spark; check only its parts.")
+@click.option("--java-home", is_flag=True, help="Only print the JAVA_HOME of the Java that was found.")
 @json_option
 def doctor(config: Path | None, assignments: tuple[str, ...], no_run: bool, java_home: bool, as_json: bool) -> None:
-    """Check that Spark runs here and that the submitter in the settings can be reached. Exit code 1 when not.
+    """Check that Spark runs here and that the submitter in the settings can be reached. Exit code 1 if not.
 
-    Starts a Spark on this machine, for about 15 seconds, and runs two tasks in it. Looks at the cluster that
-    spark.submitter names without running anything there.
+    Starts Spark on this machine for about 15 seconds and runs two tasks. Checks the cluster that spark.submitter names
+    without running anything there.
 
     \b
     Examples:
@@ -87,15 +87,15 @@ def _print(check: Check) -> None:
     "--python",
     "python",
     metavar="PATH",
-    help="Where this version of Python lies on the cluster's hosts. Default: where it lies here.",
+    help="Path of this version of Python on the hosts of the cluster. Default: its path here.",
 )
 @json_option
 def archive(out: Path, python: str | None, as_json: bool) -> None:
-    """Pack this Siltstone and what it depends on into a .tar.gz that Spark unpacks on each host.
+    """Pack this Siltstone and its dependencies into a .tar.gz that Spark unpacks on each host.
 
-    Copies the packages of the environment that runs this command, so nothing is fetched; without PySpark and Java,
-    which the cluster has, and without tools for development. The hosts need the same processor family and the same
-    Python as this machine. Put the file where they can read it and name it in spark.archive.url.
+    Copies the packages of the environment that runs this command and fetches nothing. PySpark and Java are left out,
+    because the cluster has them, and so are development tools. The hosts need the same processor family and the same
+    Python as this machine. Put the file where the hosts can read it, and name it in spark.archive.url.
 
     \b
     Examples:

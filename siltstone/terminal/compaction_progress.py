@@ -22,9 +22,9 @@ JOB_KINDS_IN_WORDS = {
 
 @contextmanager
 def shown_progress(target: Console) -> Generator[Callable[[compact_now.Progress], None]]:
-    """A bar for the topic and one for each live job, on a terminal; elsewhere nothing. Failures are told anywhere.
+    """Draw a bar for the topic and one for each live job; without a terminal draw nothing. Failures are always printed.
 
-    What is not known yet pulses: a job says how far it is every two seconds, and many are over before that.
+    A bar without a known fraction pulses: a job reports its progress every two seconds, and many end before that.
     """
     told: set[int] = set()
     bars: dict[int, TaskID] = {}

@@ -1,4 +1,4 @@
-"""A picture that is drawn again and again until Ctrl-C or SIGTERM: both end it in silence, the cursor back in place."""
+"""A picture that is redrawn until Ctrl-C or SIGTERM. Both end it without a message and restore the cursor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from siltstone.terminal.output import console
 
 
 async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, every_ms: int) -> None:
-    """`read` gives the next picture. Raises what `read` raises."""
+    """Draw the picture that `read` returns, every `every_ms`. Raises the errors of `read`."""
     stopping = asyncio.Event()
     clock = SystemClock()
 
@@ -32,7 +32,7 @@ async def draw_until_stopped(read: Callable[[], Awaitable[RenderableType]], *, e
 
 @contextmanager
 def quiet_interrupts() -> Generator[None]:
-    """Around all of a command that is ended by a signal: before and after the drawing too that is no error."""
+    """Make Ctrl-C and SIGTERM a normal end of the block. Wraps a whole command, from before its picture to after it."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

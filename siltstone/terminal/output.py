@@ -21,9 +21,11 @@ from rich.table import Table
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PIPED_WIDTH = 200
-"""Columns where output is no terminal: wide enough that an object key is not wrapped."""
+"""Columns when the output is not a terminal: enough for an object key without a line break."""
 GAP = 2
+"""Spaces between two columns."""
 CUT_CELLS_MIN = 8
+"""The least width of the column that `print_table` cuts."""
 
 
 def json_option(command: Command) -> Command:
@@ -41,11 +43,11 @@ def print_json(value: Any) -> None:
 
 
 def print_bytes(data: bytes) -> None:
-    """All of `data`, raw, to stdout. Raises BrokenPipeError when nobody reads on.
+    """Write all of `data`, raw, to stdout. Raises BrokenPipeError when the reader has gone.
 
-    A write to a pipe may take a part and report no error: when its reader leaves in the middle, when a signal comes, or
-    where somebody made the pipe non-blocking. Python's buffer goes on with the rest, but with PYTHONUNBUFFERED, which
-    images for containers like to set, there is no buffer.
+    A write to a pipe may take only a part without an error: when the reader leaves in the middle, when a signal
+    arrives, or when another process made the pipe non-blocking. Python's buffer would write the rest, but with
+    PYTHONUNBUFFERED, which many container images set, there is no buffer.
     """
     sys.stdout.flush()
     buffer = cast(BinaryIO, sys.stdout.buffer)
@@ -53,18 +55,18 @@ def print_bytes(data: bytes) -> None:
     left = memoryview(data)
     while left:
         written = write(left)
-        if written is None:
+        if written is None:  # a non-blocking pipe that is full
             select.select([], [buffer], [])
         else:
             left = left[written:]
 
 
 async def print_when_taken(data: bytes) -> None:
-    """As `print_bytes`. While the reader of a pipe takes nothing it waits on the event loop, which goes on."""
+    """Write as `print_bytes` does, but wait for a slow reader without blocking the event loop."""
     sys.stdout.flush()
     try:
         number = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file of the system, as under a test
+    except (OSError, ValueError):  # stdout has no file descriptor, for example in a test
         print_bytes(data)
         return
     if stat.S_ISREG(os.fstat(number).st_mode):
@@ -77,7 +79,7 @@ async def print_when_taken(data: bytes) -> None:
         if not poll.poll(0):
             await _writable(number)
         with suppress(BlockingIOError):
-            # so much goes into a pipe that can be written to without waiting
+            # a pipe that is ready for writing takes PIPE_BUF bytes without blocking
             left = left[os.write(number, left[: select.PIPE_BUF]) :]
 
 
@@ -99,10 +101,10 @@ def print_table(
     cut: str = "",
     below: Sequence[str] = (),
 ) -> None:
-    """A table with plain text cells; `right` names the columns that are set flush right.
+    """Print a table with plain text cells. `right` names the right-aligned columns; `below` has one line for each row.
 
-    Where it is wider than the terminal, headings break between words; then the column `cut`, where one is named, gives
-    way and ends in "…", and where none is, cells are folded. `below` are lines, one below each row.
+    A table that is wider than the terminal first breaks headings between words. Then the column `cut`, if one is named,
+    is shortened and ends in "…"; otherwise cells are folded.
     """
     target = console()
     widths = [max(map(cell_len, each)) for each in zip(columns, *rows, strict=True)]
@@ -146,7 +148,7 @@ def _table_width(widths: Sequence[int]) -> int:
 
 
 def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair on a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -157,6 +159,6 @@ def print_pairs(pairs: Mapping[str, str], *, title: str | None = None) -> None:
 
 
 def print_title(title: str | None) -> None:
-    """Above a table, as wide as the terminal and not as the table."""
+    """Print a title above a table. The title may be as wide as the terminal, not only as wide as the table."""
     if title:
         console().print(title, style="italic", markup=False)

@@ -1,4 +1,4 @@
-"""`siltstone compact TOPIC`: what is due, or, with --now, a pass over the topic that is waited for."""
+"""`siltstone compact TOPIC`: show what is due, or with --now run a pass over the topic and wait for it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ from siltstone.terminal.output import console, json_option, print_json, print_pa
 
 TIMEOUT_S = 3600
 COMPACTOR_LOADS_MS = 10_000
+"""A starting `siltstone dev` gets this long to bring up its compactor."""
 LOOK_MS = 1_000
+"""Time between two looks for a live compactor."""
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 
 @click.command()
 @click.argument("topic")
-@click.option("--now", is_flag=True, help="Compact it and wait until that is done.")
+@click.option("--now", is_flag=True, help="Compact the topic now and wait for the end.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help=f"With --now: how long to wait (default {TIMEOUT_S}); the request stays.",
+    help=f"With --now: wait at most this long (default {TIMEOUT_S}); the request itself stays.",
 )
 @engine_option
 @system_options
@@ -56,13 +58,15 @@ INTERRUPTED = 130
 def compact(
     topic: str, now: bool, timeout: float | None, engine: EngineChoice | None, given: SystemOptions, as_json: bool
 ) -> None:
-    """Compact TOPIC: say what is due, or with --now do it.
+    """Show which compaction of TOPIC is due, or with --now compact it.
 
-    --now levels the topic's L0 files first, does not wait for dirty ratios or forced.interval.ms, and ends when every
-    partition is cleaned through the offset that was its end (or, with min.compaction.lag.ms, the first record too
-    young) when the command began. Where no compactor runs, one runs in this process for as long as it takes. Ctrl-C
-    stops the waiting; the request stays. With --engine no request is stored: the merges of TOPIC run from this process,
-    on that engine, whatever compactors there are, and Ctrl-C gives them back.
+    --now stores a request and waits until compactors have carried it out. The pass first levels the topic's L0 files
+    and waits for no dirty ratio and no forced.interval.ms. It ends when every partition is cleaned through the end
+    that it had when the command began (with min.compaction.lag.ms: up to the first record that is too young). If no
+    compactor runs, one runs in this process until the pass ends. Ctrl-C ends only the waiting; the request stays.
+
+    With --engine no request is stored: this process runs the merges of TOPIC on that engine, even if compactors run.
+    Ctrl-C then stops the running merge and leaves the rest to the compactors.
 
     \b
     Examples:
@@ -76,13 +80,13 @@ def compact(
     """
     if engine is not None and not now:
         raise WrongUsageError(
-            "--engine says where the merges of --now run, and without --now none does",
-            remedy="give --now too, or leave --engine out",
+            "--engine has a meaning only with --now, because only --now runs merges",
+            remedy="add --now, or leave --engine out",
         )
     if timeout is not None and not now:
         raise WrongUsageError(
-            "--timeout says how long --now waits, and without --now nothing is waited for",
-            remedy="give --now too, or leave --timeout out",
+            "--timeout has a meaning only with --now, because only --now waits",
+            remedy="add --now, or leave --timeout out",
         )
     with resolved(given) as urls:
         if not now:
@@ -98,7 +102,7 @@ def compact(
             done = asyncio.run(work)
         except KeyboardInterrupt:
             click.echo(
-                "stopped waiting. The request stays, and compactors carry it out. How far they are:\n"
+                "stopped waiting. The request stays, and compactors carry it out. Show their progress with:\n"
                 f"  siltstone topics explain {topic}{given.words.places}",
                 err=True,
             )
@@ -135,7 +139,7 @@ async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: 
             try:
                 await asyncio.wait({waiting, helping}, return_when=asyncio.FIRST_COMPLETED)
                 if not waiting.done():
-                    await helping  # it never ends but by an error
+                    await helping  # the compactor in this process ends only by an error
                 return await waiting
             finally:
                 waiting.cancel()
@@ -146,7 +150,7 @@ async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: 
 async def compact_on(
     urls: Urls, given: SystemOptions, topic: str, engine: EngineChoice, *, timeout_ms: float
 ) -> compact_now.Compacted:
-    """The merges of a topic from this process, on one engine."""
+    """Run the merges of a topic in this process, on one engine."""
     async with opened_parts(urls, given) as parts:
         from siltstone.ops.compaction.compact_here import compact_here
 
@@ -156,27 +160,29 @@ async def compact_on(
                     stopping, compact_here(parts, worker, topic, timeout_ms, choice=engine, words=given.words)
                 )
         if done is None:
-            raise stopped_here(f"stopped: what was merged stays, and {topic} is left to the compactors")
+            raise stopped_here(f"stopped: the merges of {topic} that ended stay; compactors do the rest")
         return done
 
 
 async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
-    """Look now and again whether a compactor is alive; when none is, be one. Ends by cancellation or an error."""
+    """Watch for live compactors; when there is none, run one here. Ends only by cancellation or an error."""
     runtime = Runtime()
     clock = runtime.clock
-    # A running `siltstone dev` takes clients before its compactor has loaded; that one has dev's settings, we have not.
+    # `siltstone dev` accepts clients before its compactor has loaded. Wait for that one: it has the settings of dev,
+    # which this process does not know.
     patient_until_ms = clock.monotonic_ms() + (COMPACTOR_LOADS_MS if urls.bootstrap else 0)
     while await metadata.live_compactors() or clock.monotonic_ms() < patient_until_ms:
         await clock.sleep_ms(LOOK_MS)
     if not urls.object_store:
         raise BadInputError(
-            "no compactor is running, and nothing says where the object store is, so none can run in this process",
-            remedy="give --object-store URL, or start `siltstone compactor`; the request stays",
+            "no compactor is running, and none can run in this process without the URL of the object store; the request"
+            " is stored and stays",
+            remedy="give --object-store URL, or start `siltstone compactor`",
         )
-    click.echo("no compactor is running: one runs in this process until it is done", err=True)
-    if settings.log_level == "info":  # what the process of a compactor logs is no part of this command's answer
+    click.echo("no compactor is running: one runs in this process until the pass is done", err=True)
+    if settings.log_level == "info":  # the log lines of a compactor are not part of this command's answer
         configure("warning", settings.log_format)
-    from compactor.compactor import Compactor  # the kernels' compiler is loaded where it is needed
+    from compactor.compactor import Compactor  # loads the compiler of the kernels, which takes seconds
     from siltstone.processes.engines import engines
 
     here = replace(settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
@@ -199,7 +205,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
 
 
 def print_compacted(done: compact_now.Compacted) -> None:
-    """The result as pairs."""
+    """Print the result as pairs."""
     before, after = done.before, done.after
     held = held_back_text(done)
     jobs = ", ".join(f"job {job.job_id} ({job.kind})" for job in done.jobs)
@@ -207,17 +213,17 @@ def print_compacted(done: compact_now.Compacted) -> None:
         "records": f"{before.records:,} -> {after.records:,} ({before.records - after.records:,} gone)",
         "bytes": f"{size_text(before.size_bytes)} -> {size_text(after.size_bytes)}",
         "tombstones": f"{done.tombstones_kept:,} kept, {done.tombstones_dropped:,} dropped",
-        "jobs": jobs or ("none: nothing else was left to do" if held else "none: nothing was left to do"),
+        "jobs": jobs or ("none: nothing else was due" if held else "none: nothing was due"),
         "took": f"{done.took_ms / 1000:.1f} s",
     }
-    what = "all that may be cleaned yet is cleaned" if held else "every partition is cleaned through the end it had"
+    what = "cleaned as far as allowed now" if held else "every partition is cleaned through the end it had"
     print_pairs(pairs, title=f"{done.topic}: {what}")
     if held:
         click.echo(held)
 
 
 def held_back_text(done: compact_now.Compacted) -> str:
-    """ "16 offsets held back by min.compaction.lag.ms"; empty when nothing is."""
+    """For example "16 offsets held back by min.compaction.lag.ms"; empty when nothing is held back."""
     reasons = (
         (done.held_by_lag, "min.compaction.lag.ms"),
         (done.held_by_transactions, "open transactions"),

@@ -1,4 +1,4 @@
-"""`siltstone jobs`: the merges that are planned, running and over, as the metadata keeps them."""
+"""`siltstone jobs`: planned, running and finished merges, from the metadata."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from siltstone.terminal.output import console, json_option, print_json, print_pa
 
 BAR_CELLS = 16
 BAR_WIDTH_MIN = 110
-"""Columns of a terminal below which the list has no place for bars."""
+"""A terminal with fewer columns has no room for bars in the list."""
 ERROR_CHARS_SHOWN = 60
 
 
 class UnknownJobError(BadInputError):
-    """There is no job of this id (or it is over for so long that it was forgotten)."""
+    """There is no job of this id, or it ended so long ago that its row was deleted."""
 
 
 def _job_id(text: str, words: CommandWords) -> int:
     """Raises WrongUsageError."""
     if not text.isdecimal() or not int(text):
         raise WrongUsageError(
-            f"{text!r} is no job id, which is a number from 1 on",
-            remedy=f"`siltstone jobs list{words.places}` shows those there are",
+            f"{text!r} is not a job id; a job id is a number, 1 or more",
+            remedy=f"`siltstone jobs list{words.places}` shows the jobs",
         )
     return int(text)
 
 
 @click.group()
 def jobs() -> None:
-    """List merges, show one (state, progress, result), and run one here.
+    """List merges, show one (state, progress, result), or run one here.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def jobs() -> None:
     type=click.Choice([state.value for state in JobState]),
     help="Only jobs in this state; may be repeated.",
 )
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many, newest first.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Show at most this many.")
 @system_options
 @json_option
 def list_jobs(states: tuple[str, ...], limit: int, given: SystemOptions, as_json: bool) -> None:
@@ -102,7 +102,7 @@ def list_jobs(states: tuple[str, ...], limit: int, given: SystemOptions, as_json
 @system_options
 @json_option
 def show_job(job_id: str, given: SystemOptions, as_json: bool) -> None:
-    """Show one merge: why it was planned, what it reads, how far it is, what came of it.
+    """Show one merge: why it was planned, its inputs, its progress and its result.
 
     \b
     Example:
@@ -113,7 +113,8 @@ def show_job(job_id: str, given: SystemOptions, as_json: bool) -> None:
         now_ms, job = asyncio.run(_read_one(urls.metadata, number))
     if job is None:
         raise UnknownJobError(
-            f"there is no job {number}", remedy=f"`siltstone jobs list{given.words.places}` shows those there are"
+            f"there is no job {number}, or it ended long ago and was forgotten",
+            remedy=f"`siltstone jobs list{given.words.places}` shows the jobs",
         )
     if as_json:
         print_json({**_as_json(job), "spec": dict(job.spec)})
@@ -127,10 +128,11 @@ def show_job(job_id: str, given: SystemOptions, as_json: bool) -> None:
 @system_options
 @json_option
 def run_one(job_id: str, engine: EngineChoice | None, given: SystemOptions, as_json: bool) -> None:
-    """Run one merge here, in the foreground: one that waits for a compactor, also when it rests after trouble.
+    """Run one merge in the foreground of this process.
 
-    Without --engine its size decides, as for a compactor with these settings. Ctrl-C gives it back; of a merge on Spark
-    what is done stays done.
+    The job must be ready, that is, waiting for a compactor; it may also be resting after a failure. Without --engine
+    the size decides between Spark and this process, as in a compactor with these settings. Ctrl-C makes the job ready
+    again; the finished parts of a merge on Spark are kept.
 
     \b
     Examples:
@@ -158,7 +160,7 @@ async def _read_one(metadata_url: str, job_id: int) -> tuple[int, MergeJob | Non
 
 
 def fraction_of(job: MergeJob) -> float:
-    """0 to 1."""
+    """The progress of a job, from 0 to 1."""
     if job.state is JobState.DONE:
         return 1.0
     said = job.progress.get("fraction", 0.0)
@@ -177,7 +179,7 @@ def percent(fraction: float) -> str:
 
 def described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
     step = str(job.progress.get("step", ""))
-    if job.state is not JobState.RUNNING:  # what is done needs no step, and the others had come as far as this
+    if job.state is not JobState.RUNNING:  # a finished job has no step; a failed or ready one shows its last
         step = f"(last: {step})" if step and job.state is not JobState.DONE else ""
     pairs = {
         "job": str(job.job_id),
@@ -208,7 +210,7 @@ def described(job: MergeJob, now_ms: int, note: str = "") -> dict[str, str]:
 
 
 def _engine(job: MergeJob) -> str:
-    """Who runs or ran it: a submitter of Spark by its name, or the compactor itself."""
+    """The engine of the merge: "Spark, by SUBMITTER", or "embedded" for the compactor's own process."""
     elsewhere = str(job.result.get(ENGINE) or job.progress.get(ENGINE) or "")
     if elsewhere:
         return f"Spark, by {elsewhere}"
@@ -229,7 +231,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _took(job: MergeJob, now_ms: int) -> str:
-    if job.started_ms is None or job.state is JobState.READY:  # given back: nobody is at it
+    if job.started_ms is None or job.state is JobState.READY:  # a job that was given back does not run
         return ""
     return age_text((job.finished_ms or now_ms) - job.started_ms)
 

@@ -1,4 +1,4 @@
-"""`siltstone levels`: the merge tree as a picture in the terminal."""
+"""`siltstone levels`: the levels and their runs as a picture in the terminal."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ WATCH_MS = 1_000
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Draw it again every second until Ctrl-C.")
-@click.option("--runs", type=click.IntRange(min=1), default=RUNS_SHOWN, show_default=True, help="Bars a level at most.")
+@click.option("--watch", is_flag=True, help="Redraw every second until Ctrl-C.")
+@click.option(
+    "--runs",
+    type=click.IntRange(min=1),
+    default=RUNS_SHOWN,
+    show_default=True,
+    help="Show at most this many bars a level.",
+)
 @system_options
 @json_option
 def levels(watch: bool, runs: int, given: SystemOptions, as_json: bool) -> None:
-    """Show what lies in L0, L1 and L2: a bar for each run, as long as its bytes, its dead share shaded.
+    """Draw the levels L0, L1 and L2: one bar for each run, its length the bytes, its shaded part the dead share.
 
-    A run is what one merge wrote. lo..hi is the range of L0 files it stands for. Files of compacted topics and of
-    others are kept apart from L1 up.
+    A run is the output of one merge. lo..hi is the range of L0 files that the run replaces. From L1 up, compacted
+    topics and other topics have separate files.
 
     \b
     Examples:
@@ -34,7 +40,7 @@ def levels(watch: bool, runs: int, given: SystemOptions, as_json: bool) -> None:
       siltstone levels --metadata postgresql://siltstone@db/siltstone --json
     """
     if watch and as_json:
-        raise click.UsageError("--watch draws a picture: give it without --json")
+        raise click.UsageError("--watch draws a picture and cannot be combined with --json")
     if watch:
         with quiet_interrupts(), resolved(given) as urls:
             asyncio.run(_watch(urls.metadata, runs))

@@ -1,4 +1,4 @@
-"""Merges in this process for a command: `--engine`, the open parts, Ctrl-C, and what a terminal shows."""
+"""Merges that a command runs in its own process: `--engine`, the services, Ctrl-C, and the progress on a terminal."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ T = TypeVar("T", bound=Callable[..., object])
 
 
 def stopped_here(text: str) -> click.exceptions.Exit:
-    """To be raised after Ctrl-C: the exit code is as shells have it."""
+    """Print `text`; the returned exception ends the command with 130, the exit code after Ctrl-C in shells."""
     click.echo(text, err=True)
     return click.exceptions.Exit(130)
 
 
 def engine_option(command: T) -> T:
-    """`--engine spark|embedded`, handed to the command as `engine`: an EngineChoice, or None."""
+    """Add `--engine spark|embedded`; the command gets an EngineChoice or None as `engine`."""
 
     def chosen(_context: click.Context, _option: click.Parameter, value: str | None) -> EngineChoice | None:
         return None if value is None else EngineChoice(value)
@@ -46,19 +46,22 @@ def engine_option(command: T) -> T:
         "--engine",
         type=click.Choice([each.value for each in EngineChoice]),
         callback=chosen,
-        help="On Spark (spark.submitter says where), or in this process.",
+        help="Run merges on Spark (spark.submitter names it), or embedded in this process.",
     )(command)
 
 
 @asynccontextmanager
 async def opened_parts(urls: Urls, given: SystemOptions) -> AsyncGenerator[Parts]:
-    """Raises BadInputError where the object store is not known, and what opening the stores raises."""
+    """The open services of a merge. Raises BadInputError without an object store, and the errors of opening it."""
     if not urls.object_store:
-        raise BadInputError("nothing says where the object store is", remedy="give --data DIR, or --object-store URL")
-    from siltstone.ops.compaction.run_job import Parts  # the kernels' compiler is loaded where it is needed
+        raise BadInputError(
+            "no option or setting says where the object store is; no merge was started",
+            remedy="give --data DIR, or --object-store URL",
+        )
+    from siltstone.ops.compaction.run_job import Parts  # loads the compiler of the kernels, which takes seconds
 
     settings = replace(given.settings, metadata_url=urls.metadata, object_store_url=urls.object_store)
-    if settings.log_level == "info":  # what a compactor logs is no part of a command's answer
+    if settings.log_level == "info":  # the log lines of a compactor are not part of a command's answer
         configure("warning", settings.log_format)
     runtime = Runtime()
     async with opened_stores(settings, runtime) as (store, metadata):
@@ -69,7 +72,7 @@ async def opened_parts(urls: Urls, given: SystemOptions) -> AsyncGenerator[Parts
 async def worker_here(
     parts: Parts, engine: EngineChoice | None, command: str, on_progress: Callable[[int, Step], None]
 ) -> AsyncGenerator[tuple[Worker, asyncio.Event]]:
-    """A worker, and an event that is set when Ctrl-C or SIGTERM stopped it: its merge is given back."""
+    """A worker, and the event that Ctrl-C or SIGTERM sets. The worker then gives its merge back to the compactors."""
     from siltstone.ops.compaction.run_job import foreground_worker
 
     stopping = asyncio.Event()
@@ -90,7 +93,7 @@ async def worker_here(
 
 
 async def run_here(urls: Urls, given: SystemOptions, job_id: int, engine: EngineChoice | None) -> tuple[MergeJob, int]:
-    """The job when it is done, and the store's time. For what it raises see `siltstone/ops/compaction/run_job.py`."""
+    """Run one job. Returns the finished job and the time of the store. Raises the errors of `run_job`."""
     from siltstone.ops.compaction.run_job import JobFailedError, check_runnable, run_job
 
     async with opened_parts(urls, given) as parts:
@@ -102,13 +105,13 @@ async def run_here(urls: Urls, given: SystemOptions, job_id: int, engine: Engine
                 except JobFailedError:
                     if not stopping.is_set():
                         raise
-                    raise stopped_here(f"stopped: job {job_id} is given back") from None
+                    raise stopped_here(f"stopped: job {job_id} is ready again, for any compactor") from None
         return job, await parts.metadata.now_ms()
 
 
 @contextmanager
 def shown_steps() -> Generator[Callable[[int, Step], None]]:
-    """A bar on a terminal; elsewhere, as the step changes, a line on stderr."""
+    """Show the steps of a merge: a bar on a terminal, otherwise a line on stderr for each new step."""
     target = console(stderr=True)
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn()]
     tasks: dict[int, TaskID] = {}

@@ -1,4 +1,4 @@
-"""`siltstone compaction watch TOPIC`: one partition's log and what it comes to, live."""
+"""`siltstone compaction watch TOPIC`: the log of one partition beside its latest values, live."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from wire.records import walk
 POLL_MS = 500
 STRIP_LINES = 20
 WINDOW_OFFSETS = 5_000
-"""How far behind the end reading begins: bounds what a frame costs."""
+"""Reading begins this far before the end. This bounds the cost of a frame."""
 
 
 @click.group()
 def compaction() -> None:
-    """Watch compaction at work.
+    """Watch the compaction of one partition, live.
 
     \b
     Example:
@@ -41,16 +41,22 @@ def compaction() -> None:
 
 @compaction.command()
 @click.argument("topic")
-@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--once", is_flag=True, help="Print one frame and end.")
-@click.option("--lines", type=click.IntRange(min=1), default=STRIP_LINES, show_default=True, help="Of log and table.")
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition to watch.")
+@click.option("--once", is_flag=True, help="Print one frame, then exit.")
+@click.option(
+    "--lines",
+    type=click.IntRange(min=1),
+    default=STRIP_LINES,
+    show_default=True,
+    help="Lines of the log and the table.",
+)
 @click.option(
     "--window",
     type=click.IntRange(min=1),
     default=WINDOW_OFFSETS,
     show_default=True,
     metavar="OFFSETS",
-    help="Read no further back than this from the end.",
+    help="Read at most this many offsets before the end.",
 )
 @bootstrap_option
 @system_options
@@ -65,7 +71,7 @@ def watch(
 ) -> None:
     """Show the end of one partition's log beside the latest value of each key, until Ctrl-C.
 
-    Records that a later one supersedes are struck out (x), tombstones are marked (∅), and a line shows how far the log
+    A record that a later one replaces is struck out (x), a tombstone is marked (∅), and a line shows how far the log
     is cleaned. Write to the topic, or compact it, in another terminal and watch.
 
     \b
@@ -87,7 +93,7 @@ def watch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What was asked to be shown."""
+    """The partition to show, and how much of it."""
 
     topic: str
     partition: int
@@ -109,7 +115,7 @@ async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: b
 
 
 async def _frame(metadata: Metadata, client: KafkaClient, watched: Watched) -> Frame:
-    """The partition's view first, then its records: what is cleaned in between shows in the next frame.
+    """Read the view of the partition, then its records. A pass that ends in between shows in the next frame.
 
     Raises NoSuchTopicError, NotCompactedError, BadInputError.
     """
@@ -133,14 +139,14 @@ def _partition(views: Sequence[PartitionView], topic: str, partition: int) -> Pa
     for view in views:
         if view.partition == partition:
             return view
-    there = "partition 0 alone" if len(views) == 1 else f"partitions 0 to {len(views) - 1}: name one of them"
-    raise BadInputError(f"{topic} has no partition {partition}", remedy=f"it has {there}")
+    there = "it has only partition 0" if len(views) == 1 else f"give one from 0 to {len(views) - 1}"
+    raise BadInputError(f"topic {topic} has no partition {partition}", remedy=there)
 
 
 async def read_records(
     client: KafkaClient, topic: str, partition: int, from_offset: int, until_offset: int
 ) -> Sequence[ReadRecord]:
-    """Every record at `from_offset` and above, below `until_offset`, as a consumer gets them."""
+    """The records from `from_offset` to below `until_offset`, as a consumer gets them."""
     records: list[ReadRecord] = []
     offset = from_offset
     while offset < until_offset:
@@ -156,6 +162,6 @@ async def read_records(
                     key = None if record.key is None else bytes(record.key)
                     records.append(ReadRecord(at, key, None if record.value is None else bytes(record.value)))
         if following <= offset:
-            break  # the agent does not know the rest yet
+            break  # this agent does not know the rest yet; the next frame reads on
         offset = following
     return records

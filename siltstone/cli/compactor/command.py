@@ -1,4 +1,4 @@
-"""`siltstone compactor`: see `siltstone/processes/compactor.py`."""
+"""`siltstone compactor`. The process itself is in `siltstone/processes/compactor.py`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from siltstone.cli.options.setting_options import read_settings, setting_options
 
 SUBCOMMANDS = {
     # name: (module:attribute, one line of help)
-    "simulate": ("siltstone.cli.compactor.simulate:simulate_command", "Plan without a cluster: what merging costs."),
-    "warm": ("siltstone.cli.compactor.warm:warm", "Compile the kernels into their cache and leave."),
+    "simulate": ("siltstone.cli.compactor.simulate:simulate_command", "Simulate days of compaction without a cluster."),
+    "warm": ("siltstone.cli.compactor.warm:warm", "Compile the kernels into their cache, then exit."),
 }
 
 
 class _Group(click.Group):
-    """Loads its subcommands when they are called; without one it runs a compactor."""
+    """Imports a subcommand when it is called. Without a subcommand the group runs a compactor."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -45,8 +45,8 @@ def _places_of(data: Path) -> tuple[str, str]:
     running = read_run_file(data)
     if running is None:
         raise NothingHereError(
-            f"no `siltstone dev` runs on {data}",
-            remedy=f"`siltstone dev --data {data}` starts one, with a compactor of its own",
+            f"no `siltstone dev` runs on {data}; no compactor was started",
+            remedy=f"start it with `siltstone dev --data {data}`; it runs a compactor of its own",
         )
     return running.metadata_url, running.object_store_url
 
@@ -57,18 +57,20 @@ def _places_of(data: Path) -> tuple[str, str]:
     "--data",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Beside the `siltstone dev` that runs there, on its Postgres and object store.",
+    help="Use Postgres and object store of the `siltstone dev` that runs on this directory.",
 )
 @click.option(
     "--metrics-listen",
     "--listen",
     "metrics_listen",
     metavar="HOST:PORT",
-    help="Where to serve /metrics and /readyz (metrics.listen); --listen is the same.",
+    help="Address that serves /metrics and /readyz (metrics.listen); --listen is the same option.",
 )
-@click.option("--object-store", metavar="URL", help="Where the records live (object.store.url).")
-@click.option("--metadata", metavar="URL", help="Where it is written what lies where (metadata.url).")
-@click.option("--insecure", is_flag=True, default=None, help="Allow other addresses than loopback.")
+@click.option("--object-store", metavar="URL", help="Object store of the records (object.store.url).")
+@click.option("--metadata", metavar="URL", help="Postgres of the metadata (metadata.url).")
+@click.option(
+    "--insecure", is_flag=True, default=None, help="Allow addresses other than loopback; there is no authentication."
+)
 @click.option("--lifeline", type=int, hidden=True, help="A pipe whose end means: give back and exit.")
 @click.pass_context
 def compactor(
@@ -84,22 +86,22 @@ def compactor(
 ) -> None:
     """Run one compactor against a given Postgres and object store: it merges, dedupes, applies retention and deletes.
 
-    Prints `compactor: NODE-ID` once it works. SIGTERM and SIGINT stop it: a running merge is given back. Any number may
-    run side by side. The schema must be up to date: `siltstone migrate`.
+    Prints `compactor: NODE-ID` once it works. SIGTERM and SIGINT stop it; another compactor then takes over a merge
+    that was running. Any number may run side by side. The schema must be up to date; `siltstone migrate` upgrades it.
 
     \b
     Examples:
       siltstone compactor --metadata postgresql://me@db/silt \\
           --object-store 's3://bucket/prefix?region=eu-central-1'
       siltstone compactor --config agent.toml --set compactor.jobs.max=16
-      siltstone compactor --data ./siltstone-data   # one more, beside dev
-      siltstone compactor warm   # in an image: the first start need not compile
+      siltstone compactor --data ./siltstone-data   # one more for `siltstone dev`
+      siltstone compactor warm   # in an image: spares the first start compiling
     """
     if ctx.invoked_subcommand is not None:
         return
     if data is not None:
         if object_store or metadata:
-            raise click.UsageError("--data says where everything lies: give it, or give URLs")
+            raise click.UsageError("--data already names the whole system: give either --data or URLs, not both")
         metadata, object_store = _places_of(data)
     options = {
         "metrics.listen": metrics_listen,

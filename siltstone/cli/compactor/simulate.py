@@ -1,6 +1,6 @@
-"""`siltstone compactor simulate`: days of compaction in seconds, with the planner that a compactor runs.
+"""`siltstone compactor simulate`: days of compaction in seconds, with the planner of a real compactor.
 
-Touches nothing: no store, no Postgres. What is modelled is said in `compactor/planning/simulated_cluster.py`.
+Uses no store and no Postgres. `compactor/planning/simulated_cluster.py` describes the model.
 """
 
 from __future__ import annotations
@@ -60,24 +60,70 @@ assert len(COLUMNS) == len(FIGURES)
 
 
 @click.command("simulate")
-@click.option("--agents", type=click.IntRange(1, 10_000), default=1, show_default=True)
-@click.option("--hours", type=click.FloatRange(0.1, 24 * 365), default=48.0, show_default=True)
+@click.option("--agents", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Number of agents.")
 @click.option(
-    "--mib-per-second", type=click.FloatRange(0.001, 10_000), default=1.0, show_default=True, help="Of each agent."
+    "--hours", type=click.FloatRange(0.1, 24 * 365), default=48.0, show_default=True, help="Simulated time in hours."
 )
-@click.option("--linger-ms", type=click.IntRange(1, 60_000), default=250, show_default=True, help="An agent's flushes.")
 @click.option(
-    "--early-per-second", type=click.FloatRange(0, 20), default=0.0, show_default=True, help="Files sealed early."
+    "--mib-per-second",
+    type=click.FloatRange(0.001, 10_000),
+    default=1.0,
+    show_default=True,
+    help="MiB that each agent writes a second.",
 )
-@click.option("--partitions", type=click.IntRange(1, 1_000_000), default=128, show_default=True)
-@click.option("--compacted", type=click.FloatRange(0, 1), default=0.25, show_default=True, help="Share of partitions.")
-@click.option("--keys", type=click.IntRange(1), default=100_000, show_default=True, help="Of a compacted partition.")
-@click.option("--record-bytes", type=click.IntRange(1, 1 << 20), default=500, show_default=True)
-@click.option("--dirty-ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True)
-@click.option("--retention-hours", type=click.FloatRange(0.1, 24 * 3650), default=168.0, show_default=True)
-@click.option("--workers", type=click.IntRange(1, 1_000), default=4, show_default=True, help="Merges at once.")
 @click.option(
-    "--merge-mib-per-second", type=click.FloatRange(0.1, 10_000), default=64.0, show_default=True, help="Of a worker."
+    "--linger-ms",
+    type=click.IntRange(1, 60_000),
+    default=250,
+    show_default=True,
+    help="Time between two files of an agent, in ms.",
+)
+@click.option(
+    "--early-per-second",
+    type=click.FloatRange(0, 20),
+    default=0.0,
+    show_default=True,
+    help="Files that each agent seals early, a second.",
+)
+@click.option(
+    "--partitions", type=click.IntRange(1, 1_000_000), default=128, show_default=True, help="Number of partitions."
+)
+@click.option(
+    "--compacted",
+    type=click.FloatRange(0, 1),
+    default=0.25,
+    show_default=True,
+    help="Share of the partitions that are compacted.",
+)
+@click.option(
+    "--keys", type=click.IntRange(1), default=100_000, show_default=True, help="Keys in each compacted partition."
+)
+@click.option(
+    "--record-bytes", type=click.IntRange(1, 1 << 20), default=500, show_default=True, help="Bytes of a record."
+)
+@click.option(
+    "--dirty-ratio",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="min.cleanable.dirty.ratio of the compacted topics.",
+)
+@click.option(
+    "--retention-hours",
+    type=click.FloatRange(0.1, 24 * 3650),
+    default=168.0,
+    show_default=True,
+    help="Retention of the other topics, in hours.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 1_000), default=4, show_default=True, help="Merges that run at the same time."
+)
+@click.option(
+    "--merge-mib-per-second",
+    type=click.FloatRange(0.1, 10_000),
+    default=64.0,
+    show_default=True,
+    help="MiB that each merge processes a second.",
 )
 @json_option
 def simulate_command(
@@ -96,9 +142,10 @@ def simulate_command(
     merge_mib_per_second: float,
     as_json: bool,
 ) -> None:
-    """Simulate compaction for days: files, runs, rows, write amplification, dedupe lag. Touches nothing.
+    """Simulate days of compaction: files, runs, rows, write amplification, dedupe lag. Needs no cluster.
 
-    Dedupe lag is the age of the oldest record that no pass from its log start has seen, of the worst partition.
+    Dedupe lag: take the oldest record of a partition that no pass from the log start has seen; the lag is its age, in
+    the worst partition.
 
     \b
     Examples:
@@ -139,7 +186,7 @@ def simulated_json(simulated: Simulated) -> Mapping[str, Any]:
 
 
 def plot(values: Sequence[float], *, width: int = PLOT_WIDTH, height: int = PLOT_HEIGHT) -> Sequence[str]:
-    """Lines from top to bottom. A column shows the largest of its values, from 0 up."""
+    """The lines of a bar plot, top line first. A column shows the largest of its values; its scale begins at 0."""
     width = min(width, len(values))
     bounds = [number * len(values) // width for number in range(width + 1)]
     columns = [max(values[start:end]) for start, end in pairwise(bounds)]
@@ -149,25 +196,26 @@ def plot(values: Sequence[float], *, width: int = PLOT_WIDTH, height: int = PLOT
 
 
 def axis(hours: float, *, width: int = PLOT_WIDTH) -> str:
-    """What stands below a plot: the beginning, the middle and the end."""
+    """The line below a plot: the times of its beginning, middle and end."""
     begin, middle, end = "0", age_text(hours * HOUR_MS / 2), age_text(hours * HOUR_MS)
     left = f"{begin:<{max(1, (width - len(middle)) // 2)}}{middle}"
     return f"{left}{end:>{max(1 + len(end), width - len(left))}}"
 
 
 def assumed(simulated: Simulated) -> Mapping[str, str]:
-    """What the figures rest on, options that were not given too."""
+    """The assumptions behind the figures, with the defaults of options that were not given."""
     load, workers = simulated.load, simulated.workers
     retention = age_text(load.retention_ms)
     return {
         "agents": f"{load.agents:,}, each {size_text(load.bytes_per_second)}/s, flushed every {load.linger_ms} ms"
         + (f", and {load.early_per_second:g} files a second sealed early" if load.early_per_second else ""),
-        "partitions": f"{load.partitions:,}, of which {load.compacted_partitions:,} compacted; others kept {retention}",
+        "partitions": f"{load.partitions:,}, of which {load.compacted_partitions:,} compacted;"
+        f" the others keep {retention}",
         "keys": f"{load.keys:,} in each compacted partition, written evenly, {size_text(load.record_bytes)} each",
         "dirty ratio": f"{load.dirty_ratio_min:g} (min.cleanable.dirty.ratio)",
         "workers": f"{plural(workers.count, 'merge')} at once, each {size_text(workers.bytes_per_second)}/s "
-        f"and {workers.overhead_ms} ms more",
-        "planner": "its settings have their defaults",
+        f"plus {workers.overhead_ms} ms",
+        "planner": "default settings",
     }
 
 
@@ -196,4 +244,4 @@ def _print(simulated: Simulated) -> None:
             "one record for each key": size_text(simulated.compacted_bytes_least),
         }
     )
-    out.print("dedupe lag (lag): the age of the oldest record that no pass from its log start has seen", markup=False)
+    out.print("dedupe lag (lag): the age of the oldest record that no pass from the log start has seen", markup=False)

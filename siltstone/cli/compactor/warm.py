@@ -1,4 +1,4 @@
-"""`siltstone compactor warm`: compile the kernels where it costs nobody time."""
+"""`siltstone compactor warm`: compile the kernels ahead of time, when an image is built."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from runtime.text import plural
 
 @click.command()
 def warm() -> None:
-    """Compile the kernels into their cache and leave.
+    """Compile the kernels into their cache, then exit.
 
-    Meant for building images, as the user who runs the compactor later. Does nothing where the cache is up to date.
+    For image builds: run it as the user who runs the compactor later. If the cache is up to date, nothing is compiled.
 
     \b
     Example:
@@ -35,7 +35,8 @@ def warm() -> None:
     fresh = len(_compiled(place) - before)
     if place is None:
         click.echo(
-            f"kernels are ready, {took}: no directory can be written, what was compiled is for this process alone"
+            f"kernels are compiled, {took}, but not cached: no cache directory can be written, so the next process"
+            " compiles them again"
         )
     elif fresh:
         click.echo(f"kernels are ready, {took}: {plural(fresh, 'kernel')} compiled")
@@ -44,5 +45,5 @@ def warm() -> None:
 
 
 def _compiled(place: Path | None) -> frozenset[str]:
-    """Names of the files in the directory that new ones are written to."""
+    """The file names of the compiled kernels in the cache directory."""
     return frozenset() if place is None else frozenset(each.name for each in place.glob("kernel-*.nbc"))

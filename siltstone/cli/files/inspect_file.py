@@ -1,4 +1,4 @@
-"""`siltstone file inspect`: what one object says of itself, checked against its bytes."""
+"""`siltstone file inspect`: the index and extents of one object, checked against its bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from storage.format.file_properties import encode_properties
 from storage.format.inspect import BatchReport, ExtentReport, FileReport, inspect_file
 
 INPUTS_SHOWN = 10
-"""In the table; `--json` has all."""
+"""Inputs that the table lists; `--json` lists all."""
 
 
 @click.group()
 def file() -> None:
-    """Look inside one file.
+    """Inspect one file and check its CRCs.
 
     \b
     Example:
@@ -32,14 +32,14 @@ def file() -> None:
 
 @file.command()
 @click.argument("key")
-@click.option("--batches", is_flag=True, help="List the record batches too.")
+@click.option("--batches", is_flag=True, help="Also list the record batches.")
 @system_options
 @json_option
 def inspect(key: str, batches: bool, given: SystemOptions, as_json: bool) -> None:
-    """Show trailer, index and extents of the object KEY and check its CRCs. Exit code 1 when it is damaged.
+    """Show trailer, index and extents of the object KEY and check its CRCs.
 
-    `siltstone files list` shows keys. Of an L0 file the metadata, not the file, says what is in the log: batches that
-    were refused show here too.
+    Exit code 1 if the file is damaged. `siltstone files list` shows the keys. An L0 file may also contain batches that
+    were refused at commit; only the metadata knows which batches of an L0 file are in the log.
 
     \b
     Examples:
@@ -96,7 +96,7 @@ def _print(report: FileReport, *, batches: bool) -> None:
 
 
 def _merge_pairs(report: FileReport) -> dict[str, str]:
-    """What merge wrote the file, and of which topics."""
+    """The merge that wrote the file, its topics and its inputs; empty for an L0 file."""
     properties = report.properties
     if properties is None:
         return {}

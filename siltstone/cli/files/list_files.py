@@ -1,4 +1,4 @@
-"""`siltstone files`: the file rows of the metadata, as a table."""
+"""`siltstone files`: the files of the metadata as a table."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from siltstone.ops.levels_report import payload_bytes_of, share
 from siltstone.terminal.output import console, json_option, print_json, print_table
 
 KEY_WIDTH_MIN = 150
-"""Columns of a terminal from which on keys, which are never cut, have a column; below it, lines of their own."""
+"""A terminal with at least this many columns has a column for keys; in a narrower one each key has its own line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a live file holds, from L1 up in live extents."""
+    """The contents of a live file. From L1 up only live extents count."""
 
     partitions: int = 0
     records: int = 0
     live_bytes: int = 0
     payload_bytes: int = 0
-    """Of which `live_bytes` live: without the file's own index where that is known."""
+    """Bytes of records that the file was written with, without the file's index if its size is known."""
 
 
 def _read_level(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """ "1" or "L1"."""
+    """Read a level, written "1" or "L1"."""
     if value is None:
         return None
     level = value.upper().removeprefix("L")
     if level not in ("0", "1", "2"):
-        raise WrongUsageError(f"{value!r} is no level", remedy="there are 0, 1 and 2 (or L0, L1 and L2)")
+        raise WrongUsageError(f"{value!r} is not a level", remedy="give 0, 1 or 2 (or L0, L1 or L2)")
     return int(level)
 
 
@@ -61,10 +61,10 @@ def files() -> None:
 @system_options
 @json_option
 def list_files(state: str | None, level: int | None, given: SystemOptions, as_json: bool) -> None:
-    """List files: level, class, state, bytes, age, how many partitions and records live in each.
+    """List files: level, class, state, size, age, and the number of partitions and records.
 
-    From L1 up partitions and records are those of live extents, and "live" is their share of what the file was written
-    with; the rest is dead and goes with the next merge. Of files that are not live nothing is counted.
+    From L1 up only live extents count, and "live" is their share of the bytes that the file was written with; the next
+    merge drops the rest. For files that are not live, nothing is counted.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What the commands of `siltstone groups` share: names that are nearly right, ends of logs, asking before deletion."""
+"""Shared by the commands of `siltstone groups`: hints for mistyped names, log ends, the question before a deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from siltstone.ops.hint_options import CommandWords
 
 @asynccontextmanager
 async def group_hints(bootstrap: str, name: str, words: CommandWords) -> AsyncGenerator[None]:
-    """Where the block finds that there is no group of this name, the remedy is the nearest name there is."""
+    """Add a remedy to an unknown-group error of the block: the existing name that is most like `name`."""
     try:
         yield
     except KafkaError as error:
@@ -34,13 +34,13 @@ def nearest_group(name: str, names: Sequence[str], words: CommandWords) -> str:
 
 
 async def partition_counts(client: KafkaClient, topics: Collection[str]) -> Mapping[str, int]:
-    """Of those topics that are there."""
+    """The number of partitions of each topic that exists."""
     known = (await client.metadata(sorted(topics))).topics if topics else []
     return {topic.name: len(topic.partitions) for topic in known if topic.name is not None and not topic.error_code}
 
 
 async def log_ends(bootstrap: str, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LogEnds]:
-    """Of those partitions that are there. Raises KafkaError for any other error."""
+    """Start and end of the log of each partition that exists. Raises KafkaError for any other error."""
     if not partitions:
         return {}
     async with connected(bootstrap) as client:
@@ -59,14 +59,16 @@ async def log_ends(bootstrap: str, partitions: Collection[TopicPartition]) -> Ma
 
 
 def confirm(yes: bool, question: str) -> None:
-    """Raises click.UsageError where nobody can be asked, click.Abort for no."""
+    """Ask before a deletion. Raises click.UsageError when stdin is no terminal, click.Abort when the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here: --yes is needed to delete")
+        raise click.UsageError(
+            "stdin is not a terminal, so this command cannot ask: add --yes to delete without asking"
+        )
     click.confirm(question, abort=True)
 
 
 def tell(line: str) -> None:
-    """On stderr."""
+    """Print a line to stderr."""
     click.echo(line, err=True)

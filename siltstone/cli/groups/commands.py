@@ -1,4 +1,4 @@
-"""`siltstone groups`: over the Kafka protocol, of any group that commits here. Changing offsets: `groups_offsets`."""
+"""`siltstone groups`, over the Kafka protocol. The commands that change offsets are in `offsets.py` beside it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead"
 
 @click.group()
 def groups() -> None:
-    """List consumer groups, show how far each has read, move its offsets, delete it.
+    """List consumer groups, show their lag, reset their offsets, delete them.
 
     \b
     Examples:
@@ -54,12 +54,12 @@ groups.add_command(delete_offsets_command)
     "states",
     multiple=True,
     type=click.Choice(STATES, case_sensitive=False),
-    help="Only groups in this state; may be repeated.",
+    help="Only groups in this state. Repeatable.",
 )
 @agent_options
 @json_option
 def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
-    """List all groups: state, protocol, and which agent coordinates each.
+    """List all groups with state, protocol and coordinating agent.
 
     \b
     Examples:
@@ -83,8 +83,8 @@ def list_groups(states: Sequence[str], bootstrap: str, as_json: bool) -> None:
 def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
     """Show the state, members, committed offsets and lag of GROUPs.
 
-    Lag counts offsets from the committed one to the end of the log. On a compacted topic that is more than the records
-    that are left to read.
+    The lag is the number of offsets between the committed offset and the end of the log. On a compacted topic fewer
+    records than that are left to read.
 
     \b
     Examples:
@@ -151,10 +151,10 @@ def _print_group(group: GroupDescription, rows: Sequence[PartitionLag]) -> None:
 
 @groups.command()
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @agent_options
 def delete(names: Sequence[str], yes: bool, bootstrap: str) -> None:
-    """Delete GROUPs without members, and all offsets they have committed.
+    """Delete GROUPs that have no members, with all their committed offsets.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`siltstone groups reset` and `delete-offsets`: what a group has committed, changed from outside."""
+"""`siltstone groups reset` and `delete-offsets`: change the committed offsets of a group from outside."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from siltstone.ops.hint_options import CommandWords
 from siltstone.terminal.output import json_option, print_json, print_table
 
 Chosen = Sequence[tuple[str, Sequence[int] | None]]
-"""Topics, and which partitions of each; None for all."""
+"""Topics with the chosen partitions of each; None for all partitions."""
 
 
 class GroupHasMembersError(BadInputError):
-    """Members would overwrite what is set, or read on where they are."""
+    """The group has members. They would overwrite new offsets, or read on without noticing them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What was asked for; exactly one is set."""
+    """The offsets to move to. Exactly one field is set."""
 
     to_earliest: bool
     to_latest: bool
@@ -43,7 +43,7 @@ class Target:
 
 
 def _read_topics(_ctx: click.Context, _param: click.Parameter, values: Sequence[str]) -> Chosen:
-    """TOPIC or TOPIC:P,... each; a topic's name holds no colon."""
+    """Read TOPIC or TOPIC:P,... values. The name of a topic cannot contain a colon."""
     chosen: list[tuple[str, Sequence[int] | None]] = []
     with as_usage():
         for value in values:
@@ -59,16 +59,20 @@ def _read_topics(_ctx: click.Context, _param: click.Parameter, values: Sequence[
     multiple=True,
     callback=_read_topics,
     metavar="TOPIC[:P,...]",
-    help="Of this topic, or these partitions of it; may be repeated.",
+    help="Reset this topic, or only these partitions of it. Repeatable.",
 )
-@click.option("--all-topics", is_flag=True, help="Of every topic that the group has committed offsets of.")
-@click.option("--to-earliest", is_flag=True, help="Read all that is there again.")
-@click.option("--to-latest", is_flag=True, help="Skip all that is there.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="N")
-@click.option("--to-datetime", metavar="TIME", help="The first record at or after: 2026-01-31T12:00:00Z, ms, or -15m.")
-@click.option("--shift-by", type=int, metavar="N", help="From where it is; back if below zero.")
-@click.option("--execute", is_flag=True, help="Do it. Without, it is only shown (--dry-run).")
-@click.option("--dry-run", is_flag=True, help="Only show what would be done: the default.")
+@click.option("--all-topics", is_flag=True, help="Reset every topic for which the group has committed offsets.")
+@click.option("--to-earliest", is_flag=True, help="Move to the start of the log: read everything again.")
+@click.option("--to-latest", is_flag=True, help="Move to the end of the log: skip everything.")
+@click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="Move to offset N.")
+@click.option(
+    "--to-datetime",
+    metavar="TIME",
+    help="Move to the first record at or after TIME: 2026-01-31T12:00:00Z, ms since 1970, or -15m.",
+)
+@click.option("--shift-by", type=int, metavar="N", help="Move N offsets forward, or back if N is negative.")
+@click.option("--execute", is_flag=True, help="Change the offsets. Without this option they are only shown.")
+@click.option("--dry-run", is_flag=True, help="Only show the new offsets; this is the default.")
 @agent_options
 @json_option
 def reset_command(
@@ -85,9 +89,10 @@ def reset_command(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Move the committed offsets of GROUP, which must have no members. Shows what it would do; --execute does it.
+    """Move the committed offsets of GROUP. Without --execute it only shows the new offsets.
 
-    Offsets outside a log are held at its nearer end. A group that is not there is made.
+    The group must have no members. An offset outside the log becomes the nearer end of the log. A group that does not
+    exist is created.
 
     \b
     Examples:
@@ -96,9 +101,11 @@ def reset_command(
       siltstone groups reset billing --all-topics --to-datetime 2026-01-31
     """
     if execute and dry_run:
-        raise click.UsageError("--execute and --dry-run exclude each other")
+        raise click.UsageError("give either --execute or --dry-run, not both")
     if bool(chosen) is all_topics:
-        raise WrongUsageError("name the topics", remedy="give --topic TOPIC[:P,...], or --all-topics")
+        raise WrongUsageError(
+            "name the topics to reset, in one way", remedy="give either --topic TOPIC[:P,...] or --all-topics"
+        )
     with as_usage():
         time_ms = None if to_datetime is None else parse_time(to_datetime, SystemClock().wall_ms())
     target = Target(
@@ -106,7 +113,8 @@ def reset_command(
     )
     if sum((to_earliest, to_latest, to_offset is not None, time_ms is not None, shift_by is not None)) != 1:
         raise WrongUsageError(
-            "say where to", remedy="give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+            "name one target for the offsets",
+            remedy="give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by",
         )
     rows = asyncio.run(_reset(bootstrap, name, chosen, target, given_agents(), execute=execute))
     if as_json:
@@ -120,7 +128,7 @@ def reset_command(
     click.echo(
         f"reset {plural(len(rows), 'offset')} of {name}"
         if execute
-        else "nothing was changed: this is what --execute would do"
+        else "nothing was changed; add --execute to commit these offsets"
     )
 
 
@@ -138,11 +146,14 @@ async def _reset(
         logs = await log_ends(bootstrap, partitions)
         gone = [each for each in partitions if each not in logs]
         for topic, partition in gone:
-            tell(f"{topic} partition {partition} is gone: passed over")
+            tell(f"{topic} partition {partition} does not exist any more: skipped")
         there = [each for each in partitions if each in logs]
         rows = resets(await _wanted(inner, there, target, committed, logs), committed, logs)
     if not rows:
-        raise BadInputError(f"group {name!r} has committed no offsets", remedy="name topics with --topic TOPIC[:P,...]")
+        raise BadInputError(
+            f"group {name!r} has no committed offsets to reset; nothing was changed",
+            remedy="name the topics with --topic TOPIC[:P,...]",
+        )
     if execute:
         await client.commit({(each.topic, each.partition): each.after for each in rows})
     return rows
@@ -151,8 +162,9 @@ async def _reset(
 def _require_no_members(group: GroupDescription, words: CommandWords) -> None:
     if group.members or group.state not in ("Empty", "Dead"):
         raise GroupHasMembersError(
-            f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}",
-            remedy="stop them first: they would commit over it;"
+            f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}; no offset was"
+            " changed",
+            remedy="stop the members first, because they would overwrite the new offsets;"
             f" `siltstone groups describe {group.group_id}{words.agents}` shows them",
         )
 
@@ -161,7 +173,7 @@ async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, words: Command
     hint = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
     if not chosen:
         raise KafkaError(69, f"group {name!r}", remedies={"GROUP_ID_NOT_FOUND": hint})
-    tell(f"note: there is no group {name!r} yet, --execute makes it ({hint})")
+    tell(f"note: group {name!r} does not exist; --execute creates it ({hint})")
 
 
 async def _partitions(client: KafkaClient, chosen: Chosen, words: CommandWords) -> Sequence[TopicPartition]:
@@ -205,12 +217,12 @@ async def _wanted(
     required=True,
     callback=_read_topics,
     metavar="TOPIC[:P,...]",
-    help="Of this topic, or these partitions of it; may be repeated.",
+    help="Delete the offsets of this topic, or only of these partitions of it. Repeatable.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @agent_options
 def delete_offsets_command(name: str, chosen: Chosen, yes: bool, bootstrap: str) -> None:
-    """Forget what GROUP has committed of topics that none of its members reads.
+    """Delete the committed offsets of GROUP for topics that none of its members reads.
 
     \b
     Example:

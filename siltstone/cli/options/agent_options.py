@@ -1,6 +1,6 @@
-"""Where a command finds agents: --bootstrap, or those of the `siltstone dev` that runs on --data.
+"""The options that say where the agents are: --bootstrap, or the `siltstone dev` that runs on --data.
 
-What stands on the command line counts first, then a `--data` directory, then SILTSTONE_BOOTSTRAP.
+A --bootstrap on the command line counts first, then --data, then SILTSTONE_BOOTSTRAP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
 
 class NoAgentError(UnavailableError):
-    """`siltstone dev` does not run on the directory that was named."""
+    """`siltstone dev` does not run on the named directory."""
 
 
 def bootstrap_option(command: Command) -> Command:
@@ -39,19 +39,19 @@ def bootstrap_option(command: Command) -> Command:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT[,...]",
-        help="Where agents answer.",
+        help="Addresses of agents; one that answers is enough.",
     )(command)
 
 
 def agent_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`--bootstrap` and `--data`, handed to the command as `bootstrap`."""
+    """Add `--bootstrap` and `--data`; the command gets the addresses as `bootstrap`."""
 
     @bootstrap_option
     @click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="DIR",
-        help="The agents of the `siltstone dev` that runs there.",
+        help="Use the agents of the `siltstone dev` that runs on this directory.",
     )
     @wraps(command)
     def with_agents(*args: Any, bootstrap: str, data: Path | None, **kwargs: Any) -> T:
@@ -65,14 +65,14 @@ def bootstrap_of(data: Path | None, bootstrap: str) -> str:
     found = running_bootstrap(data, bootstrap)
     if found is None:
         raise NoAgentError(
-            f"no agent runs on {data}, and this command asks one",
-            remedy=f"start it with `siltstone dev --data {data}`, or name other agents with --bootstrap HOST:PORT",
+            f"no agent runs on {data}, and this command needs one; nothing was done",
+            remedy=f"start one with `siltstone dev --data {data}`, or name other agents with --bootstrap HOST:PORT",
         )
     return found
 
 
 def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
-    """As `bootstrap_of`; None when nothing runs on `data`."""
+    """The addresses, as in `bootstrap_of`; None when nothing runs on `data`."""
     if data is None or is_typed("bootstrap"):
         return bootstrap
     running = read_run_file(data)
@@ -80,7 +80,7 @@ def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
 
 
 def given_agents() -> CommandWords:
-    """What hints repeat of the `--data` or `--bootstrap` on the command line."""
+    """The `--data` or `--bootstrap` of the command line, for hints to repeat."""
     given = click.get_current_context().params
     typed = {name for name in ("data", "bootstrap") if is_typed(name)}
     return CommandWords(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
@@ -92,7 +92,7 @@ def is_typed(parameter: str) -> bool:
 
 @asynccontextmanager
 async def name_hints(client: KafkaClient, name: str, words: CommandWords) -> AsyncGenerator[None]:
-    """Where the block finds that there is no topic of this name, the remedy is the nearest name there is."""
+    """Add a remedy to an unknown-topic error of the block: the existing name that is most like `name`."""
     try:
         yield
     except KafkaError as error:
@@ -103,6 +103,9 @@ async def name_hints(client: KafkaClient, name: str, words: CommandWords) -> Asy
 
 
 def acts(config: str) -> bool:
-    """False for what is kept and shown for Kafka's tools alone. A newer agent's config is its own affair."""
+    """Whether Siltstone acts on a topic config. False for configs that are only stored and shown, for Kafka's tools.
+
+    True for a name that this release does not know: a newer agent may act on it.
+    """
     known = TOPIC_CONFIGS.get(config)
     return known is None or known.effective

@@ -1,4 +1,4 @@
-"""`--config FILE` and `--set NAME=VALUE`: how the commands that run something take their settings."""
+"""The options `--config FILE` and `--set NAME=VALUE`, by which commands take settings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def setting_options(command: Command) -> Command:
-    """The options, under the parameter names `config` and `assignments`."""
+    """Add the options, under the parameter names `config` and `assignments`."""
     config = click.option(
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="A TOML file of settings (docs/settings.md).",
+        help="A TOML file with settings (docs/settings.md).",
     )
     assignments = click.option(
         "--set",
         "assignments",
         multiple=True,
         metavar="NAME=VALUE",
-        help="A setting, for example produce.linger.ms=100; may be repeated. Wins over environment and file.",
+        help="One setting, for example produce.linger.ms=100. Repeatable. Wins over the environment and the file.",
     )
     return config(assignments(command))
 
@@ -38,7 +38,7 @@ def setting_options(command: Command) -> Command:
 def read_settings(
     config: Path | None, assignments: Sequence[str], options: Mapping[str, str | None] | None = None
 ) -> Settings:
-    """Settings from file, environment, `--set`, and options of their own (which win); sets up logging by them too.
+    """Settings from the file, the environment, `--set` and `options`; the later source wins. Also sets up logging.
 
     Raises SettingsError, BadInputError.
     """
@@ -46,7 +46,10 @@ def read_settings(
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise BadInputError(f"--set {assignment!r} has no '='", remedy="write --set NAME=VALUE")
+            raise BadInputError(
+                f"--set {assignment!r} has no '='; nothing was done",
+                remedy="write --set NAME=VALUE; docs/settings.md lists the names",
+            )
         overrides[name.strip()] = value.strip()
     overrides |= {name: value for name, value in (options or {}).items() if value is not None}
     settings = load_settings(config, os.environ, overrides)

@@ -1,8 +1,8 @@
-"""Where a command finds its system: `--data DIR`, or URLs, or the settings that agents use.
+"""The options that say where the system is: `--data DIR`, or URLs, or the settings that agents use.
 
-`--data` means a directory of `siltstone dev`: when that runs, the command attaches to it; when not, Postgres is started
-for the command's own run. Otherwise `--metadata` and `--object-store` count, then SILTSTONE_METADATA_URL and
-SILTSTONE_OBJECT_STORE_URL, then the TOML file of `--config`.
+`--data` names a directory of `siltstone dev`. While `siltstone dev` runs there, the command attaches to it; otherwise
+the command starts the Postgres of the directory for its own run. Without `--data` the options `--metadata` and
+`--object-store` count first, then SILTSTONE_METADATA_URL and SILTSTONE_OBJECT_STORE_URL, then the file of `--config`.
 """
 
 from __future__ import annotations
@@ -38,55 +38,60 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemOptions:
-    """What the user named: a directory, or URLs (empty where nothing was)."""
+    """The place that the user named: a directory, or URLs. A URL that was not named is empty."""
 
     data: Path | None
     metadata_url: str
     object_store_url: str
     settings: Settings
-    """All that the command was given, by whatever way."""
+    """Every setting of the command: from options, the environment and the file."""
     words: CommandWords = NO_WORDS
-    """What hints repeat of it."""
+    """The options that printed hints repeat, so that a hint can be run as it is printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Urls:
-    """Where things are, for as long as the block lasts that found it out."""
+    """The URLs of a system. They are valid inside the `resolved` block that found them."""
 
     metadata: str
     object_store: str
     bootstrap: str = ""
-    """HOST:PORT[,...] of the agents of a running `--data` directory; empty when that is not known."""
+    """HOST:PORT[,...] of the agents that run on the `--data` directory; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Open services."""
+    """The metadata and the store, both open."""
 
     metadata: Metadata
     store: ObjectStore
 
 
 def system_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`--data`, `--metadata`, `--object-store`, `--config` and `--set`, handed to the command as `given`."""
+    """Add `--data`, `--metadata`, `--object-store`, `--config` and `--set`; the command gets them as `given`."""
     data = click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False, exists=True),
         metavar="DIR",
-        help="A directory of `siltstone dev`, running or not.",
+        help="The system in this directory of `siltstone dev`, running or not.",
     )
     return data(url_options(command))
 
 
 def url_options(command: Callable[..., T]) -> Callable[..., T]:
-    """As `system_options` without `--data`."""
+    """Add the options of `system_options` without `--data`."""
 
-    @click.option("--metadata", "metadata_url", metavar="URL", help="postgresql://USER@HOST:PORT/DB (metadata.url).")
+    @click.option(
+        "--metadata",
+        "metadata_url",
+        metavar="URL",
+        help="Postgres of the metadata: postgresql://USER@HOST:PORT/DB (metadata.url).",
+    )
     @click.option(
         "--object-store",
         "object_store_url",
         metavar="URL",
-        help="s3://BUCKET/PREFIX, file:///DIR (object.store.url).",
+        help="Object store of the records: s3://BUCKET/PREFIX or file:///DIR (object.store.url).",
     )
     @setting_options
     @wraps(command)
@@ -100,7 +105,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
         **kwargs: Any,
     ) -> T:
         if data is not None and (metadata_url or object_store_url or any(map(_is_place, assignments))):
-            raise click.UsageError("--data says where everything lies: give it, or give URLs")
+            raise click.UsageError("--data already names the whole system: give either --data or URLs, not both")
         settings = read_settings(
             config, assignments, {"metadata.url": metadata_url, "object.store.url": object_store_url}
         )
@@ -125,7 +130,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
 
 @contextmanager
 def resolved(given: SystemOptions) -> Generator[Urls]:
-    """The URLs; the Postgres of a `--data` directory runs while the block does. Raises what `attach` raises."""
+    """The URLs. The Postgres of a `--data` directory runs while the block does. Raises the errors of `attach`."""
     if given.data is None:
         yield Urls(metadata=given.metadata_url, object_store=given.object_store_url)
         return
@@ -134,7 +139,7 @@ def resolved(given: SystemOptions) -> Generator[Urls]:
 
 
 def resolved_store(given: SystemOptions) -> str:
-    """The object store's URL alone, which needs no Postgres. Raises RunFileError."""
+    """The URL of the object store alone; no Postgres is started. Raises RunFileError."""
     if given.data is None:
         return given.object_store_url
     running = read_run_file(given.data)
@@ -143,7 +148,7 @@ def resolved_store(given: SystemOptions) -> str:
 
 @asynccontextmanager
 async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
-    """Raises BadInputError when `url` is empty, and what opening it raises."""
+    """Raises BadInputError when `url` is empty, and the errors of opening the metadata."""
     metadata = open_metadata(_named(url, "metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
     await metadata.open()
     try:
@@ -154,8 +159,10 @@ async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
 
 @asynccontextmanager
 async def opened_store(url: str) -> AsyncGenerator[ObjectStore]:
-    """With retries; a directory is not made, so that one that was mistyped is told. Raises BadInputError when `url` is
-    empty, and what opening it raises."""
+    """The store, with retries. A missing directory is an error and is not created, so that a typing error is noticed.
+
+    Raises BadInputError when `url` is empty, and the errors of opening the store.
+    """
     place = _named(url, "the object store", "--object-store URL", "SILTSTONE_OBJECT_STORE_URL")
     store = Retrying(open_store(place, must_exist=True), SystemClock(), SystemIds())
     await store.open()
@@ -167,14 +174,18 @@ async def opened_store(url: str) -> AsyncGenerator[ObjectStore]:
 
 @asynccontextmanager
 async def opened(urls: Urls) -> AsyncGenerator[System]:
-    """Both."""
+    """The metadata and the store, closed at the end of the block."""
     async with AsyncExitStack() as stack:
         metadata = await stack.enter_async_context(opened_metadata(urls.metadata))
         yield System(metadata=metadata, store=await stack.enter_async_context(opened_store(urls.object_store)))
 
 
 async def same_cluster(system: System) -> tuple[str, Action]:
-    """The cluster id, and what an agent would do about the store's. Writes nothing. Raises ClusterMismatchError."""
+    """The cluster id, and what an agent would do about the cluster file in the store. Writes nothing.
+
+    Raises ClusterMismatchError.
+    """
+    # The probe objects of `siltstone doctor` do not make a store a used one.
     is_empty = True
     async for stat in system.store.list():
         if not stat.key.startswith(PROBE_PREFIX):
@@ -196,7 +207,7 @@ POSTGRES_NAMES = "--metadata URL (postgresql://USER@HOST:PORT/DB)", "SILTSTONE_M
 
 
 def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
-    """The remedy where a place is not named. `data`: the command takes --data, too."""
+    """The remedy when no place is named. `data`: whether the command also takes --data."""
     ways = ["give --data DIR of `siltstone dev`"] if data else []
     return ", or ".join([*ways, f"{'' if data else 'give '}{option}", f"set {variable}"])
 
@@ -204,11 +215,13 @@ def ways_to_name(option: str, variable: str, *, data: bool = True) -> str:
 def _named(url: str, what: str, option: str, variable: str) -> str:
     if not url:
         raise BadInputError(
-            f"nothing says where {what} is", remedy=ways_to_name(option, variable, data=_running_command_takes_data())
+            f"no option or setting says where {what} is; nothing was done",
+            remedy=ways_to_name(option, variable, data=_running_command_takes_data()),
         )
     if is_memory(url):
         raise BadInputError(
-            f"{option.split()[0]} memory:// is empty and ends with this command", remedy="name one that lasts"
+            f"{option.split()[0]} memory:// is empty and ends with this command; nothing was done",
+            remedy="name one that lasts: postgresql://... for the metadata, s3://... or file:///... for the store",
         )
     return url
 

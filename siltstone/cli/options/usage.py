@@ -1,4 +1,4 @@
-"""Wrong usage of a command that it can itself say a remedy for."""
+"""Errors of wrong usage that carry a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.errors import BadInputError
 
 
 class WrongUsageError(click.UsageError):
-    """Shown as click shows wrong usage, and then the remedy; exit code 2."""
+    """Wrong usage of a command. The CLI prints click's usage message and then the remedy; exit code 2."""
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class WrongUsageError(click.UsageError):
 
 
 def usage_remedy(error: click.UsageError) -> str:
-    """Empty where nothing can be told beyond what click says."""
+    """The remedy for a usage error; empty when click's own message is enough."""
     if isinstance(error, WrongUsageError):
         return error.remedy
     if not isinstance(error, click.BadParameter) or error.param is None:
@@ -29,15 +29,19 @@ def usage_remedy(error: click.UsageError) -> str:
         whole = "a whole number" if isinstance(kind, click.IntRange) else "a number"
         if kind.min is None:
             return f"give {whole}"
-        return f"give {whole} from {kind.min:g}" + (" on" if kind.max is None else f" to {kind.max:g}")
+        return (
+            f"give {whole}, {kind.min:g} or more"
+            if kind.max is None
+            else f"give {whole} from {kind.min:g} to {kind.max:g}"
+        )
     if isinstance(kind, click.Path) and error.param.name == "data":
-        return "name the directory that `siltstone dev` was started with (./siltstone-data where --data was not given)"
+        return "name the directory that `siltstone dev` was started with (its default is ./siltstone-data)"
     return ""
 
 
 @contextmanager
 def as_usage() -> Generator[None]:
-    """Around the reading of what an option says: text that cannot be read is wrong usage, with its remedy."""
+    """Turn a BadInputError of the block into wrong usage. For code that parses the text of an option."""
     try:
         yield
     except BadInputError as error:

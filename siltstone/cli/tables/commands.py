@@ -1,4 +1,4 @@
-"""`siltstone tables`: a topic as Parquet files or as an Iceberg table, and how others open the latter's catalog."""
+"""`siltstone tables`: export a topic to Parquet files or to an Iceberg table; print how to open the Iceberg catalog."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PARQUET, ICEBERG = "parquet", "iceberg"
 WAREHOUSE = "tables"
-"""Below a `--data` directory: where tables lie unless a place is given."""
+"""Subdirectory of `--data` that holds the tables if no place is given."""
 FORMS = "parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=... or iceberg:NAMESPACE.TABLE"
 T = TypeVar("T")
 _EVERY = re.compile(r"(\d{1,6})(s|m|h)?")
@@ -42,7 +42,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 @click.group()
 def tables() -> None:
-    """Topics as tables for other engines.
+    """Export topics as tables for other engines.
 
     \b
     Examples:
@@ -53,20 +53,20 @@ def tables() -> None:
 
 
 def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
-    """`--catalog`, `--warehouse` and `--catalog-property` (as `properties`)."""
+    """Add `--catalog`, `--warehouse` and `--catalog-property` (as `properties`)."""
     for option in (
         click.option(
             "--catalog-property",
             "properties",
             multiple=True,
             metavar="NAME=VALUE",
-            help="More for pyiceberg; repeatable.",
+            help="Another property of the catalog, for pyiceberg. Repeatable.",
         ),
         click.option(
-            "--warehouse", default="", metavar="URL", help="Where new Iceberg tables go (default: DATA/tables)."
+            "--warehouse", default="", metavar="URL", help="Place of new Iceberg tables. Default: DIR/tables of --data."
         ),
         click.option(
-            "--catalog", default="", metavar="URL", help="Iceberg catalog (default: the metadata's Postgres)."
+            "--catalog", default="", metavar="URL", help="Iceberg catalog. Default: in the Postgres of the metadata."
         ),
     ):
         command = option(command)
@@ -80,47 +80,78 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     "destination",
     required=True,
     metavar="KIND:PLACE",
-    help="parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., or iceberg:NAMESPACE.TABLE.",
+    help="The table: parquet:DIR, parquet:s3://BUCKET/PREFIX?endpoint=..., or iceberg:NAMESPACE.TABLE.",
 )
 @_catalog_options
-@click.option("--value", type=click.Choice(["raw", "json", "avro"]), default="raw", show_default=True)
+@click.option(
+    "--value",
+    type=click.Choice(["raw", "json", "avro"]),
+    default="raw",
+    show_default=True,
+    help="Format of the values; json and avro get a column for each field.",
+)
 @click.option(
     "--schema",
     "schema_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="Columns of the value: a JSON Schema, or an Avro schema.",
+    help="JSON Schema or Avro schema of the values; it defines the columns.",
 )
-@click.option("--framing", type=click.Choice(["none", "confluent"]), default="none", help="Before each Avro value.")
+@click.option(
+    "--framing",
+    type=click.Choice(["none", "confluent"]),
+    default="none",
+    show_default=True,
+    help="confluent: each Avro value begins with the header of a schema registry.",
+)
 @click.option(
     "--on-error",
     type=click.Choice(["column", "fail"]),
     default="column",
     show_default=True,
-    help="A value that does not fit: keep it in kafka_value with kafka_error, or end.",
+    help="If a value does not fit the schema: keep it in kafka_value with kafka_error, or fail.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["log", "latest"]),
     default="log",
     show_default=True,
-    help="Every record, added; or the latest of each key, written anew.",
+    help="log: append every record. latest: rewrite the table with the latest record of each key.",
 )
-@click.option("--from", "begin", default="start", show_default=True, metavar="OFFSET", help="start, end, N or @TIME.")
-@click.option("--engine", type=click.Choice(["auto", "process", "spark"]), default="auto", show_default=True)
-@click.option("--follow", is_flag=True, help="Go on, every --every, until Ctrl-C.")
-@click.option("--every", default="60s", show_default=True, metavar="TIME", help="With --follow, for example 10s, 5m.")
-@click.option("--recreated", is_flag=True, help="Go on with a topic that was deleted and created anew.")
+@click.option(
+    "--from",
+    "begin",
+    default="start",
+    show_default=True,
+    metavar="OFFSET",
+    help="Where a new table begins: start, end, N or @TIME.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "process", "spark"]),
+    default="auto",
+    show_default=True,
+    help="Read in this process or on a local Spark; auto decides by size.",
+)
+@click.option("--follow", is_flag=True, help="Export again and again, every --every, until Ctrl-C.")
+@click.option(
+    "--every",
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="With --follow: the interval, for example 10s or 5m.",
+)
+@click.option("--recreated", is_flag=True, help="Continue with a topic that was deleted and created again.")
 @click.option("--skip-lost", is_flag=True, help="Leave out records that are gone or damaged, with a warning.")
 @system_options
 @json_option
 def export(topic: str, every: str, follow: bool, given: SystemOptions, as_json: bool, **options: Any) -> None:
-    """Write TOPIC to a table, from where the table ends.
+    """Write TOPIC to a table, continuing where the table ends.
 
-    A table remembers the offsets it holds, in the same commit as its rows: run it again, or after a crash, and each
-    record is there once. Columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key, kafka_value,
-    kafka_headers; with --value json or avro also a column for each field, and kafka_tombstone, kafka_error. A new field
-    becomes a new column.
+    Each commit stores its offsets together with its rows, so every record is in the table exactly once, even if the
+    command is run again after a crash. The columns are kafka_partition, kafka_offset, kafka_timestamp, kafka_key,
+    kafka_value and kafka_headers; with --value json or avro also kafka_tombstone, kafka_error and a column for each
+    field. A new field adds a new column.
 
     \b
     Examples:
@@ -157,7 +188,7 @@ def show_catalog(
 ) -> None:
     """Print how other programs open the Iceberg catalog: a .pyiceberg.yaml, or with --json its properties.
 
-    The password of the Postgres is among them. For a catalog of your own give the same --catalog as to the export.
+    The output contains the password of the Postgres. For your own catalog give the same --catalog as to the export.
 
     \b
     Examples:
@@ -167,8 +198,8 @@ def show_catalog(
     """
     if given.data is not None and not catalog and read_run_file(given.data) is None:
         raise BadInputError(
-            f"no `siltstone dev` runs in {given.data}, and its Postgres, which holds the catalog, with it",
-            remedy=f"siltstone dev --data {given.data}",
+            f"no `siltstone dev` runs on {given.data}, so its Postgres, which holds the catalog, does not run either",
+            remedy=f"start it with `siltstone dev --data {given.data}`",
         )
     from spark_jobs.tables.catalog import as_yaml, properties_of
 
@@ -200,7 +231,7 @@ class _Wanted:
 
 
 class _Running:
-    """The parts of an export; those of Spark begin when they are first needed."""
+    """The parts of an export. Spark is started only when it is first needed."""
 
     def __init__(self, wanted: _Wanted, urls: Urls) -> None:
         from spark_jobs.tables.engines import InProcess
@@ -224,7 +255,7 @@ class _Running:
             return run(self._source, self.table, self._engine, self._ask, show)
 
     def follow(self, seconds: int, every: str, *, as_json: bool) -> None:
-        """Ends by KeyboardInterrupt. What may go away is told, and tried again at the next time."""
+        """Export in rounds until KeyboardInterrupt. An error that may pass is printed; the next round tries again."""
         from spark_jobs.scan.contract import PinLostError
 
         never = threading.Event()
@@ -258,7 +289,7 @@ class _Running:
         large = size_bytes >= self._wanted.given.settings.spark_merge_min_bytes
         if chosen == "auto" and large and find_spec("pyspark") is None:
             click.echo(
-                f"{size_text(size_bytes)} are read in this process; Spark would take them to all cores:"
+                f"reading {size_text(size_bytes)} in this process; with Spark installed, all cores would read:"
                 f" {INSTALL_EXTRA}",
                 err=True,
             )
@@ -272,20 +303,22 @@ class _Running:
         return self._in_process
 
 
-# ---- from words to parts ------------------------------------------------------------------------------------------
+# ---- from options to parts ----------------------------------------------------------------------------------------
 
 
 def _require_extra() -> None:
-    """Before anything is opened. Raises BadInputError."""
+    """Check for the `tables` extra before anything is opened. Raises BadInputError."""
     for module in ("pyarrow", "pyiceberg"):
         if find_spec(module) is None:
-            raise BadInputError(f"tables need {module}, which is not installed", remedy=INSTALL_TABLES)
+            raise BadInputError(
+                f"tables need {module}, which is not installed; nothing was written", remedy=INSTALL_TABLES
+            )
 
 
 def _seconds(text: str) -> int:
     found = _EVERY.fullmatch(text)
     if found is None or int(found[1]) == 0:
-        raise WrongUsageError(f"--every {text!r} is no time", remedy="for example 10s, 5m, 1h")
+        raise WrongUsageError(f"--every {text!r} is not an interval", remedy="give, for example, 10s, 5m or 1h")
     return int(found[1]) * _SECONDS[found[2]]
 
 
@@ -322,11 +355,11 @@ def _begin(text: str) -> From:
             return first.number
         if not first.number:
             return Edge.EARLIEST if first.anchor is Anchor.START else Edge.LATEST
-    raise BadInputError(f"--from {text!r} is no place to begin at", remedy="start, end, N or @TIME")
+    raise BadInputError(f"--from {text!r} is not a place to begin at", remedy="give start, end, N or @TIME")
 
 
 def _check_destination(wanted: _Wanted) -> None:
-    """What --to says, before anything is opened. Raises WrongUsageError."""
+    """Check --to before anything is opened. Raises WrongUsageError."""
     from spark_jobs.tables.file_systems import parse_place
 
     kind, _, where = wanted.destination.partition(":")
@@ -340,11 +373,14 @@ def _check_destination(wanted: _Wanted) -> None:
             )
         return
     if wanted.catalog or wanted.warehouse or wanted.properties:
-        raise WrongUsageError("Parquet files are in no catalog", remedy="give --catalog with --to iceberg:...")
+        raise WrongUsageError(
+            "Parquet files have no catalog",
+            remedy="give --catalog, --warehouse and --catalog-property with --to iceberg:...",
+        )
     with as_usage():
         place = parse_place(_parquet_url(where), "--to parquet:")
     if place.scheme == "file" and place.directory.exists() and not place.directory.is_dir():
-        raise WrongUsageError(f"--to parquet:{where} is a file", remedy="name a directory, which is made if need be")
+        raise WrongUsageError(f"--to parquet:{where} is a file", remedy="name a directory; a missing one is created")
 
 
 def _parquet_url(where: str) -> str:
@@ -391,9 +427,9 @@ def _warehouse(given: SystemOptions, catalog: str, named: str) -> str:
     if given.data is not None:
         return (given.data.resolve() / WAREHOUSE).as_uri()
     if catalog and not catalog.startswith(("postgres", "sqlite")):
-        return ""  # such a catalog knows its own
+        return ""  # a REST catalog knows its own warehouse
     raise WrongUsageError(
-        "nothing says where the table's files go", remedy="give --warehouse URL, for example s3://lake/tables"
+        "no option says where the files of the table go", remedy="give --warehouse URL, for example s3://lake/tables"
     )
 
 
@@ -410,7 +446,8 @@ def _properties(assignments: tuple[str, ...]) -> Mapping[str, str]:
 def _required(url: str, option: str) -> str:
     if not url:
         raise BadInputError(
-            "nothing says where the system is", remedy=f"give --data DIR of `siltstone dev`, or {option} URL"
+            "no option or setting says where the system is; nothing was written",
+            remedy=f"give --data DIR of `siltstone dev`, or {option} URL",
         )
     return url
 

@@ -1,4 +1,4 @@
-"""What `siltstone tables export` shows: how far a run is, what it wrote, and the rounds of `--follow`."""
+"""The output of `siltstone tables export`: the progress of a run, its result, and the rounds of `--follow`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from spark_jobs.tables.export import Report
 
 TELL_MS = 10_000
-"""Where there is no terminal for a bar, a line comes so often."""
+"""Without a terminal for a bar, a line of progress is printed this often."""
 QUIET_MS = 60_000
-"""Rounds of `--follow` that find nothing are told so often."""
+"""Rounds of `--follow` that find nothing print a line this often."""
 PARTITIONS_SHOWN = 8
 
 
@@ -30,7 +30,7 @@ class Show(Protocol):
 
 @contextmanager
 def shown_progress(text: str, clock: Clock) -> Generator[Show]:
-    """A bar on a terminal; elsewhere, every ten seconds, a line on stderr."""
+    """Show a bar on a terminal, otherwise a line on stderr every ten seconds."""
     target = console(stderr=True)
     columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     told_ms = clock.monotonic_ms()
@@ -50,14 +50,14 @@ def shown_progress(text: str, clock: Clock) -> Generator[Show]:
 
 
 def offsets_text(offsets: Mapping[int, int]) -> str:
-    """{0: 3, 1: 7} -> "0:3 1:7"; of many partitions the sum alone."""
+    """{0: 3, 1: 7} -> "0:3 1:7". For more than PARTITIONS_SHOWN partitions only the sum."""
     if len(offsets) > PARTITIONS_SHOWN:
         return f"{sum(offsets.values()):,} over {plural(len(offsets), 'partition')}"
     return " ".join(f"{partition}:{offset}" for partition, offset in sorted(offsets.items()))
 
 
 class Rounds:
-    """The lines of `--follow`. With `as_json` stdout is for the reports alone, and the first and last go to stderr."""
+    """The lines of `--follow`. With `as_json` stdout has only the reports; the first and last line go to stderr."""
 
     def __init__(self, topic: str, table: str, every: str, clock: Clock, *, as_json: bool) -> None:
         self._topic, self._table, self._every, self._clock = topic, table, every, clock
@@ -68,13 +68,13 @@ class Rounds:
         self._told_ms: float | None = None
 
     def began(self, held: Mapping[int, int] | None, begin: str) -> None:
-        """`held`: the offsets where the table ends; None where there is no table yet."""
+        """`held`: the offsets where the table ends; None if there is no table yet."""
         self.begun = True
         self._held = held or {}
         place = begin if begin != "start" else "the start"
         where = place if held is None else f"offsets {offsets_text(held)}"
         click.echo(
-            f"following {self._topic} -> {self._table} every {self._every}, from {where}; Ctrl-C ends it",
+            f"following {self._topic} -> {self._table} every {self._every}, from {where}; Ctrl-C stops",
             err=self._as_json,
         )
 
@@ -95,7 +95,7 @@ class Rounds:
             click.echo(f"{self._time()} {what}, at offsets {offsets_text(self._held)}{behind}")
 
     def failed(self, error: Exception) -> None:
-        click.echo(f"{self._time()} not this time: {error}", err=True)
+        click.echo(f"{self._time()} round failed, the next one in {self._every} tries again: {error}", err=True)
 
     def stopped(self) -> None:
         wrong = f", {plural(self._errors, 'error')}" if self._errors else ""

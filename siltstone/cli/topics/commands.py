@@ -1,4 +1,4 @@
-"""`siltstone topics`: over the Kafka protocol, so it works wherever an agent answers. Describing: `topics_describe`."""
+"""`siltstone topics`, over the Kafka protocol. See also `describe.py` and `explain.py` beside it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from wire.messages.metadata import MetadataResponseTopic
 T = TypeVar("T")
 
 _GREW = (
-    "warning: the topic is compacted, and clients now send some keys to another partition: the last record of each"
-    " such key in its old partition is never replaced there, so readers may take an old value for the latest"
+    "warning: the topic is compacted, and clients now send some keys to another partition. The last record of such a"
+    " key stays in its old partition for ever, so readers may take an old value for the latest"
 )
 
 
 @click.group()
 def topics() -> None:
-    """Create, list, describe, alter and delete topics; explain how far compaction is with one.
+    """Create, list, describe, alter and delete topics; explain the compaction of one.
 
     \b
     Examples:
@@ -46,8 +46,8 @@ topics.add_command(explain_command)
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(min=1), help="How many; the agent's default if not given.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic config; may be repeated.")
+@click.option("--partitions", type=click.IntRange(min=1), help="Number of partitions. Default: the agent's.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic config. Repeatable.")
 @agent_options
 def create(name: str, partitions: int | None, configs: Sequence[str], bootstrap: str) -> None:
     """Create topic NAME.
@@ -96,9 +96,11 @@ def list_topics(bootstrap: str, as_json: bool) -> None:
 
 @topics.command()
 @click.argument("name")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a config; may be repeated.")
-@click.option("--delete-config", "deleted", multiple=True, metavar="NAME", help="Back to the default; may be repeated.")
-@click.option("--partitions", type=click.IntRange(min=1), help="Grow to this many.")
+@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic config. Repeatable.")
+@click.option(
+    "--delete-config", "deleted", multiple=True, metavar="NAME", help="Reset a config to its default. Repeatable."
+)
+@click.option("--partitions", type=click.IntRange(min=1), help="Grow to this number of partitions; never shrinks.")
 @agent_options
 def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions: int | None, bootstrap: str) -> None:
     """Change configs or the number of partitions of topic NAME.
@@ -113,7 +115,7 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
             raise click.UsageError(f"{config} is both set and deleted")
         changes[config] = None
     if not changes and partitions is None:
-        raise click.UsageError("nothing to change: give --config, --delete-config or --partitions")
+        raise click.UsageError("no change was asked for: give --config, --delete-config or --partitions")
 
     async def work(client: KafkaClient) -> None:
         async with name_hints(client, name, given_agents()):
@@ -131,7 +133,7 @@ def alter(name: str, configs: Sequence[str], deleted: Sequence[str], partitions:
 
 @topics.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
 @agent_options
 def delete(name: str, yes: bool, bootstrap: str) -> None:
     """Delete topic NAME and all its records.
@@ -142,7 +144,9 @@ def delete(name: str, yes: bool, bootstrap: str) -> None:
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: --yes is needed to delete a topic and all its records")
+            raise click.UsageError(
+                "stdin is not a terminal, so this command cannot ask: add --yes to delete the topic and all its records"
+            )
         click.confirm(f"delete topic {name!r} and all its records?", abort=True)
 
     async def work(client: KafkaClient) -> None:
@@ -161,16 +165,16 @@ async def _is_compacted(client: KafkaClient, name: str) -> bool:
 
 
 def _note_without_effect(configs: Iterable[str]) -> None:
-    """Say on stderr which of the configs just set change nothing."""
+    """Print a note to stderr for each config that was set but has no effect."""
     for config in configs:
         if not acts(config):
             click.echo(
-                f"note: {config} is kept, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True
+                f"note: {config} is stored, but has no effect in this version: {TOPIC_CONFIGS[config].doc}", err=True
             )
 
 
 def parse_configs(pairs: Sequence[str]) -> dict[str, str]:
-    """Read NAME=VALUE words; a value may hold "=". Raises click.UsageError."""
+    """Read NAME=VALUE words. A value may contain "=". Raises click.UsageError."""
     configs: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

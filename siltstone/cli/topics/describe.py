@@ -1,6 +1,6 @@
-"""`siltstone topics describe`: what an agent says of a topic and, of a compacted one, how far compaction is.
+"""`siltstone topics describe`: a topic as an agent knows it and, for a compacted one, the progress of compaction.
 
-With `--data` of a `siltstone dev` that is stopped there is no agent to ask: then the metadata answers alone.
+If `--data` names a `siltstone dev` that is stopped, there is no agent; then the metadata alone answers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SET_ON_TOPIC = "topic"
 class PartitionRow:
     partition: int
     agent: int | None
-    """The one that clients are sent to; None when no agent was asked."""
+    """The agent that clients are sent to; None when no agent was asked."""
     log_start_offset: int
     high_watermark: int
 
@@ -47,15 +47,15 @@ class Described:
 
 @click.command("describe")
 @click.argument("name")
-@click.option("--all", "all_configs", is_flag=True, help="Also configs that have no effect and are not set.")
+@click.option("--all", "all_configs", is_flag=True, help="Also show configs that have no effect and are not set.")
 @bootstrap_option
 @system_options
 @json_option
 def describe_command(name: str, all_configs: bool, bootstrap: str, given: SystemOptions, as_json: bool) -> None:
     """Show the partitions, offsets and configs of topic NAME.
 
-    Of a compacted topic also how far compaction is, where --data or --metadata says where that is known: dirty ratio,
-    what no pass has seen yet (the head), last pass, and which partitions are due.
+    With --data or --metadata, a compacted topic also shows the progress of compaction: the dirty ratio, the part that
+    no pass has seen yet (the head), the last pass, and the partitions that are due.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
         if explained is None:
             raise TypeError("neither an agent nor the metadata was asked")
         described = _without_agent(explained)
-        click.echo(f"no agent runs on {given.data}: this is what the metadata says", err=True)
+        click.echo(f"no agent runs on {given.data}: this answer is from the metadata", err=True)
     if as_json:
         _print_json(name, described, explained)
     else:
@@ -146,7 +146,7 @@ def _print_json(name: str, described: Described, explained: Explained | None) ->
 
 
 def _print(name: str, described: Described, explained: Explained | None, *, all_configs: bool) -> None:
-    """What matters most comes last, and stays on the screen."""
+    """Print the most important part last, so that it stays on the screen."""
     print_pairs({"topic": name, "id": described.topic_id, "partitions": str(len(described.partitions))})
     click.echo()
     shown = [each for each in described.configs if all_configs or acts(each.name) or each.source == SET_ON_TOPIC]
@@ -157,7 +157,7 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
     print_table(["config", "value", "from", "effect"], rows)
     left_out = len(described.configs) - len(shown)
     if left_out:
-        click.echo(f"and {plural(left_out, 'config')} that Siltstone keeps and does not act on: --all")
+        click.echo(f"and {plural(left_out, 'config')} that Siltstone stores but does not act on; --all shows all")
     click.echo()
     columns = ["partition", "agent", "log start offset", "high watermark"]
     cells = [
@@ -175,7 +175,7 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
         if explained is not None:
             print_states(explained.states, explained.evidence.now_ms)
         else:
-            click.echo("how far compaction is: add --data DIR or --metadata URL")
+            click.echo("to see the progress of compaction, add --data DIR or --metadata URL")
     elif explained is not None and any(each.trouble for each in explained.states):
         click.echo()
         for line in trouble_lines(explained.states):

@@ -1,4 +1,4 @@
-"""`siltstone topics explain`, and what `siltstone topics describe` says of compacted topics. Reads the metadata."""
+"""`siltstone topics explain`, and the part of `siltstone topics describe` about compaction. Reads the metadata."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from siltstone.ops.compaction.trouble import files_in_trouble, troubled_by_parti
 from siltstone.terminal.output import json_option, print_json, print_table
 
 FAILED_SHOWN_MS = 3_600_000
-"""Failed jobs older than this explain nothing any more."""
+"""Failed jobs that ended longer ago are left out: they no longer explain anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class Explained:
 @system_options
 @json_option
 def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
-    """Say why TOPIC is not compacted further, or why an old value still shows, and what to do about it.
+    """Explain why TOPIC is not compacted further, or why an old value still shows, and what to do.
 
-    What is due is judged by the settings of this command: give it those of the compactors (--config, --set,
-    environment) where they differ from the defaults.
+    This command decides with its own settings what is due. If the compactors do not run with the defaults, give their
+    settings here too (--config, --set, environment).
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def explain_command(topic: str, given: SystemOptions, as_json: bool) -> None:
 
 
 async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> Explained:
-    """Everything that is known about the compaction of a topic, judged by the planner's numbers in the settings.
+    """Read all facts about the compaction of a topic and judge them by the planner's settings.
 
     Raises NoSuchTopicError.
     """
@@ -112,7 +112,7 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
 
 
 async def _l0_files(metadata: Metadata, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
-    """The index of L0: all of it where the topic has the lag, else of the files in trouble, if there are any."""
+    """L0 files: all of them if the topic has a minimum lag, otherwise only the files in trouble."""
     has_lag = any(_min_lags_ms(views).values())
     in_trouble = {file_id for file_id, file in files_in_trouble(view).items() if file.level == 0}
     if not has_lag and not in_trouble:
@@ -121,7 +121,7 @@ async def _l0_files(metadata: Metadata, views: Sequence[PartitionView], view: Co
 
 
 def _min_lags_ms(views: Sequence[PartitionView]) -> Mapping[int, int]:
-    """By partition id; a lag that cannot be read holds nothing back, for such a partition is never deduped."""
+    """The minimum lag by partition id. A partition with an invalid lag is left out: it is never deduped."""
     lags_ms: dict[int, int] = {}
     for view in views:
         with contextlib.suppress(InvalidConfigError):
@@ -130,7 +130,7 @@ def _min_lags_ms(views: Sequence[PartitionView]) -> Mapping[int, int]:
 
 
 def _young_l0_from(files: Sequence[L0File], views: Sequence[PartitionView], now_ms: int) -> Mapping[int, int]:
-    """As in `Evidence`."""
+    """By partition id, the first offset in L0 that is younger than the minimum lag (see `Evidence`)."""
     lags_ms = _min_lags_ms(views)
     young: dict[int, int] = {}
     for file in files:
@@ -142,7 +142,7 @@ def _young_l0_from(files: Sequence[L0File], views: Sequence[PartitionView], now_
 
 
 def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
-    """A row for each partition; below the table which are due, and what the others wait for."""
+    """Print a row for each partition and, below the table, which are due and what the others wait for."""
     columns = ["partition", "dirty ratio", "head offsets", "head", "cleaned through", "in L0", "last pass"]
     rows = [
         [
@@ -162,5 +162,5 @@ def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
 
 
 def last_pass_text(last_cleaned_ms: int | None, now_ms: int) -> str:
-    """ "12m05s ago", or "never"."""
+    """For example "12m05s ago", or "never"."""
     return "never" if last_cleaned_ms is None else f"{age_text(now_ms - last_cleaned_ms)} ago"

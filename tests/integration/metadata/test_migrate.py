@@ -63,7 +63,7 @@ def test_the_postgres_of_a_data_directory_runs_for_as_long_as_the_command(tmp_pa
     assert said[1:] == [f"schema: {SCHEMA_REVISION}", f"target: {SCHEMA_REVISION}", "nothing to do", "no program runs"]
     assert postgres_processes(tmp_path / "postgres" / "data") == []
     twice = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path), "--metadata", "postgresql://db/x"])
-    assert twice.exit_code == 2 and "--data says where everything lies" in twice.stderr
+    assert twice.exit_code == 2 and "give either --data or --metadata" in twice.stderr
 
 
 async def test_two_migrations_at_once_make_one_schema_and_one_cluster(bare_postgres_url: str) -> None:

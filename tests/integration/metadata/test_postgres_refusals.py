@@ -89,7 +89,7 @@ def test_a_command_of_a_role_without_rights_says_what_it_lacks(powerless_url: st
         assert ran.exit_code == 1
         first, second = ran.stderr.splitlines()[:2]
         assert first.startswith("error: Postgres refused: permission denied for table "), ran.stderr
-        assert second.startswith("remedy: GRANT the role in metadata.url what it lacks")
+        assert second.startswith("remedy: GRANT the missing rights to the role in metadata.url")
 
 
 async def test_a_dry_run_says_which_rights_a_migration_would_lack(bare_postgres_url: str) -> None:

@@ -325,7 +325,7 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(bare_postgres_url
 
     assert code == 0
     assert said[:2] == ["schema: 0001", f"target: {SCHEMA_REVISION}"]
-    assert said[2].startswith("  0002  ") and said[2].endswith("(takes programs from 0001 on)")
+    assert said[2].startswith("  0002  ") and said[2].endswith("(accepts programs of 0001 or newer)")
     assert said[-1] == "no program runs"
     assert in_thread(schema_revision(bare_postgres_url)) == "0001"
 
@@ -385,13 +385,16 @@ def test_an_older_release_says_that_a_newer_one_has_been_here(postgres_url: str,
     done = CliRunner().invoke(main, ["migrate", "--metadata", postgres_url])
 
     assert done.exit_code == 0, done.output
-    assert done.stdout == f"schema: {NEXT} (nothing to do: newer than this release's {SCHEMA_REVISION}, and takes it)\n"
+    done_text = (
+        f"schema: {NEXT} (nothing to do: newer than {SCHEMA_REVISION} of this release, and accepts this release)\n"
+    )
+    assert done.stdout == done_text
     assert dry_run(postgres_url) == (
         0,
         [
             f"schema: {NEXT}",
             f"target: {SCHEMA_REVISION}",
-            "nothing to do: a newer release has migrated it, which takes this release, too",
+            "nothing to do: a newer release has migrated the schema, and the schema accepts this release too",
         ],
     )
 
@@ -460,5 +463,5 @@ def test_a_role_that_may_not_alter_is_told_so(bare_postgres_url: str) -> None:
 
     assert done.exit_code == 1
     assert "must be owner of table agents" in done.stderr
-    assert "remedy: GRANT the role in metadata.url what it lacks" in done.stderr
+    assert "remedy: GRANT the missing rights to the role in metadata.url" in done.stderr
     assert in_thread(schema_revision(bare_postgres_url)) == "0001"

@@ -162,7 +162,7 @@ def test_describe_shows_how_far_compaction_is(stack: Stack, balances: str) -> No
     assert "dirty ratio" in table and "last pass" in table and " ago" in table
     # and without places it says how to get them
     plainly = run_ok("topics", "describe", balances, "--bootstrap", stack.bootstrap)
-    assert "how far compaction is: add --data DIR or --metadata URL" in plainly
+    assert "to see the progress of compaction, add --data DIR or --metadata URL" in plainly
     assert "dirty ratio" not in plainly
 
 
@@ -276,7 +276,7 @@ def test_what_is_too_young_is_counted_and_not_waited_for(stack: Stack) -> None:
     # when it is compacted, then it is said that nothing can be, and what is there
     shown = run_ok(*words)
     assert "16 offsets held back by min.compaction.lag.ms" in shown and "16 -> 16 (0 gone)" in shown
-    assert "every partition is cleaned" not in shown and "nothing else was left to do" in shown
+    assert "every partition is cleaned" not in shown and "nothing else was due" in shown
     explained = run_ok("topics", "explain", "young", "--data", str(stack.data))
     assert "younger than min.compaction.lag.ms" in explained and "--now" not in explained
     assert "partition 0: 16 offsets held back" in run_ok("compact", "young", "--data", str(stack.data))
@@ -441,7 +441,7 @@ def test_where_nobody_compacts_it_is_done_in_this_process(tmp_path: Path) -> Non
     done = run("compact", "users", "--now", "--timeout", "100", "--data", str(data), "--json")
     assert done.exit_code == 0, done.output
     # and what its process would log is not
-    assert done.stderr == "no compactor is running: one runs in this process until it is done\n"
+    assert done.stderr == "no compactor is running: one runs in this process until the pass is done\n"
     assert json.loads(done.stdout)["records_after"] == 5
     # and no lease of it is left
     with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:

@@ -438,7 +438,7 @@ def test_zones_are_given_to_agents_in_turn_and_a_zone_has_a_name(tmp_path: Path)
     assert [one.agent_zone for one in agent_settings(settings, 3, ["a", "b"])] == ["a", "b", "a"]
     assert [one.agent_zone for one in agent_settings(settings, 2)] == ["own", "own"]
     refused = CliRunner().invoke(main, ["dev", "--data", str(tmp_path / "silt"), "--zones", "a,,b"])
-    assert refused.exit_code == 2 and "a zone has no name" in refused.output
+    assert refused.exit_code == 2 and "a zone has an empty name" in refused.output
 
 
 def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:

@@ -198,7 +198,7 @@ def test_offsets_are_moved_only_when_it_is_said_to_execute(
 
 def test_partitions_can_be_named_and_a_new_group_is_made(run: Any, topic: str, group: str) -> None:
     planned = run("groups", "reset", group, "--topic", f"{topic}:1", "--to-latest")
-    assert "nothing was changed" in planned.stdout and f"there is no group {group!r} yet" in planned.stderr
+    assert "nothing was changed" in planned.stdout and f"group {group!r} does not exist" in planned.stderr
     assert "GROUP_ID_NOT_FOUND" in run("groups", "describe", group, code=1).stderr
     run("groups", "reset", group, "--topic", f"{topic}:1", "--to-latest", "--execute")
     assert committed(run, group) == {(topic, 1): 10}
@@ -208,7 +208,7 @@ def test_partitions_can_be_named_and_a_new_group_is_made(run: Any, topic: str, g
 
 def test_offsets_and_groups_are_deleted(run: Any, stack: Stack, topic: str, group: str) -> None:
     commit(stack, group, topic, 5, 4)
-    assert "--yes is needed" in run("groups", "delete", group, code=2).stderr
+    assert "add --yes" in run("groups", "delete", group, code=2).stderr
     assert (
         "deleted 1 committed offset"
         in run(*("groups", "delete-offsets", group, "--topic", f"{topic}:0", "--yes")).stdout
@@ -244,7 +244,7 @@ def test_with_a_topic_its_committed_offsets_go(run: Any, stack: Stack, topic: st
     commit(stack, group, topic, 5)
     run("topics", "delete", topic, "--yes")
     refused = run("groups", "reset", group, "--all-topics", "--to-latest", code=1)
-    assert "has committed no offsets" in refused.stderr
+    assert "has no committed offsets" in refused.stderr
 
 
 def test_consume_as_a_member_goes_on_where_the_group_left_off(run: Any, topic: str, group: str) -> None:
@@ -297,9 +297,9 @@ def unread_bytes(pipe: IO[bytes]) -> int:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-p", "1"], "a group shares out the partitions itself"),
-        (["-o", "5"], "`siltstone groups reset g --topic t` moves it"),
-        (["-o", "@-1h:@now"], "a group goes on from what it has committed, not from @-1h:@now"),
+        (["-p", "1"], "a group assigns the partitions itself"),
+        (["-o", "5"], "`siltstone groups reset g --topic t` moves them"),
+        (["-o", "@-1h:@now"], "--offset @-1h:@now cannot be combined with --group"),
     ],
 )
 def test_what_a_group_decides_cannot_be_said_beside_it(run: Any, words: list[str], said: str) -> None:

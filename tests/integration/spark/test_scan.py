@@ -330,9 +330,9 @@ def test_what_is_wrong_is_said_before_the_first_record_and_leaves_nothing_open(
     for asked, error, said in (
         ({"topic": "flihgts"}, UnknownTopicError, "did you mean 'flights'"),
         ({"starting": {0: 99}}, BadInputError, "99 lies above the end of partition 0"),
-        ({"starting": "soon"}, BadScanError, "'soon' is no place in a topic"),
+        ({"starting": "soon"}, BadScanError, "'soon' is not a place in a topic"),
         ({"batch_rows": 0}, BadScanError, "0 rows"),
-        ({"data": tmp_path}, BadInputError, "give it, or give URLs"),
+        ({"data": tmp_path}, BadInputError, "give either data or URLs"),
         ({"object_store": tmp_path.as_uri()}, ClusterMismatchError, "no cluster's"),
         ({"object_store": (tmp_path / "nope").as_uri()}, StoreMisconfiguredError, "there is no directory"),
     ):
@@ -340,7 +340,7 @@ def test_what_is_wrong_is_said_before_the_first_record_and_leaves_nothing_open(
             siltstone.read_topic(**{"topic": "flights", **places, **asked})
     for variable in ("SILTSTONE_METADATA_URL", "SILTSTONE_OBJECT_STORE_URL"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(BadInputError, match="nothing that can be read is named"):
+    with pytest.raises(BadInputError, match="names nothing that can be read"):
         siltstone.read_topic("flights")
     assert (pins(places["metadata"]), ours(), (tmp_path / "nope").exists()) == (0, threads, False)
 

@@ -126,7 +126,7 @@ def _python(code: str, place: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_catalog_of_a_stack_that_does_not_run_is_not_printed(tmp_path: Path) -> None:
     ran = CliRunner().invoke(main, ["tables", "catalog", "--data", str(tmp_path)])
-    assert ran.exit_code == 1 and "no `siltstone dev` runs in" in ran.stderr
+    assert ran.exit_code == 1 and "no `siltstone dev` runs on" in ran.stderr
 
 
 def test_a_table_among_the_records_is_refused(tmp_path: Path) -> None:

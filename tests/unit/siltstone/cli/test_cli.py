@@ -158,7 +158,7 @@ def test_delete_asks_first_on_a_terminal_and_does_nothing_without_a_yes() -> Non
 def test_delete_says_that_yes_is_needed_where_nobody_can_be_asked() -> None:
     outcome = delete_orders(subprocess.DEVNULL)
     assert outcome.returncode == 2
-    assert "--yes is needed" in outcome.stderr
+    assert "add --yes" in outcome.stderr
     assert "Aborted" not in outcome.stderr + outcome.stdout
 
 
@@ -167,10 +167,12 @@ def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_p
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, said, errors = run("doctor")
-    assert code == 1 and errors.startswith("error: neither Postgres nor an object store was looked at\nremedy: ")
+    assert code == 1 and errors.startswith(
+        "error: no Postgres and no object store were named, so neither was checked\nremedy: "
+    )
     assert run("doctor", "--json")[0] == 1
     first = said.splitlines()[0]
-    assert first.startswith("not looked at Postgres nor at an object store: give --data DIR of `siltstone dev`")
+    assert first.startswith("not checked: Postgres and an object store; give --data DIR of `siltstone dev`")
     # when a `siltstone dev` runs on its usual directory
     (tmp_path / "siltstone-data").mkdir()
     (tmp_path / "siltstone-data" / "run.json").write_text("{}")
@@ -179,7 +181,7 @@ def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_p
 
 def test_doctor_of_one_place_alone_does_not_fail_for_the_other(tmp_path: Path) -> None:
     code, said, errors = run("doctor", "--object-store", tmp_path.as_uri())
-    assert (code, errors) == (0, "") and said.startswith("not looked at Postgres: ")
+    assert (code, errors) == (0, "") and said.startswith("not checked: Postgres; ")
 
 
 @pytest.mark.parametrize(
@@ -239,10 +241,10 @@ class PostgresSaid(Exception):
         (PostgresSaid("28P01"), "password"),
         (PostgresSaid("3D000"), "createdb"),
         (PostgresSaid("XX000"), "log of that Postgres"),
-        (ConnectionRefusedError(111, "refused"), "start Postgres there"),
+        (ConnectionRefusedError(111, "refused"), "start that Postgres"),
         (socket.gaierror(-2, "unknown"), "host name"),
         (TimeoutError(), "can be reached"),
-        (None, "check that Postgres runs there"),
+        (None, "check that Postgres runs"),
     ],
 )
 def test_a_postgres_that_cannot_be_had_comes_with_a_remedy_for_its_cause(cause: Exception | None, remedy: str) -> None:
@@ -259,7 +261,7 @@ def test_a_remedy_that_an_error_has_of_its_own_is_kept() -> None:
 def test_migrate_names_the_remedy_when_nobody_answers(unused_tcp_port: int) -> None:
     code, _, errors = run("migrate", "--metadata", f"postgresql://u@127.0.0.1:{unused_tcp_port}/db")
     assert code == 1
-    assert "remedy: start Postgres there" in errors
+    assert "remedy: start that Postgres" in errors
 
 
 def test_examples_of_help_fit_a_terminal_of_80_columns() -> None:
@@ -272,13 +274,13 @@ def test_examples_of_help_fit_a_terminal_of_80_columns() -> None:
 @pytest.mark.parametrize(
     ("words", "error", "remedy"),
     [
-        (("jobs", "show", "abc"), "'abc' is no job id", "`siltstone jobs list` shows those there are"),
+        (("jobs", "show", "abc"), "'abc' is not a job id", "`siltstone jobs list` shows the jobs"),
         (("levels", "--data", "/nosuch"), "'/nosuch' does not exist", "name the directory that `siltstone dev`"),
         (("compactor", "simulate", "--hours", "-3"), "not in the range", "give a number from 0.1 to 8760"),
         (("jobs", "list", "--limit", "x"), "not a valid integer", "give a whole number from 1 to 10000"),
-        (("files", "list", "--level", "L7"), "'L7' is no level", "there are 0, 1 and 2"),
-        (("compact", "users", "--timeout", "5"), "without --now nothing is waited for", "give --now too"),
-        (("topics", "alter", "users"), "nothing to change", ""),
+        (("files", "list", "--level", "L7"), "'L7' is not a level", "give 0, 1 or 2"),
+        (("compact", "users", "--timeout", "5"), "because only --now waits", "add --now"),
+        (("topics", "alter", "users"), "no change was asked for", ""),
     ],
 )
 def test_wrong_words_are_told_with_a_remedy(words: tuple[str, ...], error: str, remedy: str) -> None:
@@ -290,7 +292,7 @@ def test_wrong_words_are_told_with_a_remedy(words: tuple[str, ...], error: str, 
 def test_a_level_may_be_named_as_it_is_shown() -> None:
     for level in ("L1", "1", "l1"):
         code, _, errors = run("files", "list", "--level", level)
-        assert code == 1 and "nothing says where metadata is" in errors
+        assert code == 1 and "no option or setting says where metadata is" in errors
 
 
 @pytest.mark.parametrize(

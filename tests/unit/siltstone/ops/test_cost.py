@@ -239,7 +239,7 @@ def test_the_command_prints_lines_kafka_the_linger_and_what_it_assumes() -> None
     for part in ("PUT L0", "stored L2", "Kafka, three replicas", "produce.linger.ms", "of Kafka", "not counted"):
         assert part in text
     assert "too few agents" not in text
-    assert "too few agents: 3, and the load takes" in shown("--mib-s", "1000", "--agents", "3")
+    assert "too few agents: 3; the load needs" in shown("--mib-s", "1000", "--agents", "3")
 
 
 def test_a_class_day_that_s3_does_not_allow_is_told() -> None:
@@ -273,7 +273,7 @@ def test_the_prices_are_shown_with_their_sources() -> None:
 def test_a_price_that_is_none_is_refused(text: str) -> None:
     result = CliRunner().invoke(main, ["cost", "--price", text])
     assert result.exit_code == 2 and f"--price {text!r}" in result.stderr
-    assert "\nremedy: write NAME=USD, USD from 0 on" in result.stderr and "siltstone cost --prices" in result.stderr
+    assert "\nremedy: write NAME=USD with USD 0 or more" in result.stderr and "siltstone cost --prices" in result.stderr
 
 
 def test_the_example_of_the_page_about_sizing_is_what_the_command_prints() -> None:

@@ -33,12 +33,12 @@ def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
     # then what came is told, that nothing came once a minute, and the sum
     told = capsys.readouterr()
     assert told.out.splitlines() == [
-        "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C ends it",
+        "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C stops",
         "22:13:20Z 2 rows in 1 file, 2.0 KiB, at offsets 0:5, 1 behind its end",
         "22:14:20Z nothing new, at offsets 0:5",
         "stopped after 14 rounds: 2 rows in 1 file, 2.0 KiB; the table ends at offsets 0:5",
     ]
-    assert told.err == "22:14:25Z not this time: away\n"
+    assert told.err == "22:14:25Z round failed, the next one in 5s tries again: away\n"
     assert QUIET_MS == 60_000
 
 
