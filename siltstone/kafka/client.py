@@ -1,11 +1,11 @@
-"""A small Kafka client over our own codec: what the CLI and the tests need, and no client library in the base install.
+"""A small Kafka client over our own codec, for the CLI and the tests. The base install needs no client library.
 
-One connection, one request at a time. That is enough here because any agent takes any produce and serves any fetch, so
-there is no leader to look for. Versions are negotiated once, by ApiVersions 0, which every broker answers; each request
-then goes out in the newest version that both sides know.
+The client has one connection and sends one request at a time. That is enough because any agent takes any produce and
+serves any fetch, so there is no leader to find. Versions are negotiated once, by ApiVersions 0, which every broker
+answers; each request then goes out in the newest version that both sides know.
 
-A connection lost in the middle of a request raises `ConnectionLostError`: the request may have been carried out.
-Nothing is repeated here, for the caller knows whether repeating is safe.
+A connection that is lost during a request raises `ConnectionLostError`: the request may have been carried out. The
+client repeats nothing, because only the caller knows whether repeating is safe.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ TIMEOUT_MS = 30_000
 CONNECT_TIMEOUT_MS = 5_000
 FRAME_BYTES_MAX = 128 << 20
 LATEST = -1
-"""The timestamp that asks ListOffsets for the high watermark."""
+"""The timestamp by which ListOffsets returns the high watermark."""
 EARLIEST = -2
+"""The timestamp by which ListOffsets returns the log start."""
 _TOPIC_RESOURCE = 2
 _LAST_VERSION_WITH_NAMES: Mapping[int, int] = {0: 12, 1: 12}
-"""Produce and Fetch know a topic by its id alone from the next version on (KIP-516); this client names topics."""
+"""By API key, the last version that this client uses. From the next one on Produce and Fetch take only ids of topics
+(KIP-516), and this client sends names."""
 _OP_SET, _OP_DELETE = 0, 1
 _CONFIG_SOURCES = {1: "topic", 2: "broker", 3: "default broker", 4: "static broker", 5: "default", 6: "logger"}
 
 _REMEDIES: Mapping[str, str] = {
-    "UNKNOWN_TOPIC_OR_PARTITION": "`siltstone topics list` shows the topics there are",
+    "UNKNOWN_TOPIC_OR_PARTITION": "`siltstone topics list` shows the topics",
     "TOPIC_ALREADY_EXISTS": "choose another name, or change the topic with `siltstone topics alter`",
     "INVALID_TOPIC_EXCEPTION": "a topic name has 1 to 249 letters, digits, dots, dashes and underscores",
     "INVALID_PARTITIONS": "ask for a number of partitions within the range",
@@ -60,7 +62,7 @@ _REMEDIES: Mapping[str, str] = {
     "OFFSET_OUT_OF_RANGE": "ask for the first and last offset with ListOffsets and start from there",
 }
 _REMEDIES_WHEN_ADDING_PARTITIONS: Mapping[str, str] = {
-    "INVALID_PARTITIONS": "partitions can be added, never removed: ask for more than there are, within the range",
+    "INVALID_PARTITIONS": "partitions can be added, never removed: ask for more than the topic has, within the range",
 }
 
 
@@ -71,7 +73,7 @@ class KafkaError(SiltstoneError):
         code: the number on the wire.
         name: Kafka's name for it (`UNKNOWN_TOPIC_OR_PARTITION`).
 
-    `remedies`, by name, go before the general ones: the same code means another thing to another request.
+    `remedies`, by name, come before the general ones, because a code can mean different things for different requests.
     """
 
     def __init__(
@@ -79,16 +81,16 @@ class KafkaError(SiltstoneError):
     ) -> None:
         try:
             known: ErrorCode | None = ErrorCode(code)
-        except ValueError:  # newer than our table
+        except ValueError:  # a code that is newer than our table
             known = None
         self.code = code
         self.name = known.name if known else f"error {code}"
         remedy = (
             remedies.get(self.name)
             or _REMEDIES.get(self.name)
-            or ("try again: this passes" if known and known.retriable else "")
+            or ("try again: this error is temporary" if known and known.retriable else "")
         )
-        explained = detail or (known.message if known else "an error that this version does not know")
+        explained = detail or (known.message if known else "this version does not know the error code")
         super().__init__(f"{what}: {self.name}: {explained}", remedy=remedy)
 
 
@@ -100,7 +102,7 @@ class ConnectionLostError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigEntry:
-    """A topic config in force. `source` is "topic" for an override, "default" for ours."""
+    """The effective value of a topic config. `source` says where it is set: "topic" for an override, for example."""
 
     name: str
     value: str | None
@@ -109,7 +111,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What one fetch from one partition brought. `records` are whole batches; the first may start before the offset."""
+    """The answer of one partition to a fetch. `records` are whole batches; the first may start before the offset."""
 
     high_watermark: int
     log_start_offset: int
@@ -117,12 +119,14 @@ class Fetched:
 
 
 def parse_bootstrap(text: str) -> list[tuple[str, int]]:
-    """Read "host:port[,host:port...]"; IPv6 hosts stand in brackets. Raises BadInputError."""
+    """Read "host:port[,host:port...]"; an IPv6 host is in brackets. Raises BadInputError."""
     addresses: list[tuple[str, int]] = []
     for part in text.split(","):
         host, colon, port = part.strip().rpartition(":")
         if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise BadInputError(f"bootstrap address {part!r} is not HOST:PORT", remedy="for example 127.0.0.1:9092")
+            raise BadInputError(
+                f"bootstrap address {part!r} is not HOST:PORT", remedy="give, for example, 127.0.0.1:9092"
+            )
         addresses.append((host.removeprefix("[").removesuffix("]"), int(port)))
     return addresses
 
@@ -190,15 +194,15 @@ class KafkaClient:
             await self._writer.wait_closed()
 
     async def call(self, request: Message, response: type[Response], *, timeout_ms: float | None = None) -> Response:
-        """Send one request in the newest version both sides know and wait for its answer.
+        """Send one request in the newest version that both sides know, and wait for its answer.
 
-        `timeout_ms` replaces the client's own. Error codes inside the answer are the caller's to look at.
+        `timeout_ms` replaces the client's own. The caller checks the error codes inside the answer.
         """
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect anew")
+                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
             self._correlation_id += 1
             parts = encode_request(table.api_key, version, self._correlation_id, self._client_id, request)
             try:
@@ -207,7 +211,7 @@ class KafkaClient:
                     await self._writer.drain()
                     frame = await self._read_frame()
             except BaseException as error:
-                self._broken = True  # an answer that comes later would be taken for the next one's
+                self._broken = True  # a late answer would be mistaken for the answer to the next request
                 if isinstance(error, (OSError, EOFError, TimeoutError)):
                     why = "did not answer in time" if isinstance(error, TimeoutError) else "closed the connection"
                     raise ConnectionLostError(f"{self._address} {why}") from error
@@ -221,12 +225,12 @@ class KafkaClient:
         return answer
 
     async def send(self, request: Message) -> None:
-        """Send one request that gets no answer (Produce with acks 0): nothing tells whether it is carried out."""
+        """Send one request that has no answer (Produce with acks 0). Its outcome stays unknown."""
         table = message_table(type(request))
         version = self._version(table.api_key, table.versions)
         async with self._one_at_a_time:
             if self._broken:
-                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect anew")
+                raise ConnectionLostError(f"the connection to {self._address} is broken", remedy="connect again")
             self._correlation_id += 1
             try:
                 async with asyncio.timeout(self._timeout_ms / 1000):
@@ -237,7 +241,7 @@ class KafkaClient:
             except BaseException as error:
                 self._broken = True
                 if isinstance(error, (OSError, TimeoutError)):
-                    raise ConnectionLostError(f"{self._address} does not take what is sent") from error
+                    raise ConnectionLostError(f"{self._address} did not accept the request") from error
                 raise
 
     def supports(self, api_key: int) -> bool:
@@ -245,7 +249,7 @@ class KafkaClient:
         return api_key in self._served
 
     async def metadata(self, topics: Sequence[str] | None = None) -> metadata.MetadataResponse:
-        """Brokers and the named topics (None = all), without creating any. Topics carry their own error codes."""
+        """The brokers and the named topics (None = all). No topic is created. Topics carry their own error codes."""
         wanted = None if topics is None else [metadata.MetadataRequestTopic(name=name) for name in topics]
         request = metadata.MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         return await self.call(request, metadata.MetadataResponse)
@@ -259,7 +263,7 @@ class KafkaClient:
         raise MalformedMessageError(f"{self._address} answered Metadata without the topic {name!r}")
 
     async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """Create a topic; -1 partitions for the agent's default. Raises KafkaError TOPIC_ALREADY_EXISTS and others."""
+        """Create a topic; -1 partitions: the agent's default. Raises KafkaError TOPIC_ALREADY_EXISTS and others."""
         topic = create_topics.CreatableTopic(
             name=name,
             num_partitions=partitions,
@@ -289,7 +293,7 @@ class KafkaClient:
             _check(result.error_code, what, result.error_message, remedies=_REMEDIES_WHEN_ADDING_PARTITIONS)
 
     async def topic_configs(self, name: str) -> Sequence[ConfigEntry]:
-        """Every config of a topic, by name, with where its value comes from."""
+        """Every config of a topic, sorted by name, with the source of its value."""
         resource = describe_configs.DescribeConfigsResource(
             resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
         )
@@ -305,7 +309,7 @@ class KafkaClient:
         return sorted(entries, key=lambda entry: entry.name)
 
     async def alter_configs(self, name: str, *, changes: Mapping[str, str | None]) -> None:
-        """Set overrides of a topic; None removes one. All or none."""
+        """Set overrides of a topic; None removes an override. The agent makes all changes or none."""
         configs = [
             incremental_alter_configs.AlterableConfig(
                 name=key, config_operation=_OP_DELETE if value is None else _OP_SET, value=value
@@ -323,8 +327,8 @@ class KafkaClient:
             _check(result.error_code, f"alter topic {name!r}", result.error_message)
 
     async def list_offsets(self, topic: str, partitions: Sequence[int], timestamp: int = LATEST) -> dict[int, int]:
-        """Partition -> offset: the high watermark (LATEST), the log start (EARLIEST), or the first record at or after a
-        timestamp in ms since the epoch (-1 when there is none)."""
+        """By partition, an offset: the high watermark (LATEST), the log start (EARLIEST), or the first record at or
+        after a timestamp in ms since the epoch (-1 if there is none)."""
         asked = [list_offsets.ListOffsetsPartition(partition_index=each, timestamp=timestamp) for each in partitions]
         request = list_offsets.ListOffsetsRequest(
             replica_id=-1, topics=[list_offsets.ListOffsetsTopic(name=topic, partitions=asked)]
@@ -338,9 +342,9 @@ class KafkaClient:
         return offsets
 
     async def produce(self, topic: str, partition: int, batch: Octets, *, acks: int = -1) -> int:
-        """Write one record batch and wait for the commit; its base offset. `acks` is 1 or -1 (0 gets no answer)."""
+        """Write one record batch, wait for the commit and return its base offset. `acks` is 1 or -1, never 0."""
         if acks == 0:
-            raise BadInputError("this client waits for the answer that acks=0 asks not to send")
+            raise BadInputError("acks=0 has no answer to wait for", remedy="use acks 1 or -1")
         data = produce.TopicProduceData(
             name=topic, partition_data=[produce.PartitionProduceData(index=partition, records=batch)]
         )
@@ -362,7 +366,7 @@ class KafkaClient:
         min_bytes: int = 1,
         max_bytes: int = 8 << 20,
     ) -> Fetched:
-        """Read whole batches from `offset` on, waiting at most `max_wait_ms` for `min_bytes`."""
+        """Read whole batches that begin at `offset`. Wait at most `max_wait_ms` for `min_bytes`."""
         asked = fetch.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=max_bytes)
         request = fetch.FetchRequest(
             max_wait_ms=max_wait_ms,
@@ -395,7 +399,7 @@ class KafkaClient:
         if version < max(ours.low, theirs.low):
             raise BadInputError(
                 f"{self._address} serves versions {theirs.low} to {theirs.high} of API key {api_key}, "
-                f"we speak {ours.low} to {ours.high}"
+                f"this client speaks {ours.low} to {ours.high}"
             )
         return version
 
@@ -411,7 +415,7 @@ def _reason(error: OSError | TimeoutError) -> str:
         return f"no answer in {CONNECT_TIMEOUT_MS // 1000} s"
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)
-    return error.strerror or str(error)  # names that do not resolve have numbers of their own
+    return error.strerror or str(error)  # a name that does not resolve has a number of its own, below zero
 
 
 def _check(

@@ -1,10 +1,10 @@
-"""What members of a consumer group tell each other through their coordinator: the topics that each wants to read
-(subscription), and the partitions that the leader gives each of them (assignment). Pure.
+"""The messages that members of a consumer group exchange through their coordinator: the topics that a member wants to
+read (subscription), and the partitions that the leader gives to a member (assignment). Pure.
 
-The bytes are the clients' affair, so that a client may write anything there; protocol type "consumer" has the same
-beginning in every version. A subscription: version (int16), topics (int32 count; each of an int16 length). An
-assignment: version, topics (int32 count; each a name and int32 partitions behind an int32 count). Then user data and
-what later versions add, which is not looked at. (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
+The coordinator does not read these bytes, so a client may send anything. For the protocol type "consumer" every version
+begins in the same way. A subscription: version (int16), then topics (int32 count; each with an int16 length). An
+assignment: version, then topics (int32 count; each a name, an int32 count and int32 partitions). User data and the
+additions of later versions follow; this module ignores them. (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NO_USER_DATA = _INT32.pack(-1)
 
 
 def subscription(topics: Iterable[str]) -> bytes:
-    """Version 0, without user data."""
+    """The bytes of a subscription, version 0, without user data."""
     names = sorted(set(topics))
     return _INT16.pack(0) + _INT32.pack(len(names)) + b"".join(map(_text, names)) + _NO_USER_DATA
 
 
 def assignment(partitions: Mapping[str, Sequence[int]]) -> bytes:
-    """Version 0, without user data."""
+    """The bytes of an assignment, version 0, without user data."""
     topics = b"".join(
         _text(name) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
         for name, numbers in sorted(partitions.items())
@@ -34,7 +34,7 @@ def assignment(partitions: Mapping[str, Sequence[int]]) -> bytes:
 
 
 def parse_subscription(data: bytes | memoryview) -> Sequence[str] | None:
-    """Names of topics; None for bytes that are no subscription."""
+    """The names of the topics; None for bytes that are not a subscription."""
     try:
         reader = _Reader(memoryview(data))
         return [reader.text() for _ in range(reader.count(_INT16.size))]
@@ -43,7 +43,7 @@ def parse_subscription(data: bytes | memoryview) -> Sequence[str] | None:
 
 
 def parse_assignment(data: bytes | memoryview) -> Mapping[str, tuple[int, ...]] | None:
-    """Topic -> partitions; None for bytes that are no assignment. No bytes at all are an empty one."""
+    """Partitions by topic; None for bytes that are not an assignment. No bytes at all are an empty assignment."""
     if not len(data):
         return {}
     try:
@@ -72,7 +72,7 @@ class _Reader:
             raise _MalformedError
 
     def count(self, each_bytes: int) -> int:
-        """Of things that have at least so many bytes each."""
+        """Read a count of items of at least `each_bytes` each. A count that the data cannot hold is malformed."""
         (number,) = _INT32.unpack_from(self._data, self._at)
         self._at += _INT32.size
         if not 0 <= number <= (len(self._data) - self._at) // each_bytes:

@@ -1,9 +1,9 @@
-"""Reading records of topics from any place on, batch by batch, and knowing when all that was asked for is read.
+"""Read the records of topics from any place, batch by batch, up to the end that was asked for.
 
-First every place is looked up, in one request for each kind; then all partitions are fetched together, again and again.
-An offset that the log has left behind (retention, DeleteRecords) is told, and reading goes on at the log start, as
-`auto.offset.reset=earliest` would; from one beyond its end at the end. Connections are replaced without a record lost
-or shown twice: what is shown is counted here, by offset.
+First the reader looks up all places, with one request for each kind; then it fetches all partitions together, again and
+again. If an offset is no longer in the log (retention, DeleteRecords), the reader says so and goes on at the log start,
+as `auto.offset.reset=earliest` would; from an offset beyond the end it goes on at the end. A new connection neither
+loses nor repeats a record, because this module counts the offsets that it has returned.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from siltstone.kafka.retrying import RetryingClient, is_passing
 from wire.error_codes import ErrorCode
 
 MAX_WAIT_MS = 500
+"""A fetch waits this long for a first record."""
 _OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 
 
 class NoSuchPartitionError(BadInputError):
-    """The topic has no partition of this number."""
+    """The topic has no partition with this number."""
 
 
 @dataclass(slots=True)
 class Reach:
-    """One partition: where reading is, and where it ends (exclusive; None = never)."""
+    """One partition: the next offset to read, and the end (exclusive; None = no end)."""
 
     position: int
     until: int | None
@@ -42,12 +43,13 @@ class Reach:
 
 
 async def partitions_of(client: KafkaClient, topic: str, wanted: Collection[int] | None) -> Sequence[TopicPartition]:
-    """Those of a topic, or the `wanted` of them. Raises KafkaError, NoSuchPartitionError."""
+    """The partitions of a topic, or only the `wanted` ones. Raises KafkaError, NoSuchPartitionError."""
     numbers = sorted(each.partition_index for each in (await client.topic(topic)).partitions)
     missing = sorted(set(wanted or ()) - set(numbers))
     if missing:
         raise NoSuchPartitionError(
-            f"{topic} has no partition {missing[0]}", remedy=f"it has {len(numbers)}, counted from 0"
+            f"topic {topic} has no partition {missing[0]}",
+            remedy="it has only partition 0" if len(numbers) == 1 else f"give partitions from 0 to {len(numbers) - 1}",
         )
     return [(topic, number) for number in numbers if wanted is None or number in wanted]
 
@@ -61,11 +63,11 @@ async def reaches(
     to_end: bool,
     told: Callable[[str], None],
 ) -> dict[TopicPartition, Reach]:
-    """Where to read each partition from and to, at this moment; `places`: from here, whatever `span` says; `to_end`: to
-    the end that it has now.
+    """Look up where to start and end in each partition. `places` overrides the start of `span` for its partitions.
+    `to_end`: stop at the present end of the partition.
 
-    A first offset outside the log is moved to its nearer end; an offset that was named outright is told of then.
-    Raises KafkaError.
+    A start outside the log moves to the nearer end of the log. If the start was an explicit offset, `told` gets a line
+    about the move. Raises KafkaError.
     """
     starts = await _offsets(client, dict.fromkeys(partitions, EARLIEST))
     ends = await _offsets(client, dict.fromkeys(partitions, LATEST))
@@ -75,7 +77,7 @@ async def reaches(
     for each in partitions:
         position = min(max(first[each], starts[each]), ends[each])
         if position != first[each] and (each in places or span.first.anchor is Anchor.OFFSET):
-            there = f"holds offsets {starts[each]} to {ends[each] - 1}" if ends[each] > starts[each] else "is empty"
+            there = f"has offsets {starts[each]} to {ends[each] - 1}" if ends[each] > starts[each] else "is empty"
             told(f"{each[0]} partition {each[1]} {there}: reading from offset {position}, not from {first[each]}")
         until = None if last is None else last[each]
         if to_end:
@@ -111,10 +113,10 @@ async def _offsets(client: KafkaClient, asked: Mapping[TopicPartition, int]) -> 
 async def read(
     client: RetryingClient, partitions: Mapping[TopicPartition, Reach], *, told: Callable[[str], None]
 ) -> AsyncGenerator[Sequence[OutputRecord]]:
-    """The records of all partitions, some at a time, each partition's in order, until every reach is done; none after
-    each round of fetching, so that its caller may look about while nothing comes.
+    """The records of all partitions, a batch at a time, in order within a partition, until every reach is done.
 
-    Moves the reaches' positions behind what it gave. Raises KafkaError, DamagedBatchError.
+    After each round of fetching it yields an empty batch, so that the caller can act while no records arrive. The
+    positions of the reaches move past the returned records. Raises KafkaError, DamagedBatchError.
     """
     while True:
         positions = {each: reach.position for each, reach in partitions.items() if not reach.done}
@@ -136,7 +138,7 @@ async def read(
 
 
 async def _fetch(positions: Mapping[TopicPartition, int], client: KafkaClient) -> Sequence[FetchedPartition]:
-    """Raises KafkaError where nothing came but an error that passes, so that it is asked again."""
+    """Fetch from all positions. If only temporary errors came, raises a KafkaError, so that the client retries."""
     fetched = await fetch_partitions(client, positions, max_wait_ms=MAX_WAIT_MS)
     failed = next((each for each in fetched if is_passing(each.error_code)), None)
     if failed is not None and not any(each.records for each in fetched):
@@ -154,7 +156,7 @@ async def _move_to_start(
 
     start, end = await client.run(look)
     if start <= reach.position <= end:
-        return  # the agent that answered did not know the log's end yet
+        return  # the agent that answered did not know the present end of the log yet
     moved = start if reach.position < start else end
-    told(f"{place[0]} partition {place[1]}: offset {reach.position} is gone, reading on from {moved}")
+    told(f"{place[0]} partition {place[1]}: offset {reach.position} is not in the log, reading on from {moved}")
     reach.position = moved

@@ -1,9 +1,9 @@
-"""Reading topics as a member of a consumer group: partitions come and go, and what was read is committed.
+"""Read topics as a member of a consumer group: partitions come and go, and the offsets of read records are committed.
 
-Order: join; look up where the group left off (else where the caller says); then read, and commit behind what the caller
-has taken, about once a second, when the group rebalances, and at the end. What is committed was taken: a crash, or
-being thrown out of the group between two commits, makes records come twice, to this member or another, and none is left
-out.
+The order: join; look up the committed offsets (without one, start where the caller says); then read. The reader commits
+the offsets of records that the caller has taken: about once a second, when the group rebalances, and at the end. It
+never commits a record that was not taken. So after a crash, or after the group removed this member between two commits,
+some records come twice, to this member or to another, and none is left out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import RetryingClient
 
 COMMIT_MS = 1_000
+"""Time between two commits while records arrive."""
 LOOK_MS = 30_000
-"""Between two looks of the leader whether there are more partitions by now."""
+"""Time between two checks of the leader for new partitions."""
 IDLE_MS = 500
+"""A member without partitions looks this often whether it must join again."""
 FAREWELL_MS = 5_000
-"""For the last commit, and for leaving. Who is not heard then is thrown out when its session is over."""
+"""Time for the last commit, and again for leaving. If both fail, the group removes this member after its session."""
 
 
 class GroupReader:
-    """Reads for one group; `first` is where a partition begins for which the group has committed nothing."""
+    """Reads as one member of a group. `first` is the start of partitions without a committed offset."""
 
     def __init__(
         self,
@@ -48,15 +50,15 @@ class GroupReader:
         self._client, self._group, self._member, self._clock = client, group, member, clock
         self._first, self._to_end, self._told = first, to_end, told
         self._taken: dict[TopicPartition, int] = {}
-        """Offsets to commit: behind the last record that was taken."""
+        """Offsets to commit: one past the last record that the caller has taken."""
         self._committed_ms = self._looked_ms = 0.0
         self._is_over = False
-        """The generation: the group rebalances, or has thrown this member out."""
+        """Whether this generation has ended: the group rebalances, or has removed this member."""
 
     async def read(self, num: int | None) -> AsyncGenerator[Sequence[OutputRecord]]:
-        """Records, some at a time, at most `num` in all. Those given count as taken when the next are asked for.
+        """The records, a batch at a time, at most `num` in all. A batch counts as taken when the next is asked for.
 
-        With `to_end` it ends where the partitions that it has then ended when it got them. Raises KafkaError,
+        With `to_end` reading stops at the ends that this member's partitions had when it got them. Raises KafkaError,
         UnavailableError, DamagedBatchError, ForeignAssignmentError.
         """
         left = num
@@ -80,7 +82,7 @@ class GroupReader:
             await self._farewell()
 
     async def _generation(self, partitions: Sequence[TopicPartition]) -> AsyncGenerator[Sequence[OutputRecord]]:
-        """Until it is over, or all is read."""
+        """Read the partitions of one generation until it is over, or until everything is read."""
         beats = asyncio.create_task(self._beat())
         self._is_over = False
         self._looked_ms = self._clock.monotonic_ms()
@@ -92,7 +94,8 @@ class GroupReader:
                     if await self._must_join(beats):
                         break
                     await self._commit_now_and_then()
-            while not (self._to_end or await self._must_join(beats)):  # there are more members than partitions
+            # A member without partitions comes here at once: the group has more members than partitions.
+            while not (self._to_end or await self._must_join(beats)):
                 await asyncio.wait({beats}, timeout=IDLE_MS / 1000)
             if self._is_over:
                 await self._commit()
@@ -101,7 +104,7 @@ class GroupReader:
             await asyncio.gather(beats, return_exceptions=True)
 
     async def _beat(self) -> None:
-        """Ends when the group rebalances, or does not know this member any more."""
+        """Send heartbeats. Returns when the group rebalances, or does not know this member any more."""
         while True:
             await self._clock.sleep_ms(HEARTBEAT_MS)
             if not await self._member.beat():
@@ -129,8 +132,8 @@ class GroupReader:
             )
 
         found = await self._client.run(find)
-        # So that whoever has it next does not look for "end" anew, and miss what comes in between; nor is told again
-        # that what was committed is gone.
+        # Commit the starting offsets too. Otherwise the next owner of a partition would look up "end" again and miss
+        # the records in between, or would print again that a committed offset is gone.
         self._taken |= {place: reach.position for place, reach in found.items() if places.get(place) != reach.position}
         return found
 
@@ -143,15 +146,18 @@ class GroupReader:
         if not self._taken:
             return
         is_committed = await self._member.commit(self._taken)
-        self._taken = {}  # not before: who is stopped in the middle of it commits at the end
+        self._taken = {}  # only after the commit: if it is cancelled, the last commit repeats it
         if not is_committed:
             self._told(
-                f"group {self._group.group_id}: this member was not heard in time; records of the last second and more"
-                " may be read again, by it or by another"
+                f"group {self._group.group_id}: the group went on without this member, so its last offsets are"
+                " not committed; records of about the last second may be read again, by this member or by another"
             )
 
     async def _farewell(self) -> None:
-        for what, act in (("what was read last is not committed", self._commit), ("left unheard", self._member.leave)):
+        for what, act in (
+            ("the last records are not committed", self._commit),
+            ("could not leave; the group waits until the session ends", self._member.leave),
+        ):
             try:
                 async with asyncio.timeout(FAREWELL_MS / 1000):
                     await act()

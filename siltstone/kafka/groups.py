@@ -1,8 +1,8 @@
-"""Consumer groups over the Kafka protocol: list, describe, committed offsets, commit for a group, delete.
+"""Consumer groups over the Kafka protocol: list, describe, read committed offsets, commit for a group, delete.
 
-A group is the business of one agent, its coordinator, which any agent names; each agent lists its own groups alone.
-Coordinators change when agents come and go, so that what is asked of one is asked again where it says that it is not
-the one, for some seconds. All of it is safe to repeat.
+One agent, the coordinator, handles a group. Any agent can name the coordinator, but each agent lists only its own
+groups. The coordinator changes when agents come and go; for some seconds a request that reached the wrong agent is
+repeated at the new coordinator. All requests here are safe to repeat.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from wire.messages import (
 T = TypeVar("T")
 
 PATIENCE_MS = 15_000
+"""A request is repeated for this long after its first temporary error."""
 NAME_BYTES_MAX = 32_767
-"""Of a string on the wire."""
+"""The longest string of the protocol."""
 BACKOFF_MS = 100
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
-        "GROUP_ID_NOT_FOUND": "`siltstone groups list` shows the groups there are",
-        "NON_EMPTY_GROUP": "stop its members first; `siltstone groups describe` shows them",
+        "GROUP_ID_NOT_FOUND": "`siltstone groups list` shows the groups",
+        "NON_EMPTY_GROUP": "stop the members of the group first; `siltstone groups describe` shows them",
         "UNKNOWN_MEMBER_ID": "the group has members: stop them first; `siltstone groups describe` shows them",
-        "GROUP_SUBSCRIBED_TO_TOPIC": "stop its members that read the topic first",
-        "INVALID_GROUP_ID": "a group's name is not empty, and not of thousands of letters",
-        "INCONSISTENT_GROUP_PROTOCOL": "its members share out partitions in another way: let them know `range`, too"
-        " (partition.assignment.strategy), or take another group",
+        "GROUP_SUBSCRIBED_TO_TOPIC": "first stop the members that read the topic",
+        "INVALID_GROUP_ID": "give a group name that is neither empty nor very long",
+        "INCONSISTENT_GROUP_PROTOCOL": "the members use other assignors: add `range` to theirs"
+        " (partition.assignment.strategy), or use another group",
     }
 )
 _NOT_FOUND = int(ErrorCode.GROUP_ID_NOT_FOUND)
@@ -66,18 +67,18 @@ class ListedGroup:
 class Member:
     member_id: str
     instance_id: str | None
-    """Of a static member."""
+    """The group.instance.id of a static member."""
     client_id: str
     host: str
     assignment: Mapping[str, tuple[int, ...]] | None
-    """Topic -> partitions; None where it is not in the protocol of consumers."""
+    """Partitions by topic; None if the group does not use the protocol of consumers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
     group_id: str
     state: str
-    """As Kafka names them; "Dead" where there is none."""
+    """Kafka's name of the state; "Dead" if the group does not exist."""
     protocol_type: str
     protocol: str
     coordinator: str
@@ -97,9 +98,9 @@ class Committed:
 async def all_groups(
     bootstrap: str, *, states: Sequence[str] = (), told: Callable[[str], None] = lambda _: None
 ) -> Sequence[ListedGroup]:
-    """Of every agent, by name. An agent that does not answer is told: its groups are missing.
+    """The groups of all agents, sorted by name. `told` gets a line if an agent does not answer: its groups are missing.
 
-    Raises what connecting to the bootstrap raises.
+    Raises the errors of connecting to the bootstrap.
     """
     async with connected(bootstrap) as client:
         addresses = [address_of(each.host, each.port) for each in (await client.metadata([])).brokers]
@@ -130,7 +131,7 @@ async def _listed(address: str, states: Sequence[str]) -> Sequence[ListedGroup]:
 
 
 class GroupClient:
-    """One group, at its coordinator, wherever that is. Every call may raise KafkaError and UnavailableError."""
+    """One group, at its present coordinator. Every call may raise KafkaError and UnavailableError."""
 
     def __init__(
         self,
@@ -141,22 +142,26 @@ class GroupClient:
         patience_ms: float = PATIENCE_MS,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`told` gets a line when the coordinator is lost, or answers with errors that pass for over a second, and one
-        when that is over. That nobody answers at all is raised at once the first time, for the address may be wrong.
+        """`told` gets a line when the coordinator is lost or answers with temporary errors for over a second, and
+        another line when that is over. If no agent answers the very first request, the call raises at once, because the
+        address may be wrong.
 
-        Raises BadInputError for a name that no request can carry."""
+        Raises BadInputError for a name that no request can carry.
+        """
         try:
             if len(group_id.encode()) > NAME_BYTES_MAX:
-                raise BadInputError("the group's name is too long", remedy=f"at most {NAME_BYTES_MAX} bytes")
+                raise BadInputError("the name of the group is too long", remedy=f"give at most {NAME_BYTES_MAX} bytes")
         except UnicodeEncodeError as error:
-            raise BadInputError(f"the group's name {group_id!r} is not UTF-8", remedy="give another") from error
+            raise BadInputError(
+                f"the name of the group, {group_id!r}, is not UTF-8", remedy="give another name"
+            ) from error
         self.group_id = group_id
         self._bootstrap = bootstrap
         self._clock = clock
         self._patience_ms = patience_ms
         self._told = told
         self._known: list[str] = []
-        """Coordinators that were found, the latest last."""
+        """Addresses of coordinators that were found, the latest last."""
 
     async def describe(self) -> GroupDescription:
         async def work(client: KafkaClient, coordinator: str) -> GroupDescription:
@@ -195,9 +200,10 @@ class GroupClient:
         return await self.run(work)
 
     async def commit(self, offsets: Mapping[TopicPartition, int], *, member_id: str = "", generation: int = -1) -> None:
-        """Commit as this member, or as somebody who is none, which a coordinator allows while there is none.
+        """Commit as this member, or as a client without a member id; the coordinator accepts that while the group has
+        no members.
 
-        Offsets of which an agent refuses some may be stored in part.
+        If the agent refuses some of the offsets, the others may be stored.
         """
 
         async def work(client: KafkaClient, coordinator: str) -> None:
@@ -252,8 +258,8 @@ class GroupClient:
         return f"{what} group {self.group_id!r}"
 
     async def run(self, work: Callable[[KafkaClient, str], Awaitable[T]]) -> T:
-        """Do `work` at the coordinator; again, of whoever it then is, while errors pass and patience, counted from the
-        first of them, lasts."""
+        """Do `work` at the coordinator. After a temporary error repeat it, at the coordinator of that moment, until
+        `patience_ms` after the first error."""
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
             try:
@@ -311,6 +317,6 @@ def _group(group: describe_groups.DescribedGroup, coordinator: str) -> GroupDesc
 
 
 def check(code: int, what: str, detail: str | None = None) -> None:
-    """Raises KafkaError for any code but 0, with what to do about it in a group."""
+    """Raises KafkaError for any code but 0, with the remedy for groups."""
     if code:
         raise KafkaError(code, what, detail, remedies=_REMEDIES)

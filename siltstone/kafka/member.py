@@ -1,9 +1,9 @@
-"""One member of a consumer group, over the classic protocol: joins, leads where it is chosen to, keeps its place by
-heartbeats, commits, leaves.
+"""One member of a consumer group, over the classic protocol: it joins, leads if chosen, sends heartbeats, commits and
+leaves.
 
-It shares out partitions by Kafka's default ("range"), eagerly: it gives up all it had before it joins again. So it may
-stand in one group with consumers of other libraries that know "range". Who is thrown out joins again as a new member.
-A request that goes to a coordinator that died is asked again of the next one, which knows members and generations.
+It uses Kafka's default assignor ("range") and rebalances eagerly: it gives up all partitions before it joins again. So
+it can share a group with consumers of other libraries that know "range". A member that was removed joins again as a new
+member. If a coordinator dies, the request is repeated at the next one, which knows the members and generations.
 """
 
 from __future__ import annotations
@@ -28,42 +28,43 @@ from wire.error_codes import ErrorCode
 from wire.messages import heartbeat, join_group, leave_group, sync_group
 
 SESSION_TIMEOUT_MS = 45_000
-"""As Kafka's consumers have it since 3.0."""
+"""The default of Kafka's consumers since 3.0."""
 REBALANCE_TIMEOUT_MS = 60_000
-"""For how long the others wait for this member to come back."""
+"""In a rebalance the other members wait this long for this member."""
 HEARTBEAT_MS = 3_000
 JOIN_PATIENCE_MS = 330_000
-"""A join is answered when all members have joined; those of other libraries may take five minutes for that."""
+"""A join is answered when all members have joined. Members of other libraries may take five minutes (their default
+max.poll.interval.ms); this is half a minute more."""
 REJOIN_MS = 100
 _UNKNOWN_MEMBER = int(ErrorCode.UNKNOWN_MEMBER_ID)
 _MEMBER_ID_REQUIRED = int(ErrorCode.MEMBER_ID_REQUIRED)
-_JOIN_ANEW = {int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.ILLEGAL_GENERATION), _UNKNOWN_MEMBER}
+_JOIN_AGAIN = {int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.ILLEGAL_GENERATION), _UNKNOWN_MEMBER}
 
 PartitionCounts = Callable[[Collection[str]], Awaitable[Mapping[str, int]]]
-"""Of topics that are there, by name."""
+"""The number of partitions by topic name. A topic that does not exist is left out."""
 
 
 class ForeignAssignmentError(BadInputError):
-    """The leader of the group, another program, gave this member something that is no assignment of partitions."""
+    """The leader of the group, another program, sent this member something that is not an assignment of partitions."""
 
 
 class GroupMember:
-    """Calls may raise KafkaError and UnavailableError. One at a time, but for `beat`, which may run beside others."""
+    """Calls may raise KafkaError and UnavailableError. Only `beat` may run at the same time as another call."""
 
     def __init__(self, group: GroupClient, topics: Collection[str], counts: PartitionCounts, clock: Clock) -> None:
         self._group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
         self._member_id = ""
         self._shared_out: Mapping[str, int] | None = None
-        """Partitions by topic, as this member shared them out; None where another leads."""
+        """The number of partitions by topic that this member last assigned as leader; None if another member leads."""
         self.generation = -1
 
     async def join(self) -> Sequence[TopicPartition]:
-        """The partitions that this member has from now on. Raises ForeignAssignmentError."""
+        """Join, and return the partitions of this member in the new generation. Raises ForeignAssignmentError."""
         while True:
             joined = await self._group.run(self._join)
             self._member_id = joined.member_id or self._member_id
             if joined.error_code == _MEMBER_ID_REQUIRED:
-                continue
+                continue  # the coordinator has given this member its id: join again with it (KIP-394)
             if not self._is_refused(joined.error_code, "join"):
                 self.generation = joined.generation_id
                 synced = await self._sync(await self._assigned(joined))
@@ -72,7 +73,7 @@ class GroupMember:
             await self._clock.sleep_ms(REJOIN_MS)
 
     async def beat(self) -> bool:
-        """Whether it is a member yet; if not it must join again."""
+        """Send a heartbeat. False if this member must join again."""
 
         async def work(client: KafkaClient, coordinator: str) -> int:
             request = heartbeat.HeartbeatRequest(
@@ -83,24 +84,27 @@ class GroupMember:
         return not self._is_refused(await self._group.run(work), "heartbeat in")
 
     async def has_more_to_share_out(self) -> bool:
-        """Whether topics have come, gone or got partitions since it shared them out: then it must join again."""
+        """Whether a topic was created, deleted or grown since this member assigned partitions; then it must join again.
+
+        Only the leader checks this.
+        """
         if self._shared_out is None:
             return False
         counts = await self._counts(self._shared_out)
         return any(counts.get(topic, 0) != count for topic, count in self._shared_out.items())
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
-        """False where they were not committed, for it is no member of this generation any more."""
+        """Commit. False if nothing was committed because this client is not a member of the generation any more."""
         try:
             await self._group.commit(offsets, member_id=self._member_id, generation=self.generation)
         except KafkaError as error:
-            if error.code not in _JOIN_ANEW:
+            if error.code not in _JOIN_AGAIN:
                 raise
             return False
         return True
 
     async def leave(self) -> None:
-        """At once, so that the others need not wait until its session is over."""
+        """Leave the group, so that the other members need not wait until this member's session ends."""
         if not self._member_id:
             return
 
@@ -129,7 +133,7 @@ class GroupMember:
         return answer
 
     async def _assigned(self, joined: join_group.JoinGroupResponse) -> Mapping[str, Mapping[str, Sequence[int]]]:
-        """What the leader shares out; nothing where another leads."""
+        """The assignment of all members, if this member leads; empty if another member leads."""
         self._shared_out = None
         if joined.leader != self._member_id:
             return {}
@@ -162,14 +166,14 @@ class GroupMember:
         found = parse_assignment(data)
         if found is None:
             raise ForeignAssignmentError(
-                f"the leader of group {self._group.group_id!r} shares out something else than partitions",
-                remedy="give this command a group of its own with --group",
+                f"the leader of group {self._group.group_id!r} did not send an assignment of partitions",
+                remedy="use another group with --group",
             )
         return sorted((topic, number) for topic, numbers in found.items() for number in numbers)
 
     def _is_refused(self, code: int, what: str) -> bool:
-        """Whether it has to join again. Raises KafkaError for what joining again does not mend."""
-        if code not in _JOIN_ANEW:
+        """Whether this member must join again. Raises KafkaError for an error that joining again does not solve."""
+        if code not in _JOIN_AGAIN:
             check(code, self._group.named(what))
             return False
         if code == _UNKNOWN_MEMBER:
@@ -177,14 +181,14 @@ class GroupMember:
         return True
 
     def _passed(self, code: int, what: str) -> int:
-        """The code, where the caller has a use for it; else raises KafkaError, and what passes is asked again."""
-        if code not in _JOIN_ANEW and code != _MEMBER_ID_REQUIRED:
+        """Return a code that the caller handles. Raises KafkaError for others; the client repeats temporary ones."""
+        if code not in _JOIN_AGAIN and code != _MEMBER_ID_REQUIRED:
             check(code, self._group.named(what))
         return code
 
 
 def as_text(partitions: Sequence[TopicPartition]) -> str:
-    """`orders 0,1; users 3`."""
+    """For example `orders 0,1; users 3`, or `nothing`."""
     by_topic: dict[str, list[str]] = defaultdict(list)
     for topic, partition in partitions:
         by_topic[topic].append(str(partition))

@@ -1,4 +1,4 @@
-"""`--offset` of `siltstone consume`, and points in time as people write them: text to values. Pure."""
+"""Parse `--offset` of `siltstone consume`, points in time, and lists of partitions. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import Enum
 
 from runtime.errors import BadInputError
 
-REMEDY = "start, end, N, +N, -N, N:M, @TIME or @TIME:@TIME; a TIME is a date, ms or s since 1970, now, or -15m"
+REMEDY = "give start, end, N, +N, -N, N:M, @TIME or @TIME:@TIME; a TIME is a date, ms or s since 1970, now, or -15m"
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO = re.compile(r"-(\d+)(ms|s|m|h|d)")
 _SECONDS_BELOW = 10**11
-"""A plain number below it counts seconds since 1970, else milliseconds."""
+"""A plain number below this counts seconds since 1970; others count milliseconds. In seconds it is the year 5138."""
 _INT64_MAX = 2**63 - 1
 
 
@@ -30,7 +30,7 @@ class Anchor(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in each partition, until it is looked up there."""
+    """A place in every partition; an agent must look up its offset."""
 
     anchor: Anchor
     number: int = 0
@@ -44,7 +44,7 @@ class OffsetRange:
 
 
 def parse_offsets(text: str, now_ms: int) -> OffsetRange:
-    """Raises BadInputError."""
+    """Read the text of `--offset`. Raises BadInputError."""
     if text.startswith("@"):
         first, colon, until = text.partition(":@")
         return OffsetRange(
@@ -55,7 +55,9 @@ def parse_offsets(text: str, now_ms: int) -> OffsetRange:
     span = OffsetRange(_place(first, text), _place(until, text) if colon else None)
     end = span.until
     if end is not None and span.first.anchor is end.anchor is Anchor.OFFSET and end.number <= span.first.number:
-        raise BadInputError(f"offsets {text!r} hold nothing", remedy="N:M is from N on and below M")
+        raise BadInputError(
+            f"the range {text!r} contains no offset", remedy="give N:M with M above N; it begins at N and ends before M"
+        )
     return span
 
 
@@ -65,14 +67,16 @@ def _place(text: str, whole: str) -> Place:
     if text in ("end", "latest"):
         return Place(Anchor.END)
     if re.fullmatch(r"[+-]?\d{1,19}", text) is None or abs(int(text)) > _INT64_MAX:
-        raise BadInputError(f"{whole!r} is no offset", remedy=REMEDY)
+        raise BadInputError(f"{whole!r} is not an offset", remedy=REMEDY)
     anchor = {"+": Anchor.START, "-": Anchor.END}.get(text[0], Anchor.OFFSET)
     return Place(anchor, abs(int(text)))
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """ms since the epoch: a number, an ISO date or time (UTC where it names no zone), "now", or "-15m". Raises
-    BadInputError."""
+    """Read a time as ms since the epoch: a number, an ISO date or time (UTC if it has no zone), "now", or "-15m".
+
+    Raises BadInputError.
+    """
     ago = _AGO.fullmatch(text)
     if ago is not None:
         return max(0, now_ms - int(ago[1]) * _UNITS_MS[ago[2]])
@@ -85,7 +89,8 @@ def parse_time(text: str, now_ms: int) -> int:
         return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise BadInputError(
-            f"{text!r} is no time", remedy="for example 2026-01-31, 2026-01-31T12:00:00Z, 1769860800000, or -15m"
+            f"{text!r} is not a time",
+            remedy="give, for example, 2026-01-31, 2026-01-31T12:00:00Z, 1769860800000, or -15m",
         ) from None
 
 
@@ -95,6 +100,6 @@ def parse_partitions(text: str) -> Sequence[int]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d{1,7})(?:-(\d{1,7}))?\s*", part)
         if found is None or (found[2] is not None and int(found[2]) < int(found[1])):
-            raise BadInputError(f"{text!r} are no partitions", remedy="for example 0 or 0,2,5-7")
+            raise BadInputError(f"{text!r} is not a list of partitions", remedy="give, for example, 0 or 0,2,5-7")
         numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
     return sorted(numbers)

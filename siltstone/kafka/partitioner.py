@@ -1,7 +1,8 @@
-"""Which partition a record goes to, as Java's default partitioner chooses it, so that all clients agree. Pure.
+"""The partition of a key, chosen as Java's default partitioner does, so that all clients agree. Pure.
 
-A key goes by MurmurHash2 of its bytes, 32 bits, the sign bit dropped, modulo the number of partitions. A record without
-a key goes where the client likes. (org.apache.kafka.common.utils.Utils.murmur2, BuiltInPartitioner.partitionForKey)
+The partition is MurmurHash2 of the key's bytes (32 bits, without the sign bit) modulo the number of partitions. For a
+record without a key the client is free to choose. (org.apache.kafka.common.utils.Utils.murmur2,
+BuiltInPartitioner.partitionForKey)
 """
 
 from __future__ import annotations

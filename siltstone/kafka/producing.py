@@ -1,13 +1,18 @@
-"""Writing records to a topic, batch by batch, so that each is stored once or its refusal is told.
+"""Write records to a topic, batch by batch. Every record is either stored once or reported as refused.
 
-Each round sends one batch to every partition that has one, waits for all answers, and looks at each by itself: what was
-stored is told; what passes (an agent that drains, a lost connection) is sent again as it was, under the same sequence,
-so that an agent that had stored it says so instead of storing it twice (KIP-98); a batch that is too large is halved;
-records that are named as bad are taken out and told, and the rest is sent. One batch of a partition is under way at a
-time, so that order is kept. With acks 0 nothing is known and nothing is repeated.
+Each round sends one batch to every partition that has one, waits for all answers, and judges each answer separately:
 
-A producer that is killed leaves a prefix of each partition's records. Its next run is another producer: it does not
-know what the first one stored.
+- A stored batch is reported.
+- After a temporary error (a draining agent, a lost connection) the same batch is sent again under the same sequence. An
+  agent that has already stored it says so instead of storing it twice (KIP-98).
+- A batch that is too large is halved.
+- Records that the agent names as bad are taken out and reported; the rest is sent.
+
+Only one batch of a partition is in flight at a time, which keeps the order. With acks 0 the outcome is unknown and
+nothing is repeated.
+
+A producer that is killed leaves a prefix of the records of each partition. The next run is another producer and does
+not know what the first one stored.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.clock import Clock
-from runtime.errors import BadInputError, UnavailableError
+from runtime.errors import UnavailableError
 from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.kafka.partitioner import partition_of_key
 from siltstone.kafka.record_format import InputRecord
@@ -29,15 +34,12 @@ from wire.error_codes import ErrorCode
 from wire.records import Headers, NewRecord, build_batch
 
 BATCH_BYTES = 900_000
-"""Before compression; the default `max.message.bytes` of a topic is 1 MiB."""
+"""The size of a batch before compression. It is below the default `max.message.bytes` of a topic, 1 MiB."""
 RECORD_OVERHEAD_BYTES = 32
+"""An upper estimate of the framing of a record inside a batch."""
 BACKOFF_MS = 200
 _TOO_LARGE = frozenset(map(int, (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)))
 _DUPLICATE = int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
-
-
-class NoSuchPartitionError(BadInputError):
-    """The topic has not as many partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +47,14 @@ class ProduceOptions:
     acks: int = -1
     codec: Codec = Codec.NONE
     partition: int | None = None
-    """Of all records that do not name their own."""
+    """The partition of all records that do not name one; None: the key decides."""
     headers: Headers = ()
-    """Of all records, before their own."""
+    """Headers of all records, before a record's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A batch that is in the log. `base_offset` is -1 where the agent does not say (acks 0, an old duplicate)."""
+    """A batch in the log. `base_offset` is -1 if the agent does not report it (acks 0, an old duplicate)."""
 
     partition: int
     base_offset: int
@@ -61,7 +63,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Records that are not in the log, or of which it is not known."""
+    """Records that are not in the log, or may not be."""
 
     records: Sequence[InputRecord]
     why: str
@@ -69,9 +71,9 @@ class Refused:
 
 
 class Sequences:
-    """Of each partition: the producer id it is written under, and the next sequence number.
+    """The producer id and the next sequence number of each partition.
 
-    Where it is not known any more which numbers an agent has seen, the partition goes on under a new id.
+    If it is unknown which sequence numbers an agent has seen, the partition continues under a new producer id.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,7 @@ class Sequences:
         self._shared: tuple[int, int] | None = None
 
     def missing(self, partitions: Iterable[int]) -> Sequence[int]:
-        """Those that need a new producer before they are written to."""
+        """The partitions that need a new producer before they can be written to."""
         if self._shared is not None:
             for partition in partitions:
                 if partition not in self._next:
@@ -93,7 +95,7 @@ class Sequences:
             self._producers[partition], self._next[partition] = producer, 0
 
     def of(self, partition: int) -> tuple[int, int, int]:
-        """(producer id, epoch, next sequence)."""
+        """The producer id, the epoch and the next sequence of a partition."""
         return *self._producers[partition], self._next[partition]
 
     def stored(self, partition: int, count: int) -> None:
@@ -129,10 +131,10 @@ class TopicWriter:
         self._sticky_bytes = 0
 
     async def write(self, records: Sequence[InputRecord]) -> None:
-        """Returns when all are stored or refused."""
+        """Write the records. Returns when every record is stored or refused."""
         waiting = self._batches(records)
         tries: dict[int, float] = {}
-        """Partition -> until when its first batch is tried."""
+        """By partition, the time until which its first batch is sent again, in ms of the monotonic clock."""
         while waiting:
             sent = {partition: queue[0] for partition, queue in waiting.items()}
             try:
@@ -182,7 +184,7 @@ class TopicWriter:
         return {partition: ProduceResult(error_code=0, message="", base_offset=-1) for partition in sent}
 
     def _judge(self, partition: int, batch: list[InputRecord], result: ProduceResult) -> Sequence[list[InputRecord]]:
-        """Tell what became of a batch; what of it is to be sent again, in order."""
+        """Report the outcome of a batch. Returns the parts of it that must be sent again, in order."""
         code = result.error_code
         if code in (0, _DUPLICATE):
             self._sequences.stored(partition, len(batch))
@@ -199,6 +201,7 @@ class TopicWriter:
             good = [each for index, each in enumerate(batch) if index not in bad]
             return [good] if good else []
         if is_passing(code):
+            # Patience is over. An earlier try may have been stored, so the sequence of this partition is unknown too.
             self._refuse(batch, error.message, remedy=IN_DOUBT)
             self._sequences.lost(partition)
             return []
@@ -211,7 +214,7 @@ class TopicWriter:
         self._refused(Refused(records, why, remedy))
 
     def _batches(self, records: Sequence[InputRecord]) -> dict[int, deque[list[InputRecord]]]:
-        """By partition, in order, each of about BATCH_BYTES at most."""
+        """The batches by partition, in order. A batch has at most about BATCH_BYTES, or a single record."""
         waiting: dict[int, deque[list[InputRecord]]] = {}
         filling: dict[int, int] = {}
         for record in records:
@@ -220,8 +223,10 @@ class TopicWriter:
             if partition >= self._partitions:
                 self._refuse(
                     [record],
-                    f"{self._topic} has no partition {partition}",
-                    remedy=f"it has {self._partitions}, counted from 0",
+                    f"topic {self._topic} has no partition {partition}",
+                    remedy="it has only partition 0"
+                    if self._partitions == 1
+                    else f"give a partition from 0 to {self._partitions - 1}",
                 )
                 continue
             filled = filling.get(partition, BATCH_BYTES) + size
@@ -246,7 +251,7 @@ class TopicWriter:
         return self._sticky
 
 
-IN_DOUBT = "some of them may be stored: look before you write them again"
+IN_DOUBT = "some of these records may be stored: check with `siltstone consume` before you write them again"
 _NEEDS_NEW_PRODUCER = frozenset(
     map(
         int,
@@ -260,7 +265,7 @@ _NEEDS_NEW_PRODUCER = frozenset(
 
 
 def input_bytes(record: InputRecord) -> int:
-    """About what it takes in a batch."""
+    """The approximate size of a record in a batch, before compression."""
     return len(record.key or b"") + len(record.value or b"") + RECORD_OVERHEAD_BYTES
 
 

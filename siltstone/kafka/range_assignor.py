@@ -1,8 +1,8 @@
-"""Who of a consumer group reads which partitions, as Kafka's own default would have it. Pure.
+"""Assign partitions to the members of a consumer group, as Kafka's default RangeAssignor does. Pure.
 
-Topic by topic, the members that want it, by their ids, get partitions that follow each other, the first members one
-more where it does not come out even (RangeAssignor). So partitions of the same number of two topics that the same
-members want come to the same member, if the topics are of one size.
+For each topic, the members that want it, sorted by id, get consecutive partitions; if the division leaves a rest, the
+first members get one more. So if the same members want two topics of the same size, partitions with the same number go
+to the same member.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PROTOCOL = "range"
 def assign(
     subscriptions: Mapping[str, Collection[str]], partition_counts: Mapping[str, int]
 ) -> Mapping[str, Mapping[str, Sequence[int]]]:
-    """Member -> topic -> partitions, for every member. `subscriptions`: member -> topics. A topic without a count
-    is not there: nobody gets it."""
+    """The partitions by topic, by member, for every member. `subscriptions`: topics by member. A topic without a count
+    does not exist, so nobody gets it."""
     given: dict[str, dict[str, Sequence[int]]] = {member: {} for member in subscriptions}
     for topic, count in partition_counts.items():
         members = sorted(member for member, topics in subscriptions.items() if topic in topics)

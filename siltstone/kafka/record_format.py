@@ -1,12 +1,12 @@
-"""`--format` of `siltstone produce` and `siltstone consume`: text with fields in it, read and written. Pure.
+"""The `--format` of `siltstone produce` and `siltstone consume`: parse a format, read and write records by it. Pure.
 
-Fields: %k key, %v value (%s too, as in kcat), %h headers as a=1,b=2, %p partition, %T timestamp in ms since the epoch;
-for what is written also %t topic, %o offset, %D the timestamp as a date, %K and %V the lengths of key and value in
-bytes (-1 for null; %S too). %% is a percent sign. `%k{hex}`, `%v{base64}` name the encoding of a field's bytes; without
-one they stand as they are. Escapes: \\n \\t \\r \\0 \\\\ \\xHH.
+Fields: %k key, %v value (or %s, as in kcat), %h headers as a=1,b=2, %p partition, %T timestamp in ms since the epoch.
+For output also %t topic, %o offset, %D the timestamp as a date, %K and %V (or %S) the lengths of key and value in bytes
+(-1 for null). %% is a percent sign. `%k{hex}` and `%v{base64}` name the encoding of a field's bytes; without one the
+bytes are copied as they are. Escapes: \\n \\t \\r \\0 \\\\ \\xHH.
 
-When reading, the text after the last field ends a record (a newline where there is none), and the text between two
-fields ends the first of them: it is looked for from the left, so that only the last field may hold it.
+On input, the text after the last field ends a record (without such text a newline does), and the text between two
+fields ends the first of them. The reader searches it from the left, so only the last field may contain it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from wire.records import Headers
 
 VALUE_LINES = r"%v\n"
 RECORD_BYTES_MAX = 128 << 20
-"""Of input in which no record ends: more is taken for input of another format."""
-REMEDY = r"for example --format '%k\t%v\n'; `siltstone produce --help` and `siltstone consume --help` list the fields"
+"""The longest input without the end of a record. Longer input is treated as input in another format."""
+REMEDY = (
+    r"give, for example, --format '%k\t%v\n'; `siltstone produce --help` and `siltstone consume --help` list the fields"
+)
 
 _TOKEN = re.compile(
     r"%(?P<verb>.)(?:\{(?P<encoding>[a-z0-9]*)\})?|\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escape>.)", re.DOTALL
@@ -41,7 +43,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Field(NamedTuple):
-    """A place where something of the record stands."""
+    """A field of the format, such as %k{hex}."""
 
     verb: str
     encoding: str = ""
@@ -51,7 +53,7 @@ Piece = bytes | Field
 
 
 class InputRecord(NamedTuple):
-    """A record as it was read; what the input does not say is None."""
+    """A record from the input. A part that the input does not contain is None."""
 
     number: int
     """Counted from 1."""
@@ -63,14 +65,14 @@ class InputRecord(NamedTuple):
 
 
 class UnreadRecord(NamedTuple):
-    """Input that is no record of the format."""
+    """Input that is not a record in the format."""
 
     number: int
     why: str
 
 
 class OutputRecord(NamedTuple):
-    """A record as it was consumed; `timestamp_ms` is -1 where it has none."""
+    """A consumed record; `timestamp_ms` is -1 if it has none."""
 
     topic: str
     partition: int
@@ -82,7 +84,7 @@ class OutputRecord(NamedTuple):
 
 
 def parse_format(text: str) -> tuple[Piece, ...]:
-    """Literal bytes and fields in turn. Raises BadInputError."""
+    """Parse a format into literal bytes and fields, in order. Raises BadInputError."""
     pieces: list[Piece] = []
 
     def literal(data: bytes) -> None:
@@ -100,7 +102,7 @@ def parse_format(text: str) -> tuple[Piece, ...]:
             literal(bytes.fromhex(code))
         elif escape is not None:
             if escape not in _ESCAPES:
-                raise BadInputError(f"the format has \\{escape}, which is no escape", remedy=REMEDY)
+                raise BadInputError(f"the format contains \\{escape}, which is not an escape", remedy=REMEDY)
             literal(_ESCAPES[escape])
         elif verb == "%":
             literal(b"%" if token["encoding"] is None else os.fsencode(token[0][1:]))
@@ -108,7 +110,7 @@ def parse_format(text: str) -> tuple[Piece, ...]:
             pieces.append(_field(verb, token["encoding"]))
     rest = text[position:]
     if rest.endswith(("%", "\\")):
-        raise BadInputError(f"the format ends in a lone {rest[-1]}", remedy=REMEDY)
+        raise BadInputError(f"the format ends in a single {rest[-1]}", remedy=REMEDY)
     literal(os.fsencode(rest))
     return tuple(pieces)
 
@@ -116,10 +118,11 @@ def parse_format(text: str) -> tuple[Piece, ...]:
 def _field(verb: str, encoding: str | None) -> Field:
     verb = _SAME.get(verb, verb)
     if verb not in _WRITTEN_VERBS:
-        raise BadInputError(f"the format has %{verb}, which is no field", remedy=REMEDY)
+        raise BadInputError(f"the format contains %{verb}, which is not a field", remedy=REMEDY)
     if encoding is not None and (verb not in _ENCODED_VERBS or encoding not in _ENCODINGS):
         raise BadInputError(
-            f"the format has %{verb}{{{encoding}}}", remedy="%k and %v take {hex} and {base64}, other fields none"
+            f"the format contains %{verb}{{{encoding}}}, which is not valid",
+            remedy="only %k and %v take an encoding, {hex} or {base64}",
         )
     return Field(verb, encoding or "")
 
@@ -128,10 +131,11 @@ def _field(verb: str, encoding: str | None) -> Field:
 
 
 class RecordReader:
-    """Input of one format, cut into records as it comes."""
+    """Splits input in one format into records, as the input arrives."""
 
     def __init__(self, pieces: Sequence[Piece], *, key: bytes | None = None, empty_is_null: bool = False) -> None:
-        """`key`: of all records, where the format has none. Raises BadInputError for a format that cannot be read."""
+        """`key`: the key of all records, if the format has no key. Raises BadInputError for a format that cannot be
+        read."""
         _check_readable(pieces)
         *body, last = pieces
         self._end = last if isinstance(last, bytes) else b"\n"
@@ -148,7 +152,8 @@ class RecordReader:
         self._number = 0
 
     def feed(self, data: bytes) -> Iterator[InputRecord | UnreadRecord]:
-        """The records that `data` ends. Raises BadInputError when there is no end of one for too long."""
+        """Add input; return the records that are now complete. Raises BadInputError if a record has no end for too
+        long."""
         self._buffer += data
         start = 0
         while (end := self._buffer.find(self._end, max(start, self._searched))) >= 0:
@@ -158,12 +163,12 @@ class RecordReader:
         self._searched = max(0, len(self._buffer) - len(self._end) + 1)
         if len(self._buffer) > RECORD_BYTES_MAX:
             raise BadInputError(
-                f"record {self._number + 1} has no end in {RECORD_BYTES_MAX >> 20} MiB",
-                remedy=f"the format says that records end in {shown_bytes(self._end)}: name another with --format",
+                f"record {self._number + 1} does not end within {RECORD_BYTES_MAX >> 20} MiB",
+                remedy=f"by this format a record ends with {shown_bytes(self._end)}: give another with --format",
             )
 
     def finish(self) -> Iterator[InputRecord | UnreadRecord]:
-        """What is left at the end of the input: a last record may lack its end."""
+        """The last record, which may lack the text that ends a record."""
         if self._buffer:
             yield self._read(bytes(self._buffer))
             self._buffer.clear()
@@ -181,7 +186,7 @@ class RecordReader:
             try:
                 found[verb] = _decoded(text[position:end], encoding)
             except (ValueError, binascii.Error):
-                return UnreadRecord(self._number, f"its {_NAMES[verb]} is no {encoding}")
+                return UnreadRecord(self._number, f"its {_NAMES[verb]} is not {encoding}")
             position = end + len(delimiter or b"")
         try:
             return self._record(found)
@@ -206,18 +211,19 @@ _NAMES: Mapping[str, str] = {"k": "key", "v": "value", "h": "headers", "p": "par
 def _check_readable(pieces: Sequence[Piece]) -> None:
     fields = [each for each in pieces if isinstance(each, Field)]
     if not fields:
-        raise BadInputError("the format has no field", remedy=REMEDY)
+        raise BadInputError("the format contains no field", remedy=REMEDY)
     seen: set[str] = set()
     for each in fields:
         if each.verb not in _READ_VERBS:
-            raise BadInputError(f"%{each.verb} can be written, not read", remedy=REMEDY)
+            raise BadInputError(f"%{each.verb} works only for output, not for input", remedy=REMEDY)
         if each.verb in seen:
-            raise BadInputError(f"the format has %{each.verb} twice", remedy=REMEDY)
+            raise BadInputError(f"the format contains %{each.verb} twice", remedy=REMEDY)
         seen.add(each.verb)
     for first, second in pairwise(pieces):
         if isinstance(first, Field) and isinstance(second, Field):
             raise BadInputError(
-                f"nothing stands between %{first.verb} and %{second.verb}: where would one end?", remedy=REMEDY
+                f"the format has no text between %{first.verb} and %{second.verb} that ends %{first.verb}",
+                remedy=REMEDY,
             )
 
 
@@ -230,7 +236,7 @@ def _decoded(data: bytes, encoding: str) -> bytes:
 
 
 def parse_header(text: bytes) -> tuple[str, bytes]:
-    """NAME=VALUE; the value may hold "=". Raises ValueError."""
+    """Read NAME=VALUE. The value may contain "=". Raises ValueError."""
     name, equals, value = text.partition(b"=")
     if not equals or not name:
         raise ValueError(f"header {shown_bytes(text)} is not NAME=VALUE")
@@ -249,7 +255,7 @@ def _read_number(found: Mapping[str, bytes], verb: str, most: int) -> int | None
     if text is None:
         return None
     if not re.fullmatch(rb"[0-9]{1,19}", text) or int(text) > most:
-        raise ValueError(f"its {_NAMES[verb]} is {shown_bytes(text)}, no number from 0 to {most}")
+        raise ValueError(f"its {_NAMES[verb]} is {shown_bytes(text)}, which is not a number from 0 to {most}")
     return int(text)
 
 
@@ -257,7 +263,7 @@ def _read_number(found: Mapping[str, bytes], verb: str, most: int) -> int | None
 
 
 def render(pieces: Sequence[Piece], record: OutputRecord, *, for_terminal: bool = False) -> bytes:
-    """The record in this format; null is written as nothing. `for_terminal`: what would steer one is escaped."""
+    """The record in this format; null is written as nothing. `for_terminal`: escape control characters."""
     parts: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -293,7 +299,7 @@ _RENDERED: Mapping[str, Callable[[OutputRecord], bytes]] = {
 
 
 def json_record(record: OutputRecord) -> dict[str, object]:
-    """JSON-able. Bytes that are not UTF-8 stand under `key_base64`, `value_base64`."""
+    """The record as a JSON object. Bytes that are not UTF-8 are under `key_base64` and `value_base64`."""
     return {
         "topic": record.topic,
         "partition": record.partition,
@@ -319,7 +325,7 @@ HEX_BYTES_SHOWN = 32
 
 
 def readable(record: OutputRecord, *, with_topic: bool) -> str:
-    """One line for people: where, when, key, value, headers."""
+    """One line for people: place, time, key, value, headers."""
     place = f"{record.partition}@{record.offset}"
     line = [f"{record.topic} {place}" if with_topic else place, time_text(record.timestamp_ms)]
     if record.key is not None:
@@ -331,7 +337,7 @@ def readable(record: OutputRecord, *, with_topic: bool) -> str:
 
 
 def shown_field(data: bytes | None) -> str:
-    """Text as it is, other bytes as the beginning of their hexadecimal digits, null as ∅."""
+    """Text as it is, other bytes as their first hexadecimal digits, null as ∅."""
     if data is None:
         return NULL
     try:
@@ -343,7 +349,7 @@ def shown_field(data: bytes | None) -> str:
 
 
 def safe_text(data: bytes, *, keep: str = "") -> str:
-    """UTF-8 with everything escaped that a terminal would not print as a character; other bytes as \\xHH."""
+    """UTF-8 with every character escaped that is not printable; bytes that are not UTF-8 become \\xHH."""
     return "".join(
         each if each in keep or each.isprintable() else each.encode("unicode_escape").decode()
         for each in data.decode(errors="backslashreplace")
@@ -351,12 +357,12 @@ def safe_text(data: bytes, *, keep: str = "") -> str:
 
 
 def shown_bytes(data: bytes) -> str:
-    """In quotes, for messages."""
+    """The bytes as text in quotes, for messages."""
     return f"'{safe_text(data)}'"
 
 
 def time_text(time_ms: int) -> str:
-    """ "2026-01-31T12:00:00.000Z", or "-" below zero."""
+    """For example "2026-01-31T12:00:00.000Z"; "-" for a time below zero."""
     if time_ms < 0:
         return "-"
     try:

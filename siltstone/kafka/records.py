@@ -1,6 +1,6 @@
-"""Produce and Fetch over many partitions at once: what `siltstone produce` and `consume` need beyond `client.py`.
+"""Produce, Fetch and ListOffsets for many partitions in one request, for `siltstone produce` and `siltstone consume`.
 
-Error codes of single partitions are handed back, not raised: one bad partition does not hide the others' answers.
+The error codes of single partitions are returned, not raised: one bad partition does not hide the answers of others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TopicPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedPartition:
-    """What a fetch brought of one partition. `records` are whole batches; the first may start before the offset."""
+    """The answer of one partition to a fetch. `records` are whole batches; the first may start before the offset."""
 
     topic: str
     partition: int
@@ -40,20 +40,20 @@ class FetchedPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResult:
-    """An agent's answer to one batch; `base_offset` is -1 when it was refused."""
+    """The answer of an agent to one batch; `base_offset` is -1 if the batch was refused."""
 
     error_code: int
     message: str
     base_offset: int
     record_errors: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Index in the batch -> why that record was refused; may name only the first of many."""
+    """By index in the batch, the reason why that record was refused. It may name only the first of many."""
 
 
 async def fetch_partitions(
     client: KafkaClient, positions: Mapping[TopicPartition, int], *, max_wait_ms: int
 ) -> Sequence[FetchedPartition]:
-    """Read from all these offsets on, waiting at most `max_wait_ms` for a first record. Raises KafkaError for an error
-    of the whole request."""
+    """Read from all these offsets. Wait at most `max_wait_ms` for a first record. Raises KafkaError for an error of the
+    whole request."""
     asked: dict[str, list[fetch.FetchPartition]] = defaultdict(list)
     for (topic, partition), offset in positions.items():
         asked[topic].append(
@@ -85,14 +85,14 @@ async def fetch_partitions(
 
 
 class DamagedBatchError(BadInputError):
-    """What an agent sent is not what a producer summed, or no records."""
+    """The CRC of a batch does not match its bytes, or the bytes are not records."""
 
 
 def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequence[OutputRecord], int]]:
-    """(the records of a batch from `offset` on, the offset that reading goes on from), batch by batch.
+    """Batch by batch, the records at or after `offset` and the offset where reading continues.
 
-    CRCs are checked, batches decompressed, control batches passed over. Raises DamagedBatchError at the first batch
-    that is damaged, having given those before it.
+    CRCs are checked, batches are decompressed, control batches yield no records. Raises DamagedBatchError at the first
+    damaged batch, after the batches before it were returned.
     """
     try:
         for position, header in iter_headers(fetched.records):
@@ -107,9 +107,9 @@ def batches_of(fetched: FetchedPartition, offset: int) -> Iterator[tuple[Sequenc
             yield records, offset
     except SiltstoneError as error:
         raise DamagedBatchError(
-            f"the batch of {fetched.topic}-{fetched.partition} that holds offset {offset} is damaged: {error.message}",
-            remedy=f"`siltstone record diagnose {fetched.topic} {fetched.partition} {offset}` says where it lies;"
-            " read on after it with --offset",
+            f"the batch at offset {offset} of {fetched.topic}-{fetched.partition} is damaged: {error.message}",
+            remedy=f"`siltstone record diagnose {fetched.topic} {fetched.partition} {offset}` shows where it is stored;"
+            " to read on after it, give --offset",
         ) from error
 
 
@@ -135,7 +135,7 @@ def _read_batch(
 async def produce_batches(
     client: KafkaClient, topic: str, batches: Mapping[int, Octets], *, acks: int
 ) -> Mapping[int, ProduceResult]:
-    """Write one batch into each of these partitions; by partition what became of it. With acks 0: nothing."""
+    """Write one batch to each of these partitions. Returns the answers by partition; with acks 0 there are none."""
     data = produce.TopicProduceData(
         name=topic,
         partition_data=[
@@ -163,7 +163,7 @@ async def produce_batches(
 
 
 async def new_producer(client: KafkaClient) -> tuple[int, int]:
-    """(id, epoch) of an idempotent producer. Raises KafkaError."""
+    """The id and epoch of a new idempotent producer. Raises KafkaError."""
     answer = await client.call(
         init_producer_id.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-1),
         init_producer_id.InitProducerIdResponse,
@@ -176,8 +176,10 @@ async def new_producer(client: KafkaClient) -> tuple[int, int]:
 async def offsets_at(
     client: KafkaClient, asked: Mapping[TopicPartition, int]
 ) -> Mapping[TopicPartition, int | KafkaError]:
-    """Offsets by timestamp in ms, or `client.EARLIEST` or `LATEST`, of many topics in one request; -1 = no record so
-    late. A partition's error stands in its place."""
+    """Offsets by timestamp in ms (or `client.EARLIEST`, `client.LATEST`) of many topics, in one request.
+
+    -1 means that no record is that late. A partition with an error has the KafkaError as its value.
+    """
     by_topic: dict[str, list[list_offsets.ListOffsetsPartition]] = defaultdict(list)
     for (topic, partition), timestamp in asked.items():
         by_topic[topic].append(list_offsets.ListOffsetsPartition(partition_index=partition, timestamp=timestamp))

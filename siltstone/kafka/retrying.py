@@ -1,8 +1,8 @@
-"""A connection that outlives agents: what is asked is asked again, of the next agent, while that is safe and worth it.
+"""A client that outlives agents: it repeats a request at the next agent, as long as the caller says that this is safe.
 
-Any agent takes any produce and serves any fetch, so that it does not matter which one answers. The first connection is
-made to a bootstrap address at once or not at all, for a wrong address should be told at once; from then on the agents
-that Metadata names count too.
+Any agent takes any produce and serves any fetch, so it does not matter which one answers. The first connection goes to
+a bootstrap address and is not retried, so that a wrong address is reported at once. From then on the client also knows
+the agents that Metadata names.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from wire.error_codes import ErrorCode
 T = TypeVar("T")
 
 PATIENCE_MS = 60_000
+"""Requests are repeated for this long after the first failure."""
 BACKOFF_MS = 200
 BACKOFF_MS_MAX = 2_000
 QUIET_MS = 1_000
-"""An error that an agent answers and that passes within this is not worth a line."""
+"""A temporary error that is over within this time is not printed."""
 
 
 def is_passing(code: int) -> bool:
-    """Whether a request with this error is worth repeating. An unknown topic or partition does not appear by itself."""
+    """Whether a request with this error is worth repeating. An unknown topic is not: it does not appear by itself."""
     try:
         return ErrorCode(code).retriable and code != int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     except ValueError:
@@ -34,7 +35,7 @@ def is_passing(code: int) -> bool:
 
 
 class RetryNotice:
-    """Decides for how long something is asked again; tells once that it is, and once that it is over."""
+    """Decides how long a request is repeated. Prints one line when repeating starts, and one when it is over."""
 
     def __init__(self, told: Callable[[str], None], clock: Clock, patience_ms: float) -> None:
         self._told, self._clock, self._patience_ms = told, clock, patience_ms
@@ -42,14 +43,16 @@ class RetryNotice:
         self._is_told = False
 
     def failed(self, error: SiltstoneError, *, is_lost: bool, wait_ms: float) -> bool:
-        """Whether to wait so long and ask again: patience counts from the first failure. `is_lost`: nobody answers,
-        which is told at once; an answer that passes within `QUIET_MS` is not told."""
+        """Whether to repeat the request after `wait_ms`; patience counts from the first failure.
+
+        `is_lost`: no agent answers. That is printed at once; an error code only if it lasts longer than `QUIET_MS`.
+        """
         now_ms = self._clock.monotonic_ms()
         self._failed_ms = now_ms if self._failed_ms is None else self._failed_ms
         if now_ms + wait_ms > self._failed_ms + self._patience_ms:
             return False
         if not self._is_told and (is_lost or now_ms - self._failed_ms >= QUIET_MS):
-            self._told(f"{error.message}: asking again for up to {self._patience_ms / 1000:.0f} s")
+            self._told(f"{error.message}: retrying for up to {self._patience_ms / 1000:.0f} s")
             self._is_told = True
         return True
 
@@ -59,7 +62,7 @@ class RetryNotice:
 
 
 class RetryingClient:
-    """Use as an async context manager."""
+    """A client that reconnects and repeats requests. Use as an async context manager."""
 
     def __init__(
         self,
@@ -69,8 +72,8 @@ class RetryingClient:
         patience_ms: float = PATIENCE_MS,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`told` gets a line when an agent is lost, or answers with errors that pass for over a second, and one when
-        that is over."""
+        """`told` gets a line when an agent is lost or answers with temporary errors for over a second, and another line
+        when that is over."""
         self._addresses = [bootstrap]
         self._clock = clock
         self._patience_ms = patience_ms
@@ -87,8 +90,8 @@ class RetryingClient:
         await self._drop()
 
     async def run(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
-        """Do `work`, which must be safe to repeat. Raises what it raised last when patience, counted from the first
-        error, ends, or what no repeat mends at once."""
+        """Do `work`, which must be safe to repeat. After a temporary error it is repeated until `patience_ms` after the
+        first error; then the last error is raised. Any other error is raised at once."""
         backoff_ms = BACKOFF_MS
         notice = RetryNotice(self._told, self._clock, self._patience_ms)
         while True:
@@ -110,7 +113,7 @@ class RetryingClient:
             backoff_ms = min(2 * backoff_ms, BACKOFF_MS_MAX)
 
     async def run_once(self, work: Callable[[KafkaClient], Awaitable[T]]) -> T:
-        """Do `work` once, which must not be repeated; the next call connects anew where the connection broke."""
+        """Do `work`, which must not be repeated, once. If the connection breaks, the next call connects again."""
         try:
             return await work(self._client or await self._connect())
         except UnavailableError:
@@ -134,5 +137,5 @@ def address_of(host: str, port: int) -> str:
 
 
 def _joined(bootstrap: str, found: Sequence[str]) -> list[str]:
-    """Bootstrap first; the others in turn behind it."""
+    """The bootstrap addresses first, then the other addresses in order."""
     return [bootstrap, *(each for each in found if each not in bootstrap.split(","))]

@@ -116,7 +116,7 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
         offsets = [each.base_offset for each in told.stored if each.partition == partition]
         assert offsets == [0, 10, 20]
     assert told.refused == []
-    assert "asking again" in lines[0] and lines[1] == "an agent answers again"
+    assert "retrying" in lines[0] and lines[1] == "an agent answers again"
 
 
 def answering(clock: ManualClock, code: ErrorCode, until_ms: float) -> Callable[[KafkaClient], Awaitable[str]]:
@@ -142,7 +142,7 @@ async def test_an_error_that_an_agent_answers_is_told_once_when_it_does_not_pass
         assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 20_000)) == "done"
         first, last = lines
         assert first.startswith("fetch from t-1: KAFKA_STORAGE_ERROR: ")
-        assert first.endswith(": asking again for up to 60 s") and last == "an agent answers again"
+        assert first.endswith(": retrying for up to 60 s") and last == "an agent answers again"
         # when it does not end, then it is raised; another error at once
         for code, waited_ms in ((ErrorCode.KAFKA_STORAGE_ERROR, 50_000), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0)):
             began_ms = clock.monotonic_ms()
@@ -174,7 +174,7 @@ async def test_a_coordinator_that_is_waited_for_is_told_once(agent: RunningAgent
     # when it lasts, or the agent is lost, then that is told once, and its end
     for passes_ms, error in ((5_000, loading), (300, ConnectionLostError("agent 1 closed the connection"))):
         assert await until(passes_ms, error) == agent.address
-        assert lines == [f"{error.message}: asking again for up to 15 s", "the coordinator answers again"]
+        assert lines == [f"{error.message}: retrying for up to 15 s", "the coordinator answers again"]
         lines.clear()
     # when it does not end, then it is raised
     with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
@@ -246,4 +246,4 @@ async def test_a_reader_that_the_log_start_overtakes_goes_on_behind_it(
             await told.writer(steady, "orders", 1, ProduceOptions()).write(records(1, 1))
             assert [each.offset for each in await waiting] == [10]
         await reading.aclose()
-    assert lines == ["orders partition 0: offset 50 is gone, reading on from 10"]
+    assert lines == ["orders partition 0: offset 50 is not in the log, reading on from 10"]

@@ -164,7 +164,7 @@ def test_members_are_shown_with_what_they_read_and_keep_offsets_from_being_moved
         assert {each["member_id"] for each in described["partitions"]} == {one["member_id"]}
         assert [each["committed"] for each in described["partitions"]] == [3, None]
         refused = run("groups", "reset", group, "--topic", topic, "--to-latest", "--execute", code=1)
-        assert "is Stable, with 1 member" in refused.stderr and "remedy: stop them first" in refused.stderr
+        assert "is Stable, with 1 member" in refused.stderr and "remedy: stop the members first" in refused.stderr
         assert "NON_EMPTY_GROUP" in run("groups", "delete", group, "--yes", code=1).stderr
         subscribed = run("groups", "delete-offsets", group, "--topic", topic, "--yes", code=1)
         assert "GROUP_SUBSCRIBED_TO_TOPIC" in subscribed.stderr
