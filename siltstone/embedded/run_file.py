@@ -1,7 +1,7 @@
-"""`DIR/run.json`: what a running `siltstone dev` tells other commands. Mode 0600, for it holds Postgres's password.
+"""`DIR/run.json`: the addresses of a running `siltstone dev`, for other commands. Mode 0600: it contains a password.
 
-Written whole under another name and renamed, removed at stop. One that a killed process left is known by its pid: no
-such process, or one that was started at another time (the pid was given away again).
+The file is written completely under another name and then renamed; it is removed at stop. The file of a killed process
+is recognized by its pid: there is no such process, or it was started at another time because the pid was reused.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ NAME = "run.json"
 
 
 class RunFileError(BadInputError):
-    """`run.json` is not what we write."""
+    """`run.json` cannot be read, or `siltstone dev` did not write it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
     pid: int
     started_ticks: int
-    """When the process was started, in clock ticks since the boot (field 22 of /proc/PID/stat)."""
+    """The start time of the process, in clock ticks since the boot (field 22 of /proc/PID/stat)."""
     bootstrap: str
     """HOST:PORT[,HOST:PORT...]"""
     metadata_url: str
     object_store_url: str
     metrics_url: str
-    """Of the first agent."""
+    """The metrics of the first agent."""
     metrics_urls: tuple[str, ...]
-    """Of all agents."""
+    """The metrics of all agents."""
     compactor_metrics_urls: tuple[str, ...] = ()
-    """Of all compactors, once all are ready: they may take longer than the agents, whose clients need not wait."""
+    """The metrics of all compactors, once all are ready, which may be later than the agents."""
 
 
 def write_run_file(data: Path, run: RunFile) -> None:
@@ -57,33 +57,37 @@ def remove_run_file(data: Path) -> None:
 
 
 def run_file_exists(data: Path) -> bool:
-    """For who holds the lock of the directory: whether a predecessor was killed."""
+    """Whether the file exists. To the holder of the directory's lock that means that its predecessor was killed."""
     return (data / NAME).exists()
 
 
 def read_run_file(data: Path) -> RunFile | None:
-    """What the running `siltstone dev` says, or None when none runs on this directory. Raises RunFileError."""
+    """The file of the running `siltstone dev`; None if none runs on this directory. Raises RunFileError."""
     path = data / NAME
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunFileError(f"cannot read {path}: {error.strerror}", remedy="run as the user who started it") from error
+        raise RunFileError(
+            f"cannot read {path}: {error.strerror}", remedy="run as the user that started `siltstone dev`"
+        ) from error
     try:
         run = _parse(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFileError(f"{path} is not what `siltstone dev` writes: {error}", remedy="remove it") from error
+        raise RunFileError(
+            f"{path} was not written by `siltstone dev`: {error}", remedy=f"if no `siltstone dev` runs, remove {path}"
+        ) from error
     return run if started_ticks(run.pid) == run.started_ticks else None
 
 
 def started_ticks(pid: int) -> int | None:
-    """None when there is no such process."""
+    """The start time of a process; None if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # the second field is the program's name in brackets and may hold anything, brackets too
+    # The second field is the name of the program in brackets. It may contain anything, also brackets and spaces.
     after_name = stat.rpartition(")")[2].split()
     return int(after_name[19]) if after_name[0] != "Z" else None
 
@@ -98,6 +102,6 @@ def _parse(value: Any) -> RunFile:
         object_store_url=str(fields["object_store_url"]),
         metrics_url=str(fields["metrics_url"]),
         metrics_urls=tuple(str(url) for url in fields["metrics_urls"]),
-        # a stack that an earlier release has started does not tell
+        # an earlier release does not write this field
         compactor_metrics_urls=tuple(str(url) for url in fields.get("compactor_metrics_urls", ())),
     )

@@ -1,15 +1,15 @@
 """`siltstone dev`: a whole stack as one process tree.
 
-Up, in this order: the URLs are read, which touches nothing; the lock of the directory, the ports (a killed
-predecessor's agents may have to give them back first), Postgres (unless a metadata URL is given), the schema, the
-agents and compactors, `run.json`, `on_ready`; clients need not wait until a compactor has compiled its kernels. Once
-all compactors are ready, `run.json` is written again, with their addresses, and `on_compactors` called. Down: the
-agents drain, the compactors give their merges back, `run.json` goes, Postgres stops.
+Start, in this order: parse the URLs, which touches nothing; lock the directory; check the ports (the agents of a killed
+predecessor may have to release them first); start Postgres (unless a metadata URL is given); upgrade the schema; start
+agents and compactors; write `run.json`; call `on_ready`. Clients need not wait until a compactor has compiled its
+kernels. When all compactors are ready, `run.json` is written again with their addresses, and `on_compactors` is called.
+Stop: the agents drain, the compactors give their merges back, `run.json` is removed, Postgres stops.
 
-Agents and compactors are children with a *lifeline*: a pipe whose other end only this process holds. When it is killed,
-they see the end of the pipe, drain and exit; the Postgres it leaves behind is stopped by the next start. `memory://`
-lives in one process, so there one agent and one compactor run in this one. All children have sessions of their own:
-Ctrl-C reaches this process alone, which stops them in order; a second one kills them.
+Agents and compactors are children with a *lifeline*: a pipe whose other end only this process holds. If this process is
+killed, they see the end of the pipe, drain and exit; the next start stops the Postgres that was left. `memory://`
+exists only inside one process, so with it one agent and one compactor run in this process. All children have their own
+sessions: Ctrl-C reaches only this process, which stops them in order; a second Ctrl-C kills them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _log = get_logger(__name__)
 
 MEMORY = "memory://"
 KILL_AFTER_DRAIN_MS = 10_000
-"""How much longer than `drain.timeout.ms` an agent may take to end."""
+"""After `drain.timeout.ms` an agent may take this much longer to end; then it is killed."""
 
 PREDECESSOR_MS = 10_000
+"""The agents of a killed predecessor have this long to release their ports."""
 PORT_POLL_MS = 50
-
-
 POSTGRES_POLL_MS = 250
+"""Time between two looks whether Postgres still runs."""
 
 
 class PostgresDiedError(SiltstoneError):
@@ -64,10 +64,10 @@ class AgentDiedError(SiltstoneError):
 
 
 Ready = Callable[[Sequence[RunningAgent]], None]
-"""Told all agents, once, when clients can connect."""
+"""Called once, with all agents, when clients can connect."""
 
 CompactorsReady = Callable[[Sequence[RunningCompactor]], None]
-"""Told all compactors that are processes of their own, once, when all are ready. Not called where there are none."""
+"""Called once, with all compactors that are separate processes, when all are ready. Not called if there are none."""
 
 
 async def run_stack(
@@ -80,13 +80,14 @@ async def run_stack(
     zones: Sequence[str] = (),
     compactors: int = 1,
 ) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP. `zones` are given to the agents in turn.
+    """Run until SIGTERM, SIGINT or SIGHUP. `zones` are assigned to the agents in turn.
 
-    Raises what a bad URL raises, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and what starting
-    Postgres, migrating and the agent raise; everything that was started is stopped before.
+    Raises the errors of a bad URL, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and the errors of
+    starting Postgres, migrating and starting the agent. Everything that was started is stopped first.
     """
     memory = is_memory(settings.metadata_url) or is_memory(settings.object_store_url)
-    if memory:  # what forgets and what lasts cannot refer to each other; that both were named is refused by Settings
+    # Metadata and objects refer to each other, so both or neither may be in memory. Settings refuses one of each.
+    if memory:
         settings = replace(
             settings,
             metadata_url=settings.metadata_url or MEMORY,
@@ -96,7 +97,7 @@ async def run_stack(
     for count, what in ((agents, "agents"), (compactors, "compactors")):
         if memory and count > 1:
             raise BadInputError(
-                f"memory:// lives in one process, {count} {what} cannot share it",
+                f"memory:// exists only inside one process, so {count} {what} cannot share it; nothing was started",
                 remedy=f"pass --{what} 1, or other URLs",
             )
     stopping, impatient = asyncio.Event(), asyncio.Event()
@@ -118,12 +119,15 @@ async def run_stack(
 
 
 def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
-    """Settings of each agent: ports count up from the given ones; port 0 stays 0; zones are given in turn."""
+    """The settings of each agent: ports count up from the given ones, port 0 stays 0, zones are assigned in turn."""
     host, port = parse_address(settings.listen)
     metrics_host, metrics_port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
     for name, first in (("listen", port), ("metrics.listen", metrics_port)):
         if first and first + agents - 1 > 65535:
-            raise BadInputError(f"{name}: there are not {agents} ports from {first} on", remedy="choose a lower port")
+            raise BadInputError(
+                f"{name}: {agents} agents need the ports from {first} up, and ports end at 65535; nothing was started",
+                remedy="choose a lower port",
+            )
     return [
         replace(
             settings,
@@ -137,15 +141,17 @@ def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -
 
 
 def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequence[str] = ()) -> Sequence[Settings]:
-    """Of the agents, then of the compactors, whose metrics have the ports after those of the agents.
+    """The settings of the agents, then of the compactors. The metrics ports of compactors follow those of the agents.
 
-    Compactors listen nowhere else; what they do not use is left as it is.
+    Compactors listen on no other port; settings that they do not use stay as they are.
     """
     each = agent_settings(settings, agents, zones)
     host, port = parse_address(settings.metrics_listen or "127.0.0.1:0", name="metrics.listen")
     if port and port + agents + compactors - 1 > 65535:
         raise BadInputError(
-            f"metrics.listen: there are not {agents + compactors} ports from {port} on", remedy="choose a lower port"
+            f"metrics.listen: {agents + compactors} agents and compactors need the ports from {port} up, and ports end"
+            " at 65535; nothing was started",
+            remedy="choose a lower port",
         )
     more = [
         replace(
@@ -159,7 +165,7 @@ def child_settings(settings: Settings, agents: int, compactors: int, zones: Sequ
 
 
 async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *, compact: bool) -> None:
-    from siltstone.processes.agent import serve_agent  # children load it, not this process
+    from siltstone.processes.agent import serve_agent  # usually only the children load it
 
     beside = None
     if compact:
@@ -169,12 +175,12 @@ async def _run_here(settings: Settings, ready: Ready, stopping: asyncio.Event, *
     await serve_agent(settings, on_ready=lambda running: ready([running]), stopping=stopping, beside=beside)
 
 
-# ---- places --------------------------------------------------------------------------------------------------------
+# ---- directory, ports, Postgres ------------------------------------------------------------------------------------
 
 
 def _check_urls(settings: Settings) -> None:
-    """Read the URLs that were given, so that a mistyped one is told before anything is started or written."""
-    from metadata.urls import open_metadata  # not for `--help`
+    """Parse the given URLs, so that a mistyped one is an error before anything is started or written."""
+    from metadata.urls import open_metadata  # loads SQLAlchemy; `--help` must not
     from storage.urls import parse_store_url
 
     if settings.object_store_url:
@@ -182,22 +188,24 @@ def _check_urls(settings: Settings) -> None:
     if settings.metadata_url:
         try:
             _ = urlsplit(settings.metadata_url).port
-        except ValueError:  # whose message may hold a piece of the password
+        except ValueError:  # not chained: its message may contain a part of the password
             raise SettingsError(
-                "metadata.url cannot be read: what stands after the host's ':' is no port",
+                "metadata.url cannot be read: the text after the ':' of the host is not a port",
                 remedy="write postgresql://USER:PASSWORD@HOST:PORT/DB, with / : @ in a password as %2F %3A %40",
             ) from None
-        open_metadata(settings.metadata_url)  # nothing is connected or loaded from there before its own `open`
+        open_metadata(settings.metadata_url)  # parses the URL; only its `open` would connect
 
 
 def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
-    """Make and lock it. Returns its absolute path."""
+    """Create and lock the directory. Returns its absolute path."""
     data = data_directory(data)
     try:
-        # others may pass through: where Postgres must run as `nobody`, he has to reach his folder; none may look
+        # 0711: a Postgres that must run as `nobody` can pass through to its folder, but nobody can list this one
         data.mkdir(mode=0o711, parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInputError(f"cannot make {data}: {error.strerror}", remedy="choose another with --data") from error
+        raise BadInputError(
+            f"cannot create {data}: {error.strerror}", remedy="choose another directory with --data"
+        ) from error
     lock = DirectoryLock(data)
     lock.acquire()
     stack.callback(lock.release)
@@ -205,9 +213,9 @@ def _take_directory(data: Path, stack: AsyncExitStack) -> Path:
 
 
 async def _await_ports(each: Sequence[Settings], stopping: asyncio.Event, *, wait_ms: float) -> None:
-    """Check that they are free before anything is started, because an agent would find out last.
+    """Check that all ports are free, before anything is started. An agent would notice only at the end of its start.
 
-    After a kill of our predecessor its agents may still be draining, with its Postgres: they are given `wait_ms`.
+    If the predecessor was killed, its agents may still be draining, with its Postgres: wait up to `wait_ms` for them.
     """
     clock = SystemClock()
     deadline_ms = clock.monotonic_ms() + wait_ms
@@ -238,7 +246,7 @@ def _check_ports_free(each: Sequence[Settings]) -> None:
 async def _places(
     settings: Settings, data: Path, stack: AsyncExitStack, stopping: asyncio.Event, impatient: asyncio.Event
 ) -> Settings:
-    """Fill in the URLs that were not given, and bring the schema up to date (unless told to stop meanwhile)."""
+    """Fill in the URLs that were not given, and upgrade the schema, unless a stop signal came in the meantime."""
     if not settings.object_store_url:
         settings = replace(settings, object_store_url=objects_url(data))
         (data / OBJECTS).mkdir(mode=0o700, exist_ok=True)
@@ -250,14 +258,14 @@ async def _places(
         death = asyncio.create_task(_death_of(postgres, data, stopping, impatient))
         stack.push_async_callback(_stop_watching, death)
     if not is_memory(settings.metadata_url) and not stopping.is_set():
-        from metadata.migrations.migrate import migrate_async  # half a second of imports, which memory:// need not pay
+        from metadata.migrations.migrate import migrate_async  # half a second of imports that memory:// does not need
 
         await migrate_async(settings.metadata_url)
     return settings
 
 
 async def _death_of(postgres: EmbeddedPostgres, data: Path, stopping: asyncio.Event, impatient: asyncio.Event) -> None:
-    """Ends only by raising PostgresDiedError, after telling all to go: without Postgres no agent can drain."""
+    """Watch Postgres. Ends only by raising PostgresDiedError, after a stop at once: no agent can drain without it."""
     clock = SystemClock()
     while postgres.is_running:
         await clock.sleep_ms(POSTGRES_POLL_MS)
@@ -265,8 +273,8 @@ async def _death_of(postgres: EmbeddedPostgres, data: Path, stopping: asyncio.Ev
     stopping.set()
     impatient.set()
     raise PostgresDiedError(
-        "Postgres ended by itself; everything was stopped",
-        remedy=f"{data / POSTGRES / 'postgres.log'} may say why; all acknowledged records are safe, start again",
+        "Postgres ended by itself; everything was stopped, and all acknowledged records are safe",
+        remedy=f"look for the reason in {data / POSTGRES / 'postgres.log'}, then start again",
     )
 
 
@@ -278,12 +286,12 @@ async def _stop_watching(death: asyncio.Task[None]) -> None:
 
 
 class _Telling:
-    """Says what has started: in `run.json` first, then to whoever started us."""
+    """Reports started agents and compactors: first in `run.json`, then to the callbacks."""
 
     def __init__(
         self, settings: Settings, data: Path, on_ready: Ready, on_compactors: CompactorsReady, stack: AsyncExitStack
     ) -> None:
-        """`stack` removes what we write."""
+        """`stack` removes `run.json` at the end."""
         self._data, self._stack = data, stack
         self._on_ready, self._on_compactors = on_ready, on_compactors
         self._run = RunFile(
@@ -319,7 +327,7 @@ class _Child:
     role: Literal["agent", "compactor"]
     number: int
     address: str
-    """As it was asked for, and once it has said so, as it is; empty for a compactor."""
+    """The address that was asked for and, once the agent reports it, the actual one; empty for a compactor."""
     process: asyncio.subprocess.Process
 
     @property
@@ -353,7 +361,8 @@ async def _run_children(
 
 
 async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Settings, lifeline: int) -> _Child:
-    """Settings go by the environment: a password on a command line can be read by everybody on the machine."""
+    """Start a child. Its settings go into the environment: every user of the machine can read a command line, and the
+    settings contain a password."""
     environ = {
         name: value
         for name, value in os.environ.items()
@@ -363,7 +372,7 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environ.get("PYTHONPATH"))))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        "-P",  # nothing in the working directory may stand in for a module of ours
+        "-P",  # a file in the working directory must not replace one of our modules
         "-m",
         "siltstone",
         role,
@@ -371,7 +380,7 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
         str(lifeline),
         env={**environ, **settings_environment(settings)},
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,  # on which it says where it is
+        stdout=asyncio.subprocess.PIPE,  # the child prints its addresses there
         pass_fds=(lifeline,),
         start_new_session=True,
     )
@@ -379,21 +388,21 @@ async def _spawn(role: Literal["agent", "compactor"], number: int, settings: Set
 
 
 async def _await_ready(child: _Child) -> RunningAgent:
-    """Read what `siltstone agent` prints. Raises AgentDiedError."""
+    """Read the addresses that `siltstone agent` prints. Raises AgentDiedError."""
     said = await _said(child, "bootstrap")
     child.address = said["bootstrap"]
     return RunningAgent(bootstrap=said["bootstrap"], metrics_url=said["metrics"])
 
 
 async def _await_compactor(child: _Child) -> RunningCompactor:
-    """Read what `siltstone compactor` prints. Raises AgentDiedError."""
+    """Read the node id and address that `siltstone compactor` prints. Raises AgentDiedError."""
     said = await _said(child, "compactor")
     return RunningCompactor(node_id=int(said["compactor"]), metrics_url=said["metrics"])
 
 
 async def _said(child: _Child, name: str) -> Mapping[str, str]:
-    """The lines `name: VALUE` and `metrics: URL`. Raises AgentDiedError; why it died stands on stderr, which it
-    shares."""
+    """Read the lines `name: VALUE` and `metrics: URL`. Raises AgentDiedError; the child prints its error to the shared
+    stderr."""
     if child.process.stdout is None:
         raise AgentDiedError(f"{child.name} has no output")
     said: dict[str, str] = {}
@@ -401,20 +410,23 @@ async def _said(child: _Child, name: str) -> Mapping[str, str]:
         line = (await child.process.stdout.readline()).decode(errors="replace")
         if not line:
             code = await child.process.wait()
-            raise AgentDiedError(f"{child.name} ended with {_status(code)} before it was ready; its error stands above")
+            raise AgentDiedError(
+                f"{child.name} ended with {_status(code)} before it was ready; everything was stopped",
+                remedy="its own error is printed above",
+            )
         key, _, value = line.strip().partition(": ")
         said[key.rstrip(":")] = value
     return said
 
 
 async def _first_death(children: Sequence[_Child], telling: _Telling) -> None:
-    """Ends only by raising AgentDiedError. Meanwhile compactors become ready, and are told of."""
+    """Wait for the first death of a child. Ends only by raising AgentDiedError. Meanwhile report ready compactors."""
 
     async def death(child: _Child) -> None:
         code = await child.process.wait()
         raise AgentDiedError(
-            f"{child.name} ended with {_status(code)}; dev ends with any of its children, everything was stopped",
-            remedy="its last messages stand above; all acknowledged records are safe, start again",
+            f"{child.name} ended with {_status(code)}, so everything was stopped; all acknowledged records are safe",
+            remedy="look for the reason in its last messages above, then start again",
         )
 
     waits = [asyncio.create_task(death(child)) for child in children]
@@ -428,14 +440,14 @@ async def _first_death(children: Sequence[_Child], telling: _Telling) -> None:
 
 
 async def _tell_compactors(children: Sequence[_Child], telling: _Telling) -> None:
-    """Raises AgentDiedError when one ends before."""
+    """Wait until all compactors are ready, then report them. Raises AgentDiedError if one ends before that."""
     compactors = [child for child in children if child.role == "compactor"]
     if compactors:
         telling.compactors_ready(await asyncio.gather(*map(_await_compactor, compactors)))
 
 
 async def _stop_children(children: Sequence[_Child], impatient: asyncio.Event, *, grace_ms: int) -> None:
-    """SIGTERM to all at once; SIGKILL to those that do not end in time, or when we are signalled again."""
+    """Send SIGTERM to all at once; send SIGKILL to those that do not end in time, or after a second stop signal."""
     for child in children:
         if child.process.returncode is None:
             child.process.send_signal(signal.SIGTERM)

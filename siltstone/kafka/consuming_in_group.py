@@ -156,7 +156,7 @@ class GroupReader:
     async def _farewell(self) -> None:
         for what, act in (
             ("the last records are not committed", self._commit),
-            ("could not leave; the group waits until the session ends", self._member.leave),
+            ("could not leave", self._member.leave),
         ):
             try:
                 async with asyncio.timeout(FAREWELL_MS / 1000):

@@ -1,9 +1,9 @@
 """One agent as a process: everything around `agents.agent.Agent`.
 
-Start: open the object store and the metadata store, check that both carry the same cluster id, probe that the object
-store refuses to overwrite (without that two writers could destroy each other's files), start the agent, then the HTTP
-endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent drains, then everything is closed in reverse
-order. A signal during the start ends the start. A kill leaves what the agent's own rules allow: see `agents/agent.py`.
+Start: open the object store and the metadata; check that both have the same cluster id; probe that the object store
+refuses to overwrite (otherwise two writers could destroy each other's files); start the agent, then the HTTP endpoint.
+Stop, on SIGTERM, SIGINT or the end of the lifeline: the agent drains, then everything is closed in reverse order. A
+signal during the start ends the start. For the state after a kill see `agents/agent.py`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from storage.objects import ObjectStore
 _log = get_logger(__name__)
 
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
-"""Python's default of 700 looks for cycles after every few requests, among thousands of batches that are in use."""
+"""Thresholds of the garbage collector. With Python's default of 700 it would run after every few requests and look
+through thousands of batches that are in use."""
 
 
 Beside = Callable[[Settings, ObjectStore, Metadata, Runtime], AbstractAsyncContextManager[None]]
-"""Something that works on the same open stores for as long as the agent runs."""
+"""A part that uses the same open stores while the agent runs."""
 
 
 async def run_agent(
     settings: Settings, *, on_ready: Callable[[RunningAgent], None], lifeline: int | None = None
 ) -> None:
-    """Run until a signal, or until the other end of the pipe `lifeline` is closed, and drain.
+    """Run until a signal, or until the other end of the pipe `lifeline` is closed; then drain.
 
-    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, what opening the stores raises,
-    ClusterMismatchError, AddressError, AddressInUseError, and the agent's own reason when it must halt.
+    Raises TracingMissingError, MissingUrlError, EcsMetadataError, EcsUnavailableError, the errors of opening the
+    stores, ClusterMismatchError, AddressError, AddressInUseError, and the error for which the agent must halt.
     """
     stopping = asyncio.Event()
 
     def ready(running: RunningAgent) -> None:
         gc.collect()
-        gc.freeze()  # what is there now stays: there is no need to look through it again and again
+        gc.freeze()  # objects that exist now stay for good: the collector need not look through them again
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         on_ready(running)
 
@@ -66,7 +67,7 @@ async def serve_agent(
     stopping: asyncio.Event,
     beside: Beside | None = None,
 ) -> None:
-    """`run_agent` without signals: until `stopping` is set. `beside` is for stores that live in one process."""
+    """Run as `run_agent` does, but without signals, until `stopping` is set. `beside` is for stores of memory://."""
     runtime = Runtime()
     async with AsyncExitStack() as stack:
         tracing = await stack.enter_async_context(
@@ -89,7 +90,7 @@ async def serve_agent(
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)
             metrics_url = endpoint.metrics_url
-        # pushed last, so that it drains while all else still stands
+        # pushed last, so that the agent drains while everything else is still open
         stack.push_async_callback(agent.stop)
         on_ready(RunningAgent(bootstrap=agent.address, metrics_url=metrics_url))
         await unless(stopping, agent.failed)
@@ -97,7 +98,7 @@ async def serve_agent(
 
 
 def reasons_not_ready(agent: Agent, stopping: asyncio.Event) -> Sequence[str]:
-    """Why clients should not be sent here."""
+    """The reasons why clients should not be sent to this agent; empty if it is ready."""
     if stopping.is_set():
         return ["stopping"]
     return [] if agent.ready else ["not started"]

@@ -1,9 +1,9 @@
 """One compactor as a process: everything around `compactor.compactor.Compactor`.
 
-Start: open and check both stores, as an agent does, compile the kernels or load them from their cache, start the
-compactor, then the HTTP endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next
-step and are given back, then everything is closed in reverse order. A kill leaves what the compactor's own rules allow:
-see `compactor/compactor.py`.
+Start: open and check both stores, as an agent does; compile the kernels or load them from their cache; start the
+compactor, then the HTTP endpoint. Stop, on SIGTERM, SIGINT or the end of the lifeline: merges stop at their next step
+and are given back, then everything is closed in reverse order. For the state after a kill see
+`compactor/compactor.py`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ async def run_compactor(
 ) -> None:
     """Run until a signal, or until the other end of the pipe `lifeline` is closed.
 
-    Raises BadInputError for memory://, TracingMissingError, MissingUrlError, what opening the stores raises,
-    ClusterMismatchError, AddressInUseError, SparkMissingError and JavaMissingError where `spark.submitter` needs what
-    is not there, and the compactor's own reason when it must halt.
+    Raises BadInputError for memory://, TracingMissingError, MissingUrlError, the errors of opening the stores,
+    ClusterMismatchError, AddressInUseError, SparkMissingError and JavaMissingError if `spark.submitter` needs something
+    that is missing, and the error for which the compactor must halt.
     """
     if is_memory(settings.metadata_url) or is_memory(settings.object_store_url):
         raise BadInputError(
-            "memory:// lives in one process, and a compactor by itself would find nothing there",
+            "memory:// exists only inside one process, so a separate compactor would find nothing in it; nothing was"
+            " started",
             remedy="name the Postgres and the object store of the agents; `siltstone dev` compacts memory:// itself",
         )
     keep_freed_memory()
@@ -66,7 +67,7 @@ async def run_compactor(
 async def compactor_beside(
     settings: Settings, store: ObjectStore, metadata: Metadata, runtime: Runtime
 ) -> AsyncGenerator[None]:
-    """A compactor in the process of an agent, on its open stores, while the block runs: for memory://."""
+    """Run a compactor in the process of an agent, on its open stores, while the block runs. For memory://."""
     compactor = Compactor(settings=settings, store=store, metadata=metadata, runtime=runtime, host="memory")
     await compactor.start()
     try:
@@ -101,7 +102,7 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
             await endpoint.start()
             stack.push_async_callback(endpoint.stop)
             metrics_url = endpoint.metrics_url
-        # pushed last, so that merges are given back while all else still stands
+        # pushed last, so that merges are given back while everything else is still open
         stack.push_async_callback(compactor.stop)
         _log.info("compactor serves", node_id=compactor.node_id, metrics=metrics_url)
         on_ready(RunningCompactor(node_id=compactor.node_id, metrics_url=metrics_url))
@@ -111,7 +112,7 @@ async def _serve(settings: Settings, *, on_ready: Callable[[RunningCompactor], N
 
 async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack) -> Compactor:
     store, metadata = await stack.enter_async_context(opened_stores(settings, runtime))
-    await asyncio.to_thread(kernels.warm)  # the first merge must not wait for a compiler while its time runs
+    await asyncio.to_thread(kernels.warm)  # the first merge must not wait for the compiler while its deadline runs
     chosen = await engines(settings, store, metadata, runtime)
     compactor = Compactor(
         settings=settings,

@@ -1,9 +1,10 @@
-"""Where a process runs, as Amazon ECS tells it: what the value `ecs` of `advertised.host` and `agent.zone` means.
+"""Address and zone of a process on Amazon ECS, for the value `ecs` of `advertised.host` and `agent.zone`.
 
 ECS gives each container the address of its task metadata endpoint, version 4, in `ECS_CONTAINER_METADATA_URI_V4`. That
 address answers with the container (`Networks`), and `/task` below it with the task (`AvailabilityZone`). In the network
-mode `awsvpc` a task has an address of its own that clients reach; in any other it has none to advertise, and the start
-is refused. The endpoint may be slow just after a task began, so it is asked for 10 s. Nothing is written.
+mode `awsvpc` a task has its own address that clients can reach. In any other mode it has no address to advertise, and
+the start is refused. The endpoint may be slow just after the start of a task, so it is tried for 10 s. Nothing is
+written.
 
 Source: Amazon ECS Developer Guide, "Task metadata endpoint version 4".
 """
@@ -31,7 +32,7 @@ _NOT_ECS = "set advertised.host and agent.zone to the address and the zone thems
 
 
 class EcsMetadataError(BadInputError):
-    """ECS does not say what a setting asks for. Nothing was started."""
+    """ECS does not give the value that a setting needs. Nothing was started."""
 
 
 class EcsUnavailableError(UnavailableError):
@@ -39,7 +40,7 @@ class EcsUnavailableError(UnavailableError):
 
 
 async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock: Clock) -> Settings:
-    """Settings with `ecs` replaced by what ECS says; the same settings, and nothing asked, where none has that value.
+    """Settings with the value `ecs` replaced by the answer of ECS. Without that value ECS is not asked.
 
     Raises EcsMetadataError, EcsUnavailableError.
     """
@@ -50,7 +51,8 @@ async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock:
     base = environ.get(VARIABLE, "").rstrip("/")
     if not base:
         raise EcsMetadataError(
-            f"{names} set to `ecs`, and {VARIABLE} is not set: this is no task of ECS", remedy=_NOT_ECS
+            f"{names} is set to `ecs`, but {VARIABLE} is not set: this is not a task of ECS; nothing was started",
+            remedy=_NOT_ECS,
         )
     found: dict[str, Any] = {}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)) as session:
@@ -62,7 +64,7 @@ async def settings_on_ecs(settings: Settings, environ: Mapping[str, str], clock:
 
 
 def address_of(container: object) -> str:
-    """The address of its own that a container has. Raises EcsMetadataError."""
+    """The container's own address. Raises EcsMetadataError."""
     networks = _list(_mapping(container).get("Networks"))
     modes = [str(_mapping(each).get("NetworkMode")) for each in networks]
     for network in networks:
@@ -72,8 +74,8 @@ def address_of(container: object) -> str:
             if isinstance(address, str) and _is_address(address):
                 return address
     raise EcsMetadataError(
-        f"ECS names no address of this task alone (its networks: {', '.join(modes) or 'none'})",
-        remedy="give the task definition the network mode awsvpc, or set advertised.host to an address",
+        f"ECS gives this task no address of its own (its networks: {', '.join(modes) or 'none'}); nothing was started",
+        remedy="set the network mode awsvpc in the task definition, or set advertised.host to an address",
     )
 
 
@@ -82,7 +84,7 @@ def zone_of(task: object) -> str:
     zone = _mapping(task).get("AvailabilityZone")
     if not isinstance(zone, str) or not zone:
         raise EcsMetadataError(
-            "ECS does not name the availability zone of this task",
+            "ECS does not name the availability zone of this task; nothing was started",
             remedy="use platform version 1.4.0 or later on Fargate, or set agent.zone",
         )
     return zone
@@ -103,7 +105,8 @@ async def _asked(session: aiohttp.ClientSession, url: str, clock: Clock) -> obje
             why = f"{type(error).__name__}: {error}".rstrip(": ")
         if clock.monotonic_ms() >= deadline_ms:
             raise EcsUnavailableError(
-                f"the ECS task metadata endpoint {url} does not answer: {why}", remedy=f"try again, or {_NOT_ECS}"
+                f"the ECS task metadata endpoint {url} does not answer: {why}; nothing was started",
+                remedy=f"try again, or {_NOT_ECS}",
             )
         await clock.sleep_ms(PAUSE_MS)
 
@@ -112,7 +115,9 @@ def _json(url: str, text: str) -> object:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise EcsMetadataError(f"the ECS task metadata endpoint {url} answers no JSON", remedy=_NOT_ECS) from error
+        raise EcsMetadataError(
+            f"the answer of the ECS task metadata endpoint {url} is not JSON; nothing was started", remedy=_NOT_ECS
+        ) from error
 
 
 def _is_address(text: str) -> bool:

@@ -1,8 +1,8 @@
-"""Which engine a compactor runs its merges on: its own, or, for large ones, that of Spark.
+"""The engine of a compactor's merges: its own or, for large merges, Spark.
 
-The settings choose (`spark.submitter`, `spark.merge.min.bytes`); a person may choose otherwise for a merge that he runs
-by hand (`EngineChoice`). A compactor without a submitter runs everything itself and says of a large merge what would
-take it off its hands.
+The settings decide (`spark.submitter`, `spark.merge.min.bytes`). An operator may choose the engine of a merge that is
+started by hand (`EngineChoice`). A compactor without a submitter runs every merge itself, and logs for a large merge
+how Spark could run it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _log = get_logger(__name__)
 
 
 class NoSubmitterError(BadInputError):
-    """Spark was asked for, and nothing says where it is. Nothing was begun."""
+    """Spark was asked for, but no setting says where it is. Nothing was started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """What a `Compactor` is given."""
+    """The engine of a `Compactor`, and the size from which merges are heavy."""
 
     make: Callable[[WriterLease], Engine]
     """The engine of a lease."""
     heavy_bytes_min: int | None
-    """Merges planned with so many bytes are run elsewhere by it; None = none is, whatever its size."""
+    """Merges of at least this size run on Spark; None: no merge does."""
 
 
 async def engines(
@@ -50,9 +50,9 @@ async def engines(
     *,
     choice: EngineChoice | None = None,
 ) -> Engines:
-    """By the settings. `choice` wins over a merge's size; those of L0 files are never Spark's.
+    """The engines by the settings. `choice` overrides the size of a merge. Merges of L0 files never use Spark.
 
-    Raises NoSubmitterError, and what `open_submitter` raises (no PySpark, no Java), before anything runs.
+    Raises NoSubmitterError and the errors of `open_submitter` (no PySpark, no Java), before anything runs.
     """
     submitter = None if choice is EngineChoice.EMBEDDED else _submitter(settings, required=choice is EngineChoice.SPARK)
     cluster_id = (await metadata.cluster_identity()).cluster_id if submitter is not None else ""
@@ -87,14 +87,14 @@ def _submitter(settings: Settings, *, required: bool) -> Submitter | None:
     submitter = open_submitter(settings)
     if submitter is None and required:
         raise NoSubmitterError(
-            "nothing says where Spark is: spark.submitter is none",
-            remedy=f"{HOW_TO_ADD_SPARK}: here by --set spark.submitter=local",
+            "spark.submitter is none, so no setting says where Spark is; no merge was started",
+            remedy=f"{HOW_TO_ADD_SPARK}; for this command: --set spark.submitter=local",
         )
     return submitter
 
 
 class NotingEngine:
-    """The embedded engine where there is no other, which says so of merges that are large enough for Spark."""
+    """The embedded engine, when there is no other. It logs a warning for merges that are large enough for Spark."""
 
     def __init__(self, inner: Engine, settings: Settings) -> None:
         self._inner, self._settings = inner, settings

@@ -1,6 +1,7 @@
-"""The HTTP side of a process, for monitoring alone: `/metrics`, `/healthz` (it is alive) and `/readyz` (send it work).
+"""The HTTP endpoint of a process, for monitoring: `/metrics`, `/healthz` (alive) and `/readyz` (ready for work).
 
-It listens on loopback unless `insecure` allows more, for it shows what a cluster does to everybody who can reach it.
+It listens only on loopback unless `insecure` allows more, because everybody who can reach it sees the activity of the
+cluster.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from runtime.settings.values import SettingsError
 
 
 class HttpEndpoint:
-    """Started and stopped once.
+    """An HTTP server that is started once and stopped once.
 
     Args:
-        listen: HOST:PORT, port 0 = any.
-        not_ready: why no work should be sent here; empty = ready. Called on every `/readyz`.
+        listen: HOST:PORT; port 0: any free port.
+        not_ready: the reasons why no work should be sent here; empty: ready. Called for every `/readyz`.
     """
 
     def __init__(
@@ -29,14 +30,14 @@ class HttpEndpoint:
         self._host, self._port = parse_address(listen, name="metrics.listen")
         if not is_loopback(self._host) and not insecure:
             raise SettingsError(
-                f"metrics.listen {listen} can be reached from other machines",
-                remedy="listen on 127.0.0.1, or --insecure",
+                f"metrics.listen {listen} can be reached from other machines, and nobody is authenticated",
+                remedy="listen on 127.0.0.1, or pass --insecure on a network you trust",
             )
         self._metrics = metrics
         self._not_ready = not_ready
         self._runner: web.AppRunner | None = None
         self.address = ""
-        """HOST:PORT it listens on, once started."""
+        """HOST:PORT of the server, once it is started."""
 
     @property
     def metrics_url(self) -> str:
@@ -75,5 +76,5 @@ class HttpEndpoint:
 
 
 def _answer(body: Mapping[str, object], *, status: int = 200) -> web.Response:
-    """JSON with a newline at its end, so that a shell's prompt stands below it."""
+    """JSON with a newline at its end, so that the prompt of a shell begins on its own line."""
     return web.json_response(text=f"{json.dumps(body)}\n", status=status)

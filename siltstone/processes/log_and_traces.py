@@ -1,7 +1,7 @@
-"""What makes a process watchable beside its metrics: traces, and word of the log lines that were left out.
+"""Traces of a process, and the log lines that count left-out log lines.
 
-Opened before anything else, closed after all else: what the last requests leave is sent within what is left of
-`drain.timeout.ms`, and never holds the process up for longer.
+Opened before everything else and closed after everything else. The traces of the last requests are sent within the rest
+of `drain.timeout.ms`; they never delay the end of the process longer.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _log = get_logger(__name__)
 
 FLUSH_MS_MAX = 5_000.0
 FLUSH_MS_MIN = 500.0
-"""Where draining took all the time there was."""
+"""The time for sending traces when draining took all of `drain.timeout.ms`."""
 
 
 class TracingMissingError(BadInputError):
-    """Tracing is switched on and OpenTelemetry is not installed. Nothing was started."""
+    """Tracing is on, but OpenTelemetry is not installed. Nothing was started."""
 
 
 @asynccontextmanager
@@ -61,10 +61,10 @@ def _open_tracing(settings: Settings, role: str, ids: IdSource) -> OtelTracing |
     if not settings.trace_ratio:
         return None
     try:
-        from runtime.tracing_otel import OtelTracing  # a third of a second, and memory, that nobody else should pay
+        from runtime.tracing_otel import OtelTracing  # costs a third of a second and memory, so only with tracing on
     except ImportError as error:
         raise TracingMissingError(
-            "trace.sample.ratio is above 0, and OpenTelemetry is not installed",
+            "trace.sample.ratio is above 0, but OpenTelemetry is not installed; nothing was started",
             remedy="in Siltstone's clone: pip install -c constraints.txt '.[otel]', or set trace.sample.ratio to 0",
         ) from error
     tracing = OtelTracing(

@@ -1,4 +1,4 @@
-"""What every process of ours opens before it works: both stores, checked against each other, and its lifeline."""
+"""The start of every process: open both stores, check them against each other, and watch the lifeline."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ _log = get_logger(__name__)
 
 
 class MissingUrlError(BadInputError):
-    """Nothing says where records or metadata live."""
+    """The URL of the records or of the metadata is not set."""
 
 
 @asynccontextmanager
 async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
-    """Both stores, open and checked against each other."""
+    """Open both stores and check them against each other; close them at the end of the block."""
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
         if not url:
             raise MissingUrlError(
-                f"{name} is not set", remedy="see docs/settings.md; `siltstone dev` brings everything along"
+                f"{name} is not set; nothing was started",
+                remedy="set it as docs/settings.md says, or run `siltstone dev`, which brings its own",
             )
     async with AsyncExitStack() as stack:
-        # both URLs are read before either place is touched
+        # parse both URLs before either store is used
         metered = Metered(open_store(settings.object_store_url), runtime.metrics, runtime.clock)
         store = Retrying(Traced(metered) if runtime.tracing.on else metered, runtime.clock, runtime.ids)
         metadata = open_metadata(
@@ -50,7 +51,7 @@ async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[
         stack.push_async_callback(metadata.close)
         await metadata.open()
         identity = await metadata.cluster_identity()
-        # before the probe, which writes: a store that belongs to somebody else is left as it is
+        # before the probe, which writes: the store of another cluster must stay untouched
         if await check_cluster(store, cluster_id=identity.cluster_id, store_bound=identity.store_bound):
             await metadata.bind_store()
         (await probe_conditional_create(store, runtime.ids, runtime.clock)).check()
@@ -59,7 +60,7 @@ async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[
 
 @contextmanager
 def lifeline_watched(descriptor: int | None, stopping: asyncio.Event) -> Generator[None]:
-    """Set `stopping` when the parent, who holds the other end of the pipe, is gone."""
+    """Set `stopping` when the parent process, which holds the other end of the pipe, has ended."""
     if descriptor is None:
         yield
         return

@@ -1,7 +1,8 @@
-"""What a process tells of itself for as long as it runs: which release it is, whether it is ready, how late its event
-loop wakes who sleeps. The rest (processor time, memory, open files) is read from the system whenever somebody asks.
+"""The metrics that every process exports: its release, its readiness, and the lag of its event loop. Other metrics of
+the process (processor time, memory, open files) are read from the system whenever metrics are scraped.
 
-A late event loop is how too much work for one core shows first: each request, each beat of a lease waits as long.
+A lagging event loop is the first sign of too much work for one core: each request and each lease renewal waits that
+long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LAG_INTERVAL_MS = 250.0
 async def process_watched(
     runtime: Runtime, *, role: Literal["agent", "compactor"], not_ready: Callable[[], Sequence[str]]
 ) -> AsyncGenerator[None]:
-    """While the block runs. `not_ready`: why no work should be sent here; asked whenever metrics are."""
+    """Export the metrics while the block runs. `not_ready`: reasons to send no work here; called on every scrape."""
     runtime.metrics.build_info.labels(role=role, version=version("siltstone"), python=platform.python_version()).set(1)
     runtime.metrics.ready.labels(role=role).set_function(lambda: float(not not_ready()))
     lag = asyncio.create_task(_measure_lag(runtime), name="event-loop-lag")

@@ -1,4 +1,4 @@
-"""What a started agent or compactor says about itself, to whoever started it."""
+"""The addresses of a started agent or compactor, as it reports them to the process that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningAgent:
     bootstrap: str
-    """HOST:PORT as clients are told it."""
+    """HOST:PORT that the agent advertises to clients."""
     metrics_url: str
     """Empty when `metrics.listen` is."""
 

@@ -1,6 +1,6 @@
-"""Which engine a person chooses, and what is said of a merge that Spark would run if the compactors had it. Pure.
+"""The engine that an operator chooses for a merge, and the note on a merge that Spark could run. Pure.
 
-Nothing depends on Spark: a compactor runs merges of every size itself, up to `compaction.merge.bytes.max`.
+Spark is never required: a compactor runs merges of every size itself, up to `compaction.merge.bytes.max`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ HOW_TO_ADD_SPARK = (
     "in Siltstone's clone: pip install -c constraints.txt '.[spark]', and spark.submitter=local"
     " (or spark-submit, emr-serverless)"
 )
-"""The rest of a sentence about the compactors."""
+"""The remedy that adds Spark to a compactor."""
 ENGINE = "engine"
-"""In a job's result: who ran it, by the name of its submitter; without it the compactor itself."""
+"""Key in the result of a job: the name of the submitter that ran it. Without this key the compactor itself ran it."""
 
 
 class EngineChoice(StrEnum):
-    """What a person wants for a merge, whatever its size."""
+    """The engine that an operator chooses for a merge of any size."""
 
     EMBEDDED = "embedded"
     SPARK = "spark"
 
 
 def wants_spark(job: MergeJob, settings: Settings) -> bool:
-    """Whether it is large enough, and of a kind that Spark runs (L0 files are never)."""
+    """Whether a merge is large enough for Spark and of a kind that Spark runs. Merges of L0 files are not."""
     return job.kind != "level" and job.input_bytes >= settings.spark_merge_min_bytes
 
 
 def spark_note(job: MergeJob, settings: Settings) -> str:
-    """For `jobs show`; empty where there is nothing to say."""
+    """The note in `siltstone jobs show`; empty if Spark ran the merge, is set up, or would not run it."""
     if not wants_spark(job, settings) or settings.spark_submitter != "none" or ENGINE in job.result:
         return ""
-    return f"large enough for Spark (spark.merge.min.bytes), which the compactors can be given: {HOW_TO_ADD_SPARK}"
+    return f"large enough for Spark (spark.merge.min.bytes); to add Spark to the compactors: {HOW_TO_ADD_SPARK}"

@@ -1,4 +1,4 @@
-"""Being told to stop: signals set an event, and work is given up when it is set."""
+"""Stop signals: a signal sets an event, and `unless` cancels work when the event is set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @contextmanager
 def stop_signals(stopping: asyncio.Event, again: asyncio.Event | None = None) -> Generator[None]:
-    """While the block runs, SIGTERM, SIGINT and SIGHUP set `stopping`, and `again` when they come again."""
+    """While the block runs, SIGTERM, SIGINT and SIGHUP set `stopping`; a second signal sets `again`."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -32,7 +32,7 @@ def stop_signals(stopping: asyncio.Event, again: asyncio.Event | None = None) ->
 
 
 async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T | None:
-    """The result of `work`, or None (and `work` cancelled and ended) when `stopping` is set first."""
+    """The result of `work`. If `stopping` is set first, `work` is cancelled and awaited, and the result is None."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.create_task(stopping.wait())
     try:

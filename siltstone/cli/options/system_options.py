@@ -149,7 +149,7 @@ def resolved_store(given: SystemOptions) -> str:
 @asynccontextmanager
 async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
     """Raises BadInputError when `url` is empty, and the errors of opening the metadata."""
-    metadata = open_metadata(_named(url, "metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
+    metadata = open_metadata(_named(url, "the metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
     await metadata.open()
     try:
         yield metadata

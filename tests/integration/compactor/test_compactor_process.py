@@ -159,7 +159,7 @@ def test_memory_is_refused_for_a_compactor_by_itself() -> None:
     command = [*COMMAND, "compactor", "--metadata", "memory://", "--object-store", "memory://"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert outcome.returncode == 1
-    assert "error: memory:// lives in one process" in outcome.stderr and "remedy:" in outcome.stderr
+    assert "error: memory:// exists only inside one process" in outcome.stderr and "remedy:" in outcome.stderr
 
 
 def test_a_signal_during_the_start_ends_the_start(processes: Processes, compactors: CompactorProcesses) -> None:

@@ -281,7 +281,7 @@ async def test_a_farewell_that_nobody_hears_is_short_and_told(
 
     one.member.commit, one.member.leave = lost, asyncio.Event().wait
     await stop(task)
-    assert one.told[-1] == "group g: left unheard: its coordinator does not answer"
+    assert one.told[-1] == "group g: could not leave: its coordinator does not answer"
     # the first commit may have been before
     assert one.told[-2] in (
         "group g: this member reads t 0,1,2,3",
@@ -357,7 +357,7 @@ async def test_the_coordinator_is_asked_again_while_its_errors_pass(agents: Flee
     assert await group.run(work) == owner_and_other(agents)[0].address
 
 
-@pytest.mark.parametrize(("place", "said"), [(500, "holds offsets 2 to 4"), (1, "holds offsets 2 to 4")])
+@pytest.mark.parametrize(("place", "said"), [(500, "has offsets 2 to 4"), (1, "has offsets 2 to 4")])
 async def test_a_committed_offset_that_the_log_does_not_have_is_told_once_and_put_right(
     agents: Fleet, client: KafkaClient, place: int, said: str
 ) -> None:

@@ -50,7 +50,7 @@ def test_the_command_says_whether_it_did_anything(bare_postgres_url: str) -> Non
 
 def test_the_postgres_of_a_data_directory_runs_for_as_long_as_the_command(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["migrate", "--data", str(tmp_path)])
-    assert refused.exit_code == 1 and "holds no metadata of `siltstone dev`" in refused.stderr
+    assert refused.exit_code == 1 and "contains no metadata of `siltstone dev`" in refused.stderr
     with EmbeddedPostgres(tmp_path / "postgres"):
         pass
     said: list[str] = []

@@ -144,7 +144,7 @@ def test_a_config_without_effect_is_told_when_it_is_set_and_when_it_is_shown(top
     created = topics("create", "zipped", *configs)
     assert created.exit_code == 0
     assert created.stderr.startswith(
-        "note: compression.type is kept, but has no effect in this version: Codec a broker would"
+        "note: compression.type is stored, but has no effect in this version: Codec a broker would"
     )
     assert "max.message.bytes" not in created.stderr
     altered = topics("alter", "zipped", "--config", "remote.storage.enable=true", "--delete-config", "compression.type")
@@ -269,13 +269,13 @@ def test_doctor_reports_what_it_cannot_reach_and_goes_on(unused_tcp_port: int, t
 def test_a_directory_without_a_system_is_refused(tmp_path: Path) -> None:
     refused = run("fsck", "--data", str(tmp_path))
     assert refused.exit_code == 1
-    assert "holds no metadata" in refused.stderr and "remedy: " in refused.stderr
+    assert "contains no metadata" in refused.stderr and "remedy: " in refused.stderr
 
 
 def test_nothing_named_is_told_with_how_to_name_it(tmp_path: Path) -> None:
     nothing = run("files", "list")
     assert nothing.exit_code == 1
-    assert "nothing says where metadata is" in nothing.stderr and "--data" in nothing.stderr
+    assert "no option or setting says where the metadata is" in nothing.stderr and "--data" in nothing.stderr
     both = run("fsck", "--data", str(tmp_path), "--metadata", "postgresql://x@y/z")
     assert both.exit_code == 2
 

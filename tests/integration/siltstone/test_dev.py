@@ -396,7 +396,7 @@ def test_objects_that_are_not_this_postgres_s_are_refused(tmp_path: Path) -> Non
     with dev(tmp_path / "silt", "--object-store", (tmp_path / "objects").as_uri()) as running:
         assert running.process.wait(60) == 1
         assert "error: the object store holds objects but no cluster.json" in running.errors
-        assert "ended with exit code 1 before it was ready; its error stands above" in running.errors
+        assert "ended with exit code 1 before it was ready; everything was stopped" in running.errors
         assert postgres_processes(tmp_path / "silt" / "postgres" / "data") == []
 
 
@@ -451,7 +451,7 @@ def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:
 
 
 def test_attaching_to_a_directory_without_a_system_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NothingHereError, match="holds no metadata"), attach(tmp_path):
+    with pytest.raises(NothingHereError, match="contains no metadata"), attach(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -473,5 +473,5 @@ def test_a_run_file_of_a_pid_that_was_given_away_again_counts_as_none(tmp_path: 
     write_run_file(tmp_path, replace(run, started_ticks=ticks - 1))
     assert read_run_file(tmp_path) is None
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunFileError, match="is not what `siltstone dev` writes"):
+    with pytest.raises(RunFileError, match="was not written by `siltstone dev`"):
         read_run_file(tmp_path)

@@ -137,7 +137,7 @@ def test_every_record_that_fails_is_told_and_the_others_are_written(run: Any) ->
     refused = run("produce", name, stdin=b"no key\n", code=1)
     assert "error: record 1: INVALID_RECORD" in refused.stderr and "; 1 record failed" in refused.stdout
     mixed = run("produce", name, "-f", r"%p:%k:%v\n", stdin=b"0:a:1\n5:b:2\nnonsense\n0:c:3\n", code=1)
-    assert f"error: record 2: {name} has no partition 5" in mixed.stderr
+    assert f"error: record 2: topic {name} has no partition 5" in mixed.stderr
     assert "error: record 3: no ':' after its partition" in mixed.stderr and "remedy: " in mixed.stderr
     assert [each["key"] for each in read_json(run, name, "--until-end")] == ["a", "c"]
 
@@ -193,7 +193,7 @@ def test_reading_begins_and_ends_where_it_is_told(run: Any, topic: str) -> None:
     assert values("-o", "start", "-n", "3") == [0, 1, 2]
     assert values("-o", "end", "--until-end") == [] == values("-o", "@2099-01-01", "--until-end")
     past = run("consume", topic, "-p", "0", "-o", "500", "--until-end")
-    assert past.stdout == "" and "holds offsets 0 to 9: reading from offset 10, not from " in past.stderr
+    assert past.stdout == "" and "has offsets 0 to 9: reading from offset 10, not from " in past.stderr
 
 
 def test_a_follower_prints_what_comes_until_it_is_stopped(run: Any, topic: str, stack: Stack) -> None:

@@ -292,7 +292,7 @@ def test_wrong_words_are_told_with_a_remedy(words: tuple[str, ...], error: str, 
 def test_a_level_may_be_named_as_it_is_shown() -> None:
     for level in ("L1", "1", "l1"):
         code, _, errors = run("files", "list", "--level", level)
-        assert code == 1 and "no option or setting says where metadata is" in errors
+        assert code == 1 and "no option or setting says where the metadata is" in errors
 
 
 @pytest.mark.parametrize(

@@ -75,15 +75,15 @@ def test_what_is_no_record_is_told_by_number_and_the_rest_is_read() -> None:
     assert [each.number for each in found] == [1, 2, 3, 4]
     assert [each.why for each in found if isinstance(each, UnreadRecord)] == [
         "no ':' after its partition",
-        "its partition is '-1', no number from 0 to 2147483647",
+        "its partition is '-1', which is not a number from 0 to 2147483647",
     ]
 
 
 def test_encoded_fields_are_decoded_or_refused() -> None:
     assert read_all(r"%k{hex} %v{base64}\n", b"00ff aGk=\nxx aGk=\n00 !!\n") == [
         InputRecord(1, b"\x00\xff", b"hi"),
-        UnreadRecord(2, "its key is no hex"),
-        UnreadRecord(3, "its value is no base64"),
+        UnreadRecord(2, "its key is not hex"),
+        UnreadRecord(3, "its value is not base64"),
     ]
 
 

@@ -132,7 +132,7 @@ async def test_an_endpoint_that_never_answers_ends_the_start_after_ten_seconds(e
         ({**CONTAINER, "Networks": [{"NetworkMode": "awsvpc", "IPv4Addresses": ["evil:9092"]}]}, "networks: awsvpc"),
         ({"Networks": None}, "networks: none"),
         ([], "networks: none"),
-        ("<html>", "answers no JSON"),
+        ("<html>", "is not JSON"),
     ],
 )
 async def test_a_container_without_an_address_of_its_own_is_refused(
