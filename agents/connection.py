@@ -415,6 +415,7 @@ class Connection(asyncio.BufferedProtocol):
             transport.writelines(parts)
             return
         try:
+            # Past asyncio's transport, which joins its parts first: that would copy every byte read.
             taken = os.writev(self._descriptor, parts)
         except OSError:
             taken = 0  # full; or broken, of which the transport hears when it writes

@@ -31,6 +31,7 @@ from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData
 
 READ_COMMITTED = 1
 LEADER_EPOCH = 0
+"""The same in every API: a client that saw -1 in one answer and 0 in another would stall. No replica can diverge."""
 WAIT_MS_MAX = 60_000
 """The longest that a fetch waits for records, even if the client asks for more: a client that has gone away holds its
 fetch session no longer than this."""

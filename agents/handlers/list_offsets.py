@@ -35,6 +35,7 @@ _SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, L
 SEE_PRESENT_MS = 5_000.0
 """How long a look-up by timestamp waits for this agent to have seen what the store has."""
 LEADER_EPOCH = 0
+"""As in Fetch and Metadata: one epoch everywhere, because no replica can diverge."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
