@@ -206,7 +206,7 @@ class PostgresRetention:
 
         await self._database.write(work)
 
-    # -- pins. Unlike a lease, a pin that seems to end too late is believed: to cut it short would cost a reader its files.
+    # -- pins. Unlike a lease, a pin that seems to end too late is believed: a pin cut short costs a reader its files.
 
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
         return await self._pins("SELECT pin_files_v1(:holder, :ttl_ms)", holder=holder, ttl_ms=ttl_ms)
