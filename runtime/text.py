@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
+
+RANGES_SHOWN_MAX = 12
+"""Ranges of numbers in one line."""
+
 
 def size_text(size_bytes: float) -> str:
     """1536 -> "1.5 KiB"."""
@@ -29,3 +35,13 @@ def plural(count: int, what: str) -> str:
     """2, "file" -> "2 files"; 2, "batch" -> "2 batches"."""
     ending = "" if count == 1 else "es" if what.endswith(("ch", "s", "x")) else "s"
     return f"{count:,} {what}{ending}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"; the numbers beyond RANGES_SHOWN_MAX ranges are counted."""
+    ordered = sorted(set(numbers))
+    # number minus position is the same throughout a run of consecutive numbers
+    runs = [[each for _, each in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:RANGES_SHOWN_MAX]]
+    left = sum(map(len, runs[RANGES_SHOWN_MAX:]))
+    return ", ".join(shown) + (f" and {left:,} more" if left else "")

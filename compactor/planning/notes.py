@@ -17,17 +17,29 @@ def count_text(count: int, noun: str) -> str:
 
 
 class Blocker(Enum):
-    """The thing that stands in the way of a job that a rule asks for."""
+    """The thing that stands in the way of a job that a rule asks for.
 
-    JOBS = "as many jobs are live as may be"
-    HEAVY_JOBS = "as many jobs are live on Spark as may be"
-    L0_JOBS = "as many jobs of L0 files are live as may be"
-    FORCED_PASSES = "forced passes hold extents of its files"
-    MERGE = "a merge that runs, or that this plan starts, holds its records"
-    RESERVED = "its files are kept free for a merge of whole runs"
-    TROUBLE = "a merge of its files failed"
-    SIZE = "it is larger than a merge may be"
-    CONFIG = "a config of its topic cannot be read"
+    The texts for people are in `siltstone/ops/compaction/texts.py`.
+    """
+
+    JOBS = "jobs"
+    """No slot for a job that compactors run themselves."""
+    HEAVY_JOBS = "heavy jobs"
+    """No slot for a job that Spark runs."""
+    L0_JOBS = "L0 jobs"
+    """No slot for a job of L0 files."""
+    FORCED_PASSES = "forced passes"
+    """Forced passes hold extents of its files."""
+    MERGE = "merge"
+    """A merge that runs, or that this plan starts, holds its records."""
+    RESERVED = "reserved"
+    """Its files are kept free for a merge of whole runs."""
+    TROUBLE = "trouble"
+    """A merge of its files failed."""
+    SIZE = "size"
+    """It is larger than a merge may be."""
+    CONFIG = "config"
+    """A config of its topic cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from siltstone.cli.options.system_options import SystemOptions, Urls, opened_met
 from siltstone.cli.options.usage import WrongUsageError
 from siltstone.cli.topics.explain import print_states, read_explained
 from siltstone.ops.compaction import compact_now
-from siltstone.ops.compaction.report import states_json
+from siltstone.ops.compaction.shown import states_json
 from siltstone.processes.opening import opened_stores
 from siltstone.processes.stopping import unless
 from siltstone.terminal.compaction_progress import shown_progress
@@ -118,9 +118,9 @@ def _say_what_is_due(topic: str, urls: Urls, given: SystemOptions, *, as_json: b
     configs = compact_now.configs_in_force(explained.topic, [state.view for state in explained.states])
     compact_now.require_compacted(explained.topic, configs, words=given.words)
     if as_json:
-        print_json({"topic": topic, "partitions": states_json(explained.states)})
+        print_json({"topic": topic, "partitions": states_json(explained.states, explained.reasons)})
         return
-    print_states(explained.states, explained.evidence.now_ms)
+    print_states(explained)
     if not any(state.due for state in explained.states):
         click.echo("nothing is due")
     click.echo(f"compact it now: siltstone compact {topic} --now{given.words.places}")

@@ -18,7 +18,8 @@ from siltstone.cli.options.system_options import SystemOptions, resolved, system
 from siltstone.cli.topics.explain import Explained, print_states, read_explained
 from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.ops.compaction.compact_now import configs_in_force
-from siltstone.ops.compaction.report import is_compacted, states_json, trouble_lines
+from siltstone.ops.compaction.report import is_compacted
+from siltstone.ops.compaction.shown import brief_lines, states_json, troubles_json
 from siltstone.ops.hint_options import CommandWords, option
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
@@ -137,11 +138,9 @@ def _print_json(name: str, described: Described, explained: Explained | None) ->
         ],
     }
     if described.is_compacted and explained is not None:
-        answer["compaction"] = states_json(explained.states)
+        answer["compaction"] = states_json(explained.states, explained.reasons)
     if explained is not None:
-        answer["trouble"] = [
-            {"partition": each.view.partition, "says": each.trouble} for each in explained.states if each.trouble
-        ]
+        answer["trouble"] = troubles_json(explained.reasons)
     print_json(answer)
 
 
@@ -173,10 +172,10 @@ def _print(name: str, described: Described, explained: Explained | None, *, all_
     if described.is_compacted:
         click.echo()
         if explained is not None:
-            print_states(explained.states, explained.evidence.now_ms)
+            print_states(explained)
         else:
             click.echo("to see the progress of compaction, add --data DIR or --metadata URL")
-    elif explained is not None and any(each.trouble for each in explained.states):
+    elif explained is not None and (lines := brief_lines(explained.reasons)):
         click.echo()
-        for line in trouble_lines(explained.states):
+        for line in lines:
             click.echo(line)

@@ -22,7 +22,8 @@ from siltstone.cli.options.system_options import SystemOptions, opened_metadata,
 from siltstone.ops.compaction.compact_now import JOBS_READ, find_topic
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines
+from siltstone.ops.compaction.report import PartitionState, partition_states
+from siltstone.ops.compaction.shown import brief_lines
 from siltstone.ops.compaction.trouble import files_in_trouble, troubled_by_partition
 from siltstone.terminal.output import json_option, print_json, print_table
 
@@ -99,15 +100,7 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
         young_l0_from=young,
         words=given.words,
     )
-    states = partition_states(
-        partitions,
-        now_ms=view.now_ms,
-        options=options,
-        view=view,
-        plan=evidence.plan,
-        troubled=evidence.troubled,
-        young_l0_from=young,
-    )
+    states = partition_states(partitions, now_ms=view.now_ms, options=options, view=view)
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))
 
 
@@ -141,7 +134,7 @@ def _young_l0_from(files: Sequence[L0File], views: Sequence[PartitionView], now_
     return young
 
 
-def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
+def print_states(explained: Explained) -> None:
     """Print a row for each partition and, below the table, which are due and what the others wait for."""
     columns = ["partition", "dirty ratio", "head offsets", "head", "cleaned through", "in L0", "last pass"]
     rows = [
@@ -152,12 +145,12 @@ def print_states(states: Sequence[PartitionState], now_ms: int) -> None:
             size_text(each.head_bytes),
             str(each.view.cleaned_through_offset),
             f"{each.l0_offsets:,}",
-            last_pass_text(each.view.last_cleaned_ms, now_ms),
+            last_pass_text(each.view.last_cleaned_ms, explained.evidence.now_ms),
         ]
-        for each in states
+        for each in explained.states
     ]
     print_table(columns, rows, right=columns[:6])
-    for line in waiting_lines(states):
+    for line in brief_lines(explained.reasons):
         click.echo(line)
 
 

@@ -1,7 +1,7 @@
-"""Why a topic is not compacted further, partition by partition, and what to do about it. Pure.
+"""Why a topic is not compacted further, partition by partition, and the remedies. Pure.
 
-What is dirty and what is due is not judged here a second time: the planner's own functions say it, and its notes
-(`compaction_notes.py`), so that what is shown is what will be done. What cannot be read is in `compaction_damage.py`.
+The planner's own functions and notes decide here too which records are dirty and which pass is due, so that the
+explanation agrees with the next plan. The rules here and in `damage.py` choose rows of `texts.py`.
 """
 
 from __future__ import annotations
@@ -9,76 +9,52 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY
+from compactor.planning.notes import Blocker, Note
+from compactor.planning.spec import MergeKind
 from metadata.configs.topic import as_int, resolve
 from metadata.contract.compaction import JobState, MergeJob, PartitionView
 from metadata.rules.jobs import rests
 from runtime.text import age_text, plural, size_text
+from siltstone.ops.compaction import texts
 from siltstone.ops.compaction.damage import flagged, in_trouble, uncovered_offsets, unreadable
-from siltstone.ops.compaction.evidence import Case, Evidence, Reason
-from siltstone.ops.compaction.notes import not_planned, pass_note
+from siltstone.ops.compaction.evidence import Case, Evidence, Reason, ago_text, reason_of
 from siltstone.ops.compaction.report import PartitionState, deduped_partitions, is_compacted, job_text
-from siltstone.ops.hint_options import CommandWords
 
 NO_LIMIT_MS = 2**62
 """Lags above this mean "never" (Kafka's default of max.compaction.lag.ms is the largest long)."""
 
 
 def explain(topic: str, states: Sequence[PartitionState], evidence: Evidence) -> Sequence[Reason]:
-    """What keeps each partition from being compacted to its end, most telling first, the whole topic before its parts.
+    """The reasons about the whole topic, then those of each partition in the order of `_RULES`.
 
-    A partition of which nothing is to be said (everything cleaned) gets one reason, `clean`.
+    A partition to which no rule applies gets the one reason `clean`.
     """
     if not states:
-        return [Reason(code="no partitions", partition=None, says=f"{topic} has no partitions.")]
+        return [reason_of(texts.NO_PARTITIONS, topic, evidence)]
+    cases = [
+        Case(state, evidence, resolve(state.view.configs), topic, _jobs_of(state.view, evidence)) for state in states
+    ]
     if not is_compacted(states[0].view.configs):
-        cases = _cases(topic, states, evidence)
-        return [_plain(topic, states[0].view, evidence.words), *(each for case in cases for each in in_trouble(case))]
+        policy = cases[0].configs["cleanup.policy"] or "empty"
+        plain = reason_of(texts.PLAIN, topic, evidence, policy=policy)
+        return [plain, *(each for case in cases for each in in_trouble(case))]
     reasons = list(_of_the_system(topic, evidence))
-    for case in _cases(topic, states, evidence):
+    for case in cases:
         found = [reason for rule in _RULES for reason in rule(case)]
-        reasons += found or [_clean(case)]
+        reasons += found or [case.reason(texts.CLEAN, cleaned_through=case.state.view.cleaned_through_offset)]
     return reasons
-
-
-def _cases(topic: str, states: Sequence[PartitionState], evidence: Evidence) -> Iterator[Case]:
-    for state in states:
-        yield Case(state, evidence, resolve(state.view.configs), topic, _jobs_of(state.view, evidence))
-
-
-def _plain(topic: str, view: PartitionView, words: CommandWords) -> Reason:
-    policy = resolve(view.configs)["cleanup.policy"] or "empty"
-    return Reason(
-        code="plain",
-        partition=None,
-        says=f"{topic} is not compacted: its cleanup.policy is {policy}. Every record stays until retention takes it.",
-        remedy="none, if that is how it should be. To keep the latest record of each key only, and lose the others: "
-        f"`siltstone topics alter {topic} --config cleanup.policy=compact{words.agents}`",
-    )
 
 
 def _of_the_system(topic: str, evidence: Evidence) -> Iterator[Reason]:
     if not evidence.compactors:
-        yield Reason(
-            code="no compactor",
-            partition=None,
-            says="No compactor is running: nothing is merged, deduped or deleted.",
-            remedy=f"start one with `{evidence.words.compactor}`; "
-            f"`siltstone compact {topic} --now{evidence.words.places}` runs one for its own time",
-        )
+        yield reason_of(texts.NO_COMPACTOR, topic, evidence)
     l0_files = sum(file.level == 0 for file in evidence.view.files) if evidence.view is not None else 0
     if evidence.stall_files and l0_files > evidence.stall_files:
-        yield Reason(
-            code="write stall",
-            partition=None,
-            says=f"{l0_files:,} L0 files are live, above l0.stall.files ({evidence.stall_files:,}): the compactors are "
-            "behind with leveling, and producers are being slowed down for it.",
-            remedy=f"start more compactors with `{evidence.words.compactor}`",
-        )
+        yield reason_of(texts.WRITE_STALL, topic, evidence, files=l0_files, limit=evidence.stall_files)
 
 
 def _jobs_of(view: PartitionView, evidence: Evidence) -> Sequence[MergeJob]:
-    """Those whose stored spec names the partition, those that hold one of its extents, and those of L0 files in
-    trouble that hold some of it."""
+    """The jobs that dedupe the partition, hold one of its extents, or have a troubled L0 file with some of it."""
     l0_files = {one.file_id for one in evidence.troubled.get(view.partition_id, ()) if one.level == 0}
     extents = {extent.extent_id for extent in view.extents}
     files = {extent.file_id for extent in view.extents}
@@ -92,59 +68,42 @@ def _jobs_of(view: PartitionView, evidence: Evidence) -> Sequence[MergeJob]:
     ]
 
 
-# Each rule looks at one partition and says nothing, or what it found.
+# ---- rules: each looks at one partition and gives the reasons that it found
 
 
 def _empty(case: Case) -> Iterator[Reason]:
     view = case.state.view
     if view.high_watermark == view.log_start_offset:
-        yield case.reason("empty", "holds no records.")
+        yield case.reason(texts.EMPTY)
 
 
 def _running(case: Case) -> Iterator[Reason]:
+    now_ms = case.evidence.now_ms
     for job in case.jobs:
+        about = {"job_id": job.job_id, "kind": job.kind}
         if job.state is JobState.RUNNING and job.progress.get("step") == WAITS_FOR_MEMORY:
-            yield _waiting_for_memory(case, job)
+            since = f" for {age_text(now_ms - job.started_ms)}" if job.started_ms is not None else ""
+            memory = size_text(case.evidence.memory_bytes)
+            yield case.reason(texts.WAITING_FOR_MEMORY, **about, since=since, memory=memory)
         elif job.state is JobState.RUNNING:
-            yield case.reason("running", f"is being merged: {job_text(job, case.evidence.now_ms)}.")
-        elif job.state is JobState.READY and rests(job.not_before_ms, case.evidence.now_ms):
-            rest = age_text(job.not_before_ms - case.evidence.now_ms)
-            yield case.reason(
-                "resting",
-                f"is planned: job {job.job_id} ({job.kind}) was given back for trouble and rests for {rest} more: "
-                f"{job.error.rstrip('.')}.",
-                f"it is tried again by itself; `siltstone jobs show {job.job_id}{case.places}` tells more",
-            )
+            yield case.reason(texts.RUNNING, job=job_text(job, now_ms))
+        elif job.state is JobState.READY and rests(job.not_before_ms, now_ms):
+            rest = age_text(job.not_before_ms - now_ms)
+            yield case.reason(texts.RESTING, **about, rest=rest, error=job.error.rstrip("."))
         elif job.state is JobState.READY:
             tried = f" after {plural(job.attempts, 'attempt')}" if job.attempts else ""
-            yield case.reason(
-                "waiting for a compactor",
-                f"is planned: job {job.job_id} ({job.kind}) waits for a compactor{tried}.",
-                "" if case.evidence.compactors else f"start one with `{case.evidence.words.compactor}`",
-            )
-
-
-def _waiting_for_memory(case: Case, job: MergeJob) -> Reason:
-    since = f" for {age_text(case.evidence.now_ms - job.started_ms)}" if job.started_ms is not None else ""
-    return case.reason(
-        "waiting for memory",
-        f"is in job {job.job_id} ({job.kind}), which has been waiting{since} for room among the merges of its "
-        f"compactor: compactor.memory.bytes is {size_text(case.evidence.memory_bytes)}.",
-        "wait until the other merge there ends, or raise compactor.memory.bytes of the compactors",
-    )
+            text = texts.WAITING_FOR_COMPACTOR if case.evidence.compactors else texts.WAITING_AND_NONE_RUNS
+            yield case.reason(text, **about, tried=tried)
 
 
 def _failed(case: Case) -> Iterator[Reason]:
-    now_ms, told = case.evidence.now_ms, {one.trouble for one in case.troubled}
+    """The newest failure, unless `in_trouble` tells it."""
+    told = {one.trouble for one in case.troubled}
     for job in case.jobs:
         if job.state is JobState.FAILED and job.error not in told:
-            ago = f" {age_text(now_ms - job.finished_ms)} ago" if job.finished_ms is not None else ""
-            yield case.reason(
-                "failed",
-                f"was in job {job.job_id} ({job.kind}), which failed{ago}: {job.error.rstrip('.')}.",
-                f"`siltstone jobs show {job.job_id}{case.places}` tells more; it is planned anew by itself",
-            )
-            break  # the newest says it
+            ago = ago_text(job, case.evidence.now_ms)
+            yield case.reason(texts.FAILED, job_id=job.job_id, kind=job.kind, ago=ago, error=job.error.rstrip("."))
+            break
 
 
 def _asked_for(case: Case) -> Iterator[Reason]:
@@ -155,96 +114,104 @@ def _asked_for(case: Case) -> Iterator[Reason]:
         if case.is_all_held:
             then = "the rest is too young yet"
         elif case.troubled:
-            then = "what merges cannot read is in the way"
-        elif pass_note(case) is not None:
+            then = "records that merges cannot read are in the way"
+        elif _pass_note(case) is not None:
             then = "it is not planned yet, for the reason below"
-        yield case.reason(
-            "asked for",
-            f"is asked to be compacted up to offset {target}, and is cleaned through {view.cleaned_through_offset}; "
-            f"{then}.",
-        )
+        yield case.reason(texts.ASKED_FOR, target=target, cleaned_through=view.cleaned_through_offset, then=then)
 
 
 def _in_l0(case: Case) -> Iterator[Reason]:
     state, options = case.state, case.evidence.options
     if state.l0_offsets and uncovered_offsets(case):
         yield case.reason(
-            "in L0",
-            f"has {plural(state.l0_offsets, 'offset')} from {state.dirtiness.leveled_through_offset} on in L0 files, "
-            f"where nothing is deduped. They go to L1 with {options.l0_files_min} files of "
-            f"which the oldest has waited {age_text(options.l0_wait_ms)}, or when the oldest "
-            f"has waited {age_text(options.l0_wait_ms_max)} (compaction.l0.wait.max.ms).",
-            "wait; what is too young (below) is merged, and not deduped yet"
-            if case.is_all_held
-            else f"wait, or {case.now_command}",
+            texts.IN_L0_AND_YOUNG if case.is_all_held else texts.IN_L0,
+            count=plural(state.l0_offsets, "offset"),
+            first=state.dirtiness.leveled_through_offset,
+            wait=age_text(options.l0_wait_ms),
+            wait_max=age_text(options.l0_wait_ms_max),
         )
 
 
 def _held_back(case: Case) -> Iterator[Reason]:
     """By the minimum lag, or by an open transaction."""
-    view = case.state.view
-    through = case.held_from
-    if through is not None:
-        lag_ms = as_int(case.configs, "min.compaction.lag.ms")
-        yield case.reason(
-            "too young",
-            f"keeps its last {plural(view.high_watermark - through, 'offset')}, from offset {through} on, as they are: "
-            f"there are some among them that are younger than min.compaction.lag.ms ({age_text(lag_ms)}).",
-            f"wait, or lower it: `siltstone topics alter {case.topic} --config min.compaction.lag.ms=0"
-            f"{case.evidence.words.agents}`",
-        )
+    view, first = case.state.view, case.held_from
+    if first is not None:
+        lag = age_text(as_int(case.configs, "min.compaction.lag.ms"))
+        count = plural(view.high_watermark - first, "offset")
+        yield case.reason(texts.TOO_YOUNG, count=count, first=first, lag=lag)
     elif view.last_stable_offset < view.high_watermark:
-        yield case.reason(
-            "open transaction",
-            f"has an open transaction from offset {view.last_stable_offset} on; nothing at or above it is cleaned.",
-            "find its producer: it must commit or abort, or its transaction.timeout.ms ends it",
-        )
+        yield case.reason(texts.OPEN_TRANSACTION, first=view.last_stable_offset)
 
 
 def _due(case: Case) -> Iterator[Reason]:
-    state, now_ms = case.state, case.evidence.now_ms
+    """A pass that is due, or the reason why dirty records do not make one due yet."""
+    state = case.state
+    view, dirty, options = state.view, state.dirtiness, case.evidence.options
+    if _pass_note(case) is not None:
+        return  # `_not_planned` tells it
     if state.due:
-        if pass_note(case) is None:  # else that says it
-            yield case.reason("due", f"is due: {state.due}. The planner takes it within seconds.")
-        return
-    dirty = state.dirtiness
-    if not dirty.dirty_bytes or pass_note(case) is not None:
-        return
-    force = case.now_command
-    if not dirty.is_over_ratio:
+        yield case.reason(texts.DUE, due=state.due)
+    elif dirty.dirty_bytes and not dirty.is_over_ratio:
+        size = size_text(dirty.dirty_bytes)
+        yield case.reason(texts.BELOW_RATIO, ratio=dirty.ratio, ratio_min=dirty.ratio_min, dirty=size)
+    elif dirty.dirty_bytes:
+        cleaned_ms = view.last_cleaned_ms if view.last_cleaned_ms is not None else dirty.earliest_dirty_ms
+        forced_left_ms = _left_ms(case, view.last_forced_ms, options.forced_interval_ms)
+        dirty_left_ms = _left_ms(case, cleaned_ms, options.forced_dirty_wait_ms)
+        text, left_ms = texts.IN_THE_WAY, 0
+        if forced_left_ms > 0:
+            text, left_ms = texts.FORCED_LATELY, forced_left_ms
+        elif dirty.dirty_bytes < options.forced_dirty_bytes_min and dirty_left_ms > 0:
+            text, left_ms = texts.FEW_DIRTY_BYTES, dirty_left_ms
         yield case.reason(
-            "below the dirty ratio",
-            f"is {dirty.ratio:.2f} dirty ({size_text(dirty.dirty_bytes)}), not above min.cleanable.dirty.ratio "
-            f"({dirty.ratio_min:.2f}): superseded records stay until more is written, or until the daily merge.",
-            f"lower min.cleanable.dirty.ratio of {case.topic}, or {force}",
+            text,
+            ratio=dirty.ratio,
+            dirty=size_text(dirty.dirty_bytes),
+            dirty_min=size_text(options.forced_dirty_bytes_min),
+            wait=age_text(options.forced_dirty_wait_ms),
+            interval=age_text(options.forced_interval_ms),
+            left=age_text(left_ms),
         )
-        return
-    options, forced_ms = case.evidence.options, state.view.last_forced_ms
-    if forced_ms is not None and now_ms - forced_ms < options.forced_interval_ms:
-        yield case.reason(
-            "forced lately",
-            f"is {dirty.ratio:.2f} dirty and was taken out of turn {age_text(now_ms - forced_ms)} ago; that happens "
-            f"once in {age_text(options.forced_interval_ms)} at most (forced.interval.ms).",
-            f"wait, or {force}, which does not wait for it",
-        )
-    elif dirty.dirty_bytes < options.forced_dirty_bytes_min:
-        last_ms = state.view.last_cleaned_ms
-        last = "has had no pass yet" if last_ms is None else f"had its last pass {age_text(now_ms - last_ms)} ago"
-        yield case.reason(
-            "few dirty bytes",
-            f"is {dirty.ratio:.2f} dirty, but {size_text(dirty.dirty_bytes)} are few (a pass of its own is for "
-            f"{size_text(options.forced_dirty_bytes_min)} (forced.dirty.bytes.min), or for less after "
-            f"{age_text(options.forced_dirty_wait_ms)} (forced.dirty.wait.ms)), and it {last}. "
-            "Merges of whole runs dedupe it too.",
-            f"wait, or {force}",
-        )
-    else:
-        yield case.reason(
-            "in the way",
-            f"is {dirty.ratio:.2f} dirty, but a pass from the log start cannot reach it: an L0 file, or an extent of a "
-            "merge that is running, lies before it.",
-            f"wait, or {force}",
-        )
+
+
+def _left_ms(case: Case, since_ms: int | None, wait_ms: int) -> int:
+    return 0 if since_ms is None else since_ms + wait_ms - case.evidence.now_ms
+
+
+def _notes_of(case: Case) -> Sequence[Note]:
+    """The planner's notes about the partition, or about a file that holds some of it.
+
+    Without the notes about L0 files in trouble: `damage.py` names each such file. A note that L0 files wait for a place
+    concerns every partition with records in L0.
+    """
+    plan = case.evidence.plan
+    if plan is None:
+        return ()
+    view = case.state.view
+    file_ids = frozenset(each.file_id for each in view.extents)
+    found = [each for each in plan.notes_of(view.partition_id, file_ids) if each.rule is not MergeKind.LEVEL]
+    if case.state.l0_offsets:
+        found += [each for each in plan.notes if each.blocker is Blocker.L0_JOBS]
+    return found
+
+
+def _pass_note(case: Case) -> Note | None:
+    """Why a pass over this partition alone is due and not planned."""
+    partition_id = case.state.view.partition_id
+    return next((each for each in _notes_of(case) if each.partition_id == partition_id), None)
+
+
+def _not_planned(case: Case) -> Iterator[Reason]:
+    limit = size_text(case.evidence.options.merge_bytes_max)
+    for note in _notes_of(case):
+        text, subject = texts.BLOCKED[note.blocker], f"is not planned: {note.text}"
+        if note.blocker is Blocker.CONFIG:  # the planner's words begin with the partition's name
+            subject = note.text.removeprefix(f"{case.topic}-{case.state.view.partition} ")
+        elif note.blocker is Blocker.L0_JOBS:
+            subject = f"has records in L0, where {note.text}"
+        elif note.partition_id is None:
+            text, subject = text._replace(brief=False), f"has records in files that wait for a merge: {note.text}"
+        yield case.reason(text, subject=subject, limit=limit)
 
 
 def _max_lag(case: Case) -> Iterator[Reason]:
@@ -252,40 +219,20 @@ def _max_lag(case: Case) -> Iterator[Reason]:
     if dirty.lag_ms_max < NO_LIMIT_MS and dirty.earliest_dirty_ms is not None and not case.state.due:
         left_ms = dirty.earliest_dirty_ms + dirty.lag_ms_max - case.evidence.now_ms
         if left_ms > 0:
-            yield case.reason(
-                "max lag",
-                f"is compacted in {age_text(left_ms)} at the latest: then its oldest dirty records are "
-                f"{age_text(dirty.lag_ms_max)} old (max.compaction.lag.ms).",
-            )
+            yield case.reason(texts.MAX_LAG, left=age_text(left_ms), lag=age_text(dirty.lag_ms_max))
 
 
 def _deep(case: Case) -> Iterator[Reason]:
     passes = case.state.view.passes_needed
     if passes > 1:
-        yield case.reason(
-            "buffer overflow",
-            f"had more keys than the dedupe buffer holds, so its last pass left a record per key for each filling. The "
-            f"next pass is deep: it reads the partition {passes + 1} times and leaves one record per key.",
-            f"wait, or {case.now_command}",
-        )
+        yield case.reason(texts.BUFFER_OVERFLOW, reads=passes + 1)
 
 
 def _tombstones(case: Case) -> Iterator[Reason]:
-    state = case.state
-    kept = [
-        extent
-        for extent in state.view.extents
-        if extent.has_tombstones and extent.base_offset < state.view.cleaned_through_offset
-    ]
-    if kept:
-        wait_ms = as_int(case.configs, "delete.retention.ms")
-        yield case.reason(
-            "tombstones",
-            f"still holds tombstones below offset {state.view.cleaned_through_offset}. A tombstone stays for "
-            f"delete.retention.ms ({age_text(wait_ms)}) after the pass that first kept it, then goes with the next "
-            "pass from the log start; the values it deleted are gone already.",
-            f"wait, or lower delete.retention.ms of {case.topic} if its readers are never away that long",
-        )
+    cleaned_through = case.state.view.cleaned_through_offset
+    if any(each.has_tombstones and each.base_offset < cleaned_through for each in case.state.view.extents):
+        wait = age_text(as_int(case.configs, "delete.retention.ms"))
+        yield case.reason(texts.TOMBSTONES, cleaned_through=cleaned_through, wait=wait)
 
 
 _RULES = (
@@ -299,13 +246,9 @@ _RULES = (
     _in_l0,
     _held_back,
     _due,
-    not_planned,
+    _not_planned,
     _max_lag,
     _deep,
     _tombstones,
 )
-
-
-def _clean(case: Case) -> Reason:
-    view = case.state.view
-    return case.reason("clean", f"is compacted through offset {view.cleaned_through_offset}; there is nothing to do.")
+"""In the order in which their reasons are told."""

@@ -1,26 +1,19 @@
-"""How far compaction is with a topic, partition by partition. Pure.
+"""How far compaction is with a topic, partition by partition: the figures of `siltstone topics describe`. Pure.
 
-`partition_states` puts the figures of `siltstone topics describe` together. What is dirty and what is due is not judged
-here a second time: the planner's own functions say it, so that what is shown is what will be done. Why it is not
-further says `compaction_reasons.py`.
+The planner's own functions decide here too which records are dirty and which pass is due, so that the figures agree
+with the next plan. `reasons.py` explains why it is not further.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any
 
 from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
-from compactor.planning.notes import Blocker
-from compactor.planning.plan import Plan
 from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError, as_list, resolve
 from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
 from runtime.text import age_text
-from siltstone.ops.compaction.trouble import Troubled, trouble_text
-from siltstone.ops.compaction.waits import HELD, numbers_text, waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +24,6 @@ class PartitionState:
     dirtiness: Dirtiness
     due: str
     """Why the planner would take it now; empty when it would not."""
-    waits: str
-    """What it waits for when it is not due; empty when there is nothing to do."""
-    held: str
-    """What keeps the planner from taking it though it is due; empty when nothing does, or that is not known."""
-    trouble: str
-    """What of it lies in files that merges fail to read; empty when nothing does."""
 
     @property
     def head_offsets(self) -> int:
@@ -45,7 +32,7 @@ class PartitionState:
 
     @property
     def head_bytes(self) -> int:
-        """Of these, what lies in L1 and L2."""
+        """The bytes of these in L1 and L2."""
         return self.dirtiness.dirty_bytes + self.dirtiness.head_bytes
 
     @property
@@ -69,40 +56,24 @@ def partition_states(
     now_ms: int,
     options: PlanOptions,
     view: CompactionView | None = None,
-    plan: Plan | None = None,
-    troubled: Mapping[int, Sequence[Troubled]] = MappingProxyType({}),
-    young_l0_from: Mapping[int, int] = MappingProxyType({}),
 ) -> Sequence[PartitionState]:
-    """By partition number. `view`, where there is one, says which extents are busy, and `plan` what is due and not
-    planned; `troubled` and `young_l0_from` as in Evidence.
+    """By partition number. `view`, if given, tells which extents are busy.
 
-    Where a config cannot be read, the partition is shown as if the topic had none of its own but its policy: the
-    planner leaves it alone.
+    If a config of the topic cannot be read, the planner leaves the partition alone; it is shown with the defaults of
+    all configs but the policy.
     """
-    held = {note.partition_id: HELD[note.blocker] for note in (plan.notes if plan is not None else ())}
-    is_l0_held = plan is not None and any(note.blocker is Blocker.L0_JOBS for note in plan.notes)
     busy = view.busy_extents if view is not None else frozenset[int]()
     states: list[PartitionState] = []
     for stored in sorted(views, key=lambda each: each.partition):
         each, broken = _with_readable_configs(stored, now_ms)
         dirty = measure(each, now_ms=now_ms)
         due = "" if broken else due_reason(each, dirty, options, now_ms=now_ms, busy=busy)
-        young_from = young_l0_from.get(each.partition_id)
-        trouble = trouble_text(troubled.get(each.partition_id, ()), deletes="delete" in _policy(each.configs))
-        is_waiting = not due and not trouble
-        waits = (
-            waits_for(each, dirty, options, now_ms=now_ms, young_l0_from=young_from, is_l0_held=is_l0_held)
-            if is_waiting
-            else ""
-        )
-        waits = f"never deduped: {broken}" if broken else waits
-        held_by = held.get(each.partition_id, "")
-        states.append(PartitionState(view=each, dirtiness=dirty, due=due, waits=waits, held=held_by, trouble=trouble))
+        states.append(PartitionState(view=each, dirtiness=dirty, due=due))
     return states
 
 
 def _with_readable_configs(view: PartitionView, now_ms: int) -> tuple[PartitionView, str]:
-    """The view, and what is wrong with a config of its topic; then without any but the policy."""
+    """The view and "", or the view without configs but the policy, and the error in one of them."""
     try:
         config_int(view, "delete.retention.ms")
         measure(view, now_ms=now_ms)
@@ -110,59 +81,6 @@ def _with_readable_configs(view: PartitionView, now_ms: int) -> tuple[PartitionV
         policy = {name: value for name, value in view.configs.items() if name == "cleanup.policy"}
         return replace(view, configs=policy), str(error)
     return view, ""
-
-
-def states_json(states: Sequence[PartitionState]) -> list[dict[str, Any]]:
-    return [
-        {
-            "partition": each.view.partition,
-            "log_start_offset": each.view.log_start_offset,
-            "cleaned_through_offset": each.view.cleaned_through_offset,
-            "leveled_through_offset": each.dirtiness.leveled_through_offset,
-            "high_watermark": each.view.high_watermark,
-            "dirty_ratio": round(each.dirtiness.ratio, 4),
-            "clean_bytes": each.dirtiness.clean_bytes,
-            "dirty_bytes": each.dirtiness.dirty_bytes,
-            "head_offsets": each.head_offsets,
-            "head_bytes": each.head_bytes,
-            "l0_offsets": each.l0_offsets,
-            "last_cleaned_ms": each.view.last_cleaned_ms,
-            "passes_needed": each.view.passes_needed,
-            "requested_through_offset": each.view.requested_through_offset,
-            "due": each.due,
-            "waits": each.waits,
-            "held": each.held,
-            "trouble": each.trouble,
-        }
-        for each in states
-    ]
-
-
-def waiting_lines(states: Sequence[PartitionState]) -> Sequence[str]:
-    """Which partitions are due, what the others wait for, and what is in trouble; those that say the same in one."""
-    numbers: dict[tuple[bool, str], list[int]] = {}
-    for each in states:
-        number = each.view.partition
-        if each.trouble:
-            says = f"{each.trouble}; `siltstone topics explain` says what to do"
-            numbers.setdefault((False, says), []).append(number)
-        if each.due:
-            held = f"; not planned: {each.held}" if each.held else ""
-            numbers.setdefault((True, f"{each.due}{held}"), []).append(number)
-        elif each.waits:
-            numbers.setdefault((False, each.waits), []).append(number)
-    return [_waiting_line(partitions, *said) for said, partitions in numbers.items()]
-
-
-def trouble_lines(states: Sequence[PartitionState]) -> Sequence[str]:
-    """Of a topic that is not compacted: what is in trouble alone."""
-    return waiting_lines([replace(each, due="", waits="") for each in states])
-
-
-def _waiting_line(partitions: Sequence[int], is_due: bool, says: str) -> str:
-    one = len(partitions) == 1
-    who = f"partition{'' if one else 's'} {numbers_text(partitions)}"
-    return f"{who} {'is' if one else 'are'} due: {says}" if is_due else f"{who}: {says}"
 
 
 # ---- jobs
@@ -181,7 +99,7 @@ def job_text(job: MergeJob, now_ms: int) -> str:
 
 
 def fraction_of(job: MergeJob) -> float:
-    """0 to 1, as its compactor last said."""
+    """0 to 1, by the last report of its compactor."""
     value = job.progress.get("fraction", 0.0)
     return min(1.0, max(0.0, float(value))) if isinstance(value, int | float) else 0.0
 

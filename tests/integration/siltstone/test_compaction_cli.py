@@ -279,7 +279,7 @@ def test_what_is_too_young_is_counted_and_not_waited_for(stack: Stack) -> None:
     assert "every partition is cleaned" not in shown and "nothing else was due" in shown
     explained = run_ok("topics", "explain", "young", "--data", str(stack.data))
     assert "younger than min.compaction.lag.ms" in explained and "--now" not in explained
-    assert "partition 0: 16 offsets held back" in run_ok("compact", "young", "--data", str(stack.data))
+    assert "Partition 0 keeps its last 16 offsets" in run_ok("compact", "young", "--data", str(stack.data))
 
 
 def test_old_records_that_a_merge_joins_with_young_ones_end_the_wait(stack: Stack) -> None:

@@ -10,10 +10,11 @@ from compactor.merging.memory_gate import WAITS_FOR_MEMORY
 from compactor.planning.plan import explain_plan
 from compactor.planning.spec import MIB
 from metadata.contract.compaction import JobState, MergeJob
+from runtime.text import numbers_text
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain
-from siltstone.ops.compaction.report import PartitionState, partition_states, waiting_lines
-from siltstone.ops.compaction.waits import numbers_text
+from siltstone.ops.compaction.report import PartitionState, partition_states
+from siltstone.ops.compaction.shown import brief_lines, states_json
 from tests.fixtures.compaction_views import job
 from tests.fixtures.plan_views import view_of
 
@@ -24,7 +25,7 @@ def judged(text: str, jobs: Sequence[MergeJob] = (), **known: Any) -> tuple[Sequ
     evidence = Evidence(
         now_ms=view.now_ms, options=options, view=view, plan=plan, jobs=jobs, compactors=[(9, "host")], **known
     )
-    states = partition_states(view.partitions, now_ms=view.now_ms, options=options, view=view, plan=plan)
+    states = partition_states(view.partitions, now_ms=view.now_ms, options=options, view=view)
     return states, explain("users", states, evidence)
 
 
@@ -64,11 +65,11 @@ def test_a_pass_for_spark_without_a_place_names_the_setting_of_those() -> None:
     _, found = judged(text.format(merges=3, passes=1))
     reason = only(found, "no place for heavy jobs")
     assert "all jobs for Spark are taken" in reason.says
-    assert "compactor.heavy.jobs.max is 4, and so many run on Spark or wait for it" in reason.says
+    assert "compactor.heavy.jobs.max is 4, of which at most 4 may be passes over one partition." in reason.says
     assert reason.remedy.startswith("`siltstone jobs list")
     # passes that are run elsewhere are not what limits those that are run here, nor the other way round
     _, found = judged(text.format(merges=0, passes=4))
-    assert "at most 4 passes over one partition" in only(found, "no place for heavy jobs").says
+    assert "at most 4 may be passes over one partition" in only(found, "no place for heavy jobs").says
 
 
 def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds() -> None:
@@ -76,23 +77,14 @@ def test_a_pass_without_a_place_names_the_setting_and_does_not_promise_seconds()
     reason = next(each for each in found if each.partition == 2)
     assert reason.code == "no place for jobs"
     assert "is not planned: due (dirty ratio 1.00 over 0.50, 90 MiB dirty), all jobs are taken" in reason.says
-    # a limit that no setting has is not blamed on one
-    assert "at most 4 passes over one partition are planned at once" in reason.says
-    assert "compactor.jobs.max" not in reason.says + reason.remedy and "wait until one ends" in reason.remedy
+    # the setting is named with its value, and so is the part of it that no setting has
+    assert "all jobs are taken: compactor.jobs.max is 8, of which at most 4 may be passes over one" in reason.says
+    assert "start more with `siltstone compactor`; else raise compactor.jobs.max" in reason.remedy
     assert "due" not in codes(found)
-    # and describe says that beside what is due
-    assert waiting_lines(states)[0] == (
-        "partitions 0-1 are due: dirty ratio 1.00 over 0.50, 70 MiB dirty; not planned: all places for such jobs are"
-        " taken"
-    )
-    # but where it is a setting's, that is named with its value
-    merging = ALL_TAKEN.replace("forced=4", "merge=8")
-    _, found = judged(merging)
-    assert "all jobs are taken: compactor.jobs.max is 8." in found[0].says
-    assert "raise compactor.jobs.max" in found[0].remedy
-    # and where jobs wait for a compactor, it is those that lack
-    _, found = judged(merging, [job(each, JobState.READY, spec={}) for each in (4, 5)])
-    assert "2 planned jobs wait for a compactor: start more with `siltstone compactor`" in found[0].remedy
+    # and describe says the same, in its line and in JSON
+    assert brief_lines(found)[0].startswith("Each of partitions 0-1 is not planned: due (dirty ratio 1.00 over 0.50")
+    [first, *_] = states_json(states, found)
+    assert first["due"].startswith("dirty ratio 1.00") and first["held"].startswith("is not planned: ")
 
 
 def test_partitions_that_say_the_same_are_joined_and_others_are_not() -> None:
@@ -117,15 +109,17 @@ def test_describe_tells_what_many_partitions_wait_for_once() -> None:
     small = "hw=100 last_cleaned=599m\nextent 0..99 run=1 size=1MiB"
     few = "\n".join(f"partition users-{each} id={each + 1} {small}" for each in range(12))
     due = "hw=100\nextent 0..99 run=1 size=70MiB"
-    states, _ = judged(f"now 10h\nrun 1 L2 compacted size=1GiB\n{few}\npartition users-12 id=13 {due}")
-    assert waiting_lines(states) == [
-        "partitions 0-11: 1.0 MiB dirty, below 64.0 MiB: due in 59m00s",
-        "partition 12 is due: dirty ratio 1.00 over 0.50, 70 MiB dirty",
+    _, found = judged(f"now 10h\nrun 1 L2 compacted size=1GiB\n{few}\npartition users-12 id=13 {due}")
+    assert brief_lines(found) == [
+        "Each of partitions 0-11 is 1.00 dirty, but has only 1.0 MiB of dirty records. A pass of its own needs 64.0 "
+        "MiB (forced.dirty.bytes.min), or 1h00m since the last pass (forced.dirty.wait.ms), which is in 59m00s. Merges "
+        "of whole runs dedupe it too.",
+        "Partition 12 is due: dirty ratio 1.00 over 0.50, 70 MiB dirty. The planner takes it within seconds.",
     ]
 
 
 def test_l0_files_that_wait_for_a_place_are_told_to_whoever_has_records_there() -> None:
-    states, found = judged(
+    _, found = judged(
         """
         now 10h
         jobs level=4
@@ -142,10 +136,7 @@ def test_l0_files_that_wait_for_a_place_are_told_to_whoever_has_records_there() 
     assert "has records in L0, where 40 L0 files wait for one of 4 jobs: compactor.l0.jobs.max is 4" in reason.says
     assert "raise compactor.l0.jobs.max" in reason.remedy
     # and describe does not promise a minute
-    assert waiting_lines(states) == [
-        "partition 0: 20 offsets in L0, which is not counted as dirty yet: all places for merges of L0 files are taken"
-        " (compactor.l0.jobs.max)"
-    ]
+    assert brief_lines(found) == [reason.says.replace("partition 0", "Partition 0")]
 
 
 HELD = """
@@ -161,12 +152,11 @@ HELD = """
 def test_what_a_running_job_holds_names_the_job() -> None:
     _, found = judged(HELD, [job(12, JobState.RUNNING, kind="merge", spec={"extent_ids": [1000]})])
     reason = only(found, "held by a merge")
-    assert "but its records from offset 0 on are held: job 12 (merge) has them." in reason.says
-    assert "`siltstone jobs show 12`" in reason.remedy
+    assert "but its records from offset 0 on are held." in reason.says
+    assert "`siltstone jobs list --state running`" in reason.remedy
     assert "in the way" not in codes(found)
-    # one of another partition is not blamed
-    _, found = judged(HELD, [job(12, JobState.RUNNING, kind="merge", spec={"extent_ids": [1001]})])
-    assert "a merge that runs, or is planned at the same time, has them" in only(found, "held by a merge").says
+    # and the job is a reason of its own
+    assert "job 12 (merge)" in only(found, "running").says
 
 
 def test_a_request_behind_something_says_so_instead_of_next() -> None:
@@ -195,7 +185,7 @@ def test_what_waits_for_passes_and_what_is_kept_free_for_it() -> None:
     assert (
         "has records in files that wait for a merge: daily: 2 of 3 compacted L2 runs: due, 1 held" in by_passes[0].says
     )
-    assert by_passes[0].says.endswith("held by forced passes: job 31 (forced).")
+    assert by_passes[0].says.endswith("held by forced passes.")
     assert "held from offset 0" not in only(found, "kept free").says and only(found, "kept free").partition == 1
 
 
@@ -226,7 +216,7 @@ def test_a_file_in_trouble_in_the_way_of_a_pass_is_told() -> None:
 
 
 def test_a_config_that_cannot_be_read_is_an_answer_and_no_crash() -> None:
-    states, found = judged(
+    _, found = judged(
         """
         now 10h
         run 1 L2 compacted size=1GiB
@@ -237,8 +227,8 @@ def test_a_config_that_cannot_be_read_is_an_answer_and_no_crash() -> None:
     reason = only(found, "bad config")
     assert reason.says.startswith("partition 3 is never deduped: ") and "min.compaction.lag.ms" in reason.says
     assert "siltstone topics alter users" in reason.remedy and "due" not in codes(found)
-    [line] = waiting_lines(states)
-    assert line.startswith("partition 3: never deduped: ") and "min.compaction.lag.ms" in line
+    [line] = brief_lines(found)
+    assert line.startswith("Partition 3 is never deduped: ") and "min.compaction.lag.ms" in line
 
 
 def test_a_job_that_waits_for_memory_names_the_setting() -> None:

@@ -17,8 +17,8 @@ from siltstone.ops.compaction.report import (
     is_compacted,
     job_text,
     partition_states,
-    states_json,
 )
+from siltstone.ops.compaction.shown import states_json
 from siltstone.ops.compaction.trouble import troubled_by_partition
 from siltstone.ops.hint_options import CommandWords
 from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
@@ -57,7 +57,7 @@ def test_the_head_is_what_no_pass_has_seen_and_l0_is_what_lies_above_the_unbroke
     )
     assert (state.head_offsets, state.head_bytes, state.l0_offsets) == (40, 3000, 10)
     assert state.dirtiness.ratio == pytest.approx(3000 / 9000)
-    (shown_json,) = states_json([state])
+    (shown_json,) = states_json([state], ())
     assert shown_json["dirty_ratio"] == 0.3333 and shown_json["cleaned_through_offset"] == 60
     assert shown_json["leveled_through_offset"] == 90 and shown_json["due"] == ""
 
@@ -77,14 +77,19 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
     [
         (partition(end=5, log_start=5), ""),
         (partition(extent(0, 99), end=100, cleaned_through=100), ""),
-        (partition(extent(0, 59), end=60, cleaned_through=50, stable=50), "an open transaction from offset 50 on"),
+        (
+            partition(extent(0, 59), end=60, cleaned_through=50, stable=50),
+            "has an open transaction from offset 50 on; no record at or above that offset is cleaned.",
+        ),
         (
             partition(extent(0, 99), end=116, cleaned_through=100),
-            "16 offsets in L0, which is not counted as dirty yet: goes to L1 within 1m00s",
+            "has 16 offsets from 100 on in L0 files, where nothing is deduped. L0 files go to L1 when there are 32 and "
+            "the oldest has waited 10s, or when the oldest has waited 1m00s (compaction.l0.wait.max.ms).",
         ),
         (
             partition(extent(0, 89), extent(90, 99, level=1), end=100, cleaned_through=90),
-            "dirty ratio 0.10: due above 0.50 (min.cleanable.dirty.ratio)",
+            "is 0.10 dirty (1000 B), not above min.cleanable.dirty.ratio (0.50): superseded records stay until more is "
+            "written, or until the daily merge.",
         ),
         (
             partition(
@@ -94,11 +99,14 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
                 cleaned_through=10,
                 last_cleaned_ms=NOW_MS - 8 * 60_000,
             ),
-            "45.0 MiB dirty, below 64.0 MiB: due in 52m00s",
+            "is 1.00 dirty, but has only 45.0 MiB of dirty records. A pass of its own needs 64.0 MiB "
+            "(forced.dirty.bytes.min), or 1h00m since the last pass (forced.dirty.wait.ms), which is in 52m00s. Merges "
+            "of whole runs dedupe it too.",
         ),
         (
             partition(extent(0, 99, level=1, length=99 * MIB), end=100, last_forced_ms=NOW_MS - 60_000),
-            "dirty ratio 1.00, but had a pass of its own lately: due in 14m00s (forced.interval.ms)",
+            "is 1.00 dirty, and had a pass of its own less than 15m00s ago (forced.interval.ms): the next one may "
+            "begin in 14m00s.",
         ),
         (
             partition(
@@ -106,20 +114,21 @@ def test_a_policy_is_compacted_by_override_not_by_default() -> None:
                 end=100,
                 configs={**COMPACT, "min.compaction.lag.ms": "60000"},
             ),
-            "100 offsets held back by min.compaction.lag.ms",
+            "keeps its last 100 offsets, from offset 0 on, as they are: some of them are younger than "
+            "min.compaction.lag.ms (1m00s).",
         ),
     ],
 )
 def test_what_a_partition_waits_for_is_said_when_it_is_not_due(seen: PartitionView, waits: str) -> None:
-    (state,) = partition_states([seen], now_ms=NOW_MS, options=OPTIONS)
-    assert (state.due, state.waits) == ("", waits)
-    assert states_json([state])[0]["waits"] == waits
+    states = partition_states([seen], now_ms=NOW_MS, options=OPTIONS)
+    [shown] = states_json(states, reasons(seen))
+    assert (shown["due"], shown["held"], shown["waits"]) == ("", "", waits)
 
 
 def test_one_that_is_due_waits_for_nothing() -> None:
     due = partition(extent(0, 99, level=1, length=99 * MIB), end=100)
-    (state,) = partition_states([due], now_ms=NOW_MS, options=OPTIONS)
-    assert state.due and state.waits == ""
+    [shown] = states_json(partition_states([due], now_ms=NOW_MS, options=OPTIONS), reasons(due))
+    assert shown["due"] and shown["waits"] == shown["held"] == ""
 
 
 # ---- explain
@@ -129,7 +138,7 @@ def test_a_plain_topic_is_told_how_to_become_compacted() -> None:
     (reason,) = reasons(partition(end=5, configs={}))
     assert (reason.code, reason.partition) == ("plain", None)
     assert "its cleanup.policy is delete" in reason.says
-    assert reason.remedy.startswith("none, if that is how it should be")  # what it says next loses records
+    assert reason.remedy.startswith("none, if that is intended")  # what it says next loses records
     assert reason.remedy.endswith("`siltstone topics alter users --config cleanup.policy=compact`")
 
 
@@ -202,7 +211,10 @@ def test_few_dirty_bytes_wait_for_an_hour_after_the_last_pass() -> None:
         extent(0, 9), extent(10, 99, level=1), end=100, cleaned_through=10, last_cleaned_ms=NOW_MS - 600_000
     )
     reason = only(reasons(dirty), "few dirty bytes")
-    assert "is 0.90 dirty" in reason.says and "had its last pass 10m00s ago" in reason.says
+    assert (
+        "is 0.90 dirty" in reason.says
+        and "since the last pass (forced.dirty.wait.ms), which is in 50m00s" in reason.says
+    )
     # and after that hour it is due
     waited = replace(dirty, last_cleaned_ms=NOW_MS - HOUR_MS)
     assert "0.90 over 0.50" in only(reasons(waited), "due").says
@@ -212,7 +224,7 @@ def test_a_partition_forced_lately_waits_for_the_interval() -> None:
     big = extent(10, 99, level=1, length=100 * MIB)
     forced = partition(extent(0, 9), big, end=100, cleaned_through=10, last_forced_ms=NOW_MS - 60_000)
     reason = only(reasons(forced), "forced lately")
-    assert "1m00s ago" in reason.says and "once in 15m00s" in reason.says and "does not wait" in reason.remedy
+    assert "less than 15m00s ago" in reason.says and "in 14m00s" in reason.says and "does not wait" in reason.remedy
     assert only(reasons(replace(forced, last_forced_ms=None)), "due").remedy == ""
 
 
