@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,14 +13,19 @@ ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 GLOSSARY_LINE_CHARS_MAX = 200
 NAMED_FILE = re.compile(r"`([\w{},*./-]+/[\w{},*.-]+\.(?:py|sql|toml))`")
+BARE_FILE = re.compile(r"`([\w*]+\.(?:py|sql|toml))`")
 TERM = re.compile(r"- \*\*([^*]+)\*\*: (\S.*\.)")
 
 
+def listed(*patterns: str) -> list[Path]:
+    """The files of the repository, those about to be added too."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", *patterns]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    return sorted(ROOT / name for name in set(names) if name and (ROOT / name).is_file())
+
+
 def documents() -> list[Path]:
-    """Every page in the repository."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", "*.md"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
-    return sorted(ROOT / name for name in set(listed.split("\0")) if name and (ROOT / name).is_file())
+    return listed("*.md")
 
 
 def spelled_out(pattern: str) -> Iterator[str]:
@@ -49,6 +55,17 @@ def test_every_file_that_a_page_names_exists() -> None:
     assert missing == []
 
 
+def test_every_file_that_a_page_names_without_its_folder_exists_somewhere() -> None:
+    names = {path.name for path in listed("*.py", "*.sql", "*.toml")}
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in documents()
+        for name in BARE_FILE.findall(page.read_text(encoding="utf-8"))
+        if not fnmatch.filter(names, name)
+    ]
+    assert missing == []
+
+
 def test_a_file_that_is_not_there_is_noticed() -> None:
     text = "`storage/keys.py`, `storage/{keys,no_such}.py`, `keys.py`, `make test`, `docs/*.toml`, storage/none.py"
     found = list(named_files(text))
@@ -58,12 +75,12 @@ def test_a_file_that_is_not_there_is_noticed() -> None:
 
 def test_the_glossary_has_each_term_once_in_order_and_on_one_line() -> None:
     lines = GLOSSARY.read_text(encoding="utf-8").splitlines()
-    listed = [line for line in lines if line.startswith("-")]
-    found = [match for line in listed if (match := TERM.fullmatch(line))]
-    assert [line for line in listed if TERM.fullmatch(line) is None] == []
-    assert [line for line in listed if len(line) > GLOSSARY_LINE_CHARS_MAX] == []
+    entries = [line for line in lines if line.startswith("-")]
+    found = [match for line in entries if (match := TERM.fullmatch(line))]
+    assert [line for line in entries if TERM.fullmatch(line) is None] == []
+    assert [line for line in entries if len(line) > GLOSSARY_LINE_CHARS_MAX] == []
     terms = [match[1].lower() for match in found]
     assert len(terms) > 50
     assert terms == sorted(set(terms))
     # nothing follows the list, so no definition goes on below its line
-    assert lines[-len(listed) :] == listed
+    assert lines[-len(entries) :] == entries
