@@ -14,6 +14,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 GLOSSARY_LINE_CHARS_MAX = 200
 NAMED_FILE = re.compile(r"`([\w{},*./-]+/[\w{},*.-]+\.(?:py|sql|toml))`")
 BARE_FILE = re.compile(r"`([\w*]+\.(?:py|sql|toml))`")
+LINK_TO_HEADING = re.compile(r"\[[^\]]*\]\(([^)\s#:]*)#([^)\s]+)\)")
 TERM = re.compile(r"- \*\*([^*]+)\*\*: (\S.*\.)")
 
 
@@ -43,6 +44,23 @@ def is_there(name: str, page: Path) -> bool:
 def named_files(text: str) -> Iterator[str]:
     for pattern in NAMED_FILE.findall(text):
         yield from spelled_out(pattern)
+
+
+def anchors(page: Path) -> set[str]:
+    """The addresses of its headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_headings_lead_to_one() -> None:
+    broken = [
+        f"{page.relative_to(ROOT)}: {target}#{anchor}"
+        for page in documents()
+        for target, anchor in LINK_TO_HEADING.findall(page.read_text(encoding="utf-8"))
+        if anchor not in anchors(page.parent / target if target else page)
+    ]
+    assert broken == []
 
 
 def test_every_file_that_a_page_names_exists() -> None:
