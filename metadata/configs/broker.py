@@ -238,7 +238,7 @@ _IDLE = (
 )
 
 BROKER_CONFIGS: Mapping[str, BrokerConfig] = {
-    config.name: config for config in (*_DEFAULTS_OF_TOPICS, *_SETTINGS, *_IDLE)
+    config.name: config for config in (*_DEFAULTS_OF_TOPICS, *_SETTINGS, *_FIXED, *_IDLE)
 }
 """Every broker config by Kafka's name; synonyms of one topic config in the order in which they count."""
 
