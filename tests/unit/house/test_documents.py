@@ -63,6 +63,12 @@ def test_links_to_headings_lead_to_one() -> None:
     assert broken == []
 
 
+def test_every_decision_is_in_their_list() -> None:
+    records = {path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md")}
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in records if f"]({name})" not in index} == set()
+
+
 def test_every_file_that_a_page_names_exists() -> None:
     missing = [
         f"{page.relative_to(ROOT)}: {name}"
