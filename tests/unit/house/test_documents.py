@@ -9,12 +9,16 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from runtime.settings.removed import REMOVED_SETTINGS
+
 ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = ROOT / "docs" / "glossary.md"
 GLOSSARY_LINE_CHARS_MAX = 200
 NAMED_FILE = re.compile(r"`([\w{},*./-]+/[\w{},*.-]+\.(?:py|sql|toml))`")
 BARE_FILE = re.compile(r"`([\w*]+\.(?:py|sql|toml))`")
 LINK_TO_HEADING = re.compile(r"\[[^\]]*\]\(([^)\s#:]*)#([^)\s]+)\)")
+NOT_OURS_ALONE = {"fetch.max.wait.ms"}
+"""Names of removed settings that clients have as well."""
 TERM = re.compile(r"- \*\*([^*]+)\*\*: (\S.*\.)")
 
 
@@ -61,6 +65,18 @@ def test_links_to_headings_lead_to_one() -> None:
         if anchor not in anchors(page.parent / target if target else page)
     ]
     assert broken == []
+
+
+def test_no_guide_names_a_setting_that_was_removed() -> None:
+    guides = [page for page in documents() if page.parent.name != "decisions" and page.name != "settings.md"]
+    named = {
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in guides
+        if page.name != "configs.md"  # Kafka's names, some of which were settings
+        for name in re.findall(r"`([a-z0-9.]+)[`=]", page.read_text(encoding="utf-8"))
+        if name in REMOVED_SETTINGS.keys() - NOT_OURS_ALONE
+    }
+    assert named == set()
 
 
 def test_every_decision_is_in_their_list() -> None:
