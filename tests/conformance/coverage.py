@@ -1,5 +1,5 @@
-"""`docs/kafka-coverage.md`: which APIs are served, from the table that serves them, and which clients pass what, from
-the table that tests them. `python -m tests.conformance.coverage` writes it."""
+"""Writes `docs/kafka-coverage.md`: the APIs, from the table that agents serve them by, and the clients with the tests
+that each passes, from the table of those tests. `python -m tests.conformance.coverage` runs it."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def render_coverage_markdown() -> str:
             "",
             "<!-- Written by `python -m tests.conformance.coverage`. Do not edit: a test compares. -->",
             "",
-            "What of Kafka's protocol is served, and which clients were put to it. Both tables come from the code:",
-            "the first from the table by which agents answer, the second from the tests of `tests/conformance`.",
-            "What to set in a client: [kafka-clients.md](kafka-clients.md).",
+            "The part of Kafka's protocol that agents serve, and the clients that were tested. Both tables come from",
+            "the code: the first from the table that agents answer by, the second from `tests/conformance`. Settings",
+            "for clients: [kafka-clients.md](kafka-clients.md). Everything missing: [limits.md](limits.md).",
             "",
             "## APIs",
             "",
-            "Versions are those that ApiVersions names, both ends included.",
+            "The versions are those in the ApiVersions answer, both ends included.",
             "",
             *_apis(),
             "",
             "## What is not there",
             "",
-            *_table(("", "Kafka's APIs", "so"), [list(row) for row in ABSENT]),
+            *_table(("missing", "Kafka's APIs", "effect"), [list(row) for row in ABSENT]),
             "",
             "## Clients",
             "",
-            "Each ✓ is a test against two agents in two zones, as processes on a real Postgres. A number is a note on",
-            "what the client has no means for, or does by a rule of its own with Kafka too.",
+            "Each ✓ is a test against two agents in two zones, as processes on a real Postgres. A number is a note:",
+            "the client has no means for this, or follows a rule of its own, with Kafka too.",
             "",
             *_clients(),
             "",
@@ -78,9 +78,7 @@ def _versions(low: int, high: int) -> str:
 def _note(advertised: tuple[int, int], accepted: tuple[int, int]) -> str:
     if advertised == accepted:
         return ""
-    return (
-        f"served from {accepted[0]} on; older ones are named for clients that look for them, and refused, as in Kafka 4"
-    )
+    return f"served from {accepted[0]} on; older ones are listed for clients that look for them, then refused"
 
 
 def _clients() -> list[str]:

@@ -242,7 +242,7 @@ class FranzGo(Go):
     name = "franz-go"
     lacks: ClassVar = {
         "consume: auto.offset.reset=latest": "a consumer that was passed goes on at the log's start, by its own rule",
-        "consume: a topic made anew": "it reports UNKNOWN_TOPIC_ID and reads the topic no further, by its own rule",
+        "consume: a topic made anew": "it reports UNKNOWN_TOPIC_ID and stops reading the topic, by its own rule",
     }
 
 
