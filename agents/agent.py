@@ -26,8 +26,8 @@ from agents.server import Server, bind
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
 from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
@@ -63,17 +63,17 @@ class Agent:
         self._store = store
         self._metadata = metadata
         self._runtime = runtime
-        self._catalog = Catalog(broker_defaults=broker_defaults(settings))
+        self._topic_cache = TopicCache(broker_defaults=broker_defaults(settings))
         self._index = LogIndex()
-        self._arrivals = Arrivals()
+        self._parked_readers = ParkedReaders()
         self._stall = WriteStall(
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
         self._follower = Follower(
             metadata=metadata,
-            catalog=self._catalog,
+            topic_cache=self._topic_cache,
             index=self._index,
-            arrivals=self._arrivals,
+            parked_readers=self._parked_readers,
             poll_ms=settings.tail_poll_ms,
             on_fatal=self._fail,
             runtime=runtime,
@@ -218,7 +218,7 @@ class Agent:
         return Broker(
             settings=self._settings,
             cluster_id=cluster_id,
-            catalog=self._catalog,
+            topic_cache=self._topic_cache,
             index=self._index,
             reader=self._reads.reader,
             timestamps=self._reads.timestamps,
@@ -227,10 +227,10 @@ class Agent:
                 draw=self._runtime.ids.jitter,
                 on_evicted=self._runtime.metrics.fetch_session_evictions_total.inc,
             ),
-            topic_ids=TopicIds(self._catalog, self._follower.catch_up),
+            topic_ids=TopicIds(self._topic_cache, self._follower.catch_up),
             write_path=write_path,
             stall=self._stall,
-            arrivals=self._arrivals,
+            parked_readers=self._parked_readers,
             follower=self._follower,
             fresh=FreshWatermarks(self._metadata),
             membership=membership,

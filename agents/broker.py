@@ -15,8 +15,8 @@ from agents.read.timestamps import TimestampSearch
 from agents.tail.follower import Follower
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
@@ -30,7 +30,7 @@ from runtime.settings.table import Settings
 class Broker:
     settings: Settings
     cluster_id: str
-    catalog: Catalog
+    topic_cache: TopicCache
     index: LogIndex
     reader: Reader
     timestamps: TimestampSearch
@@ -38,7 +38,7 @@ class Broker:
     topic_ids: TopicIds
     write_path: WritePath
     stall: WriteStall
-    arrivals: Arrivals
+    parked_readers: ParkedReaders
     follower: Follower
     fresh: FreshWatermarks
     membership: Membership

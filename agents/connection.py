@@ -18,9 +18,10 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from agents.answers import HeldAnswer
+from agents.broker import Broker
 from agents.dispatch import API_VERSIONS, HANDLERS, PRODUCE, Answer
 from agents.handlers import api_versions
 from agents.handlers.produce import DropConnectionError
@@ -30,17 +31,9 @@ from runtime.errors import SiltstoneError
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.tracing import CURRENT_SPAN
 from wire.api import UnsupportedVersionError, decode_request, encode_response, read_request_header
-from wire.errors import (
-    FrameTooLargeError,
-    MalformedFrameError,
-    MalformedMessageError,
-    UnknownApiError,
-)
+from wire.errors import FrameTooLargeError, MalformedFrameError, MalformedMessageError, UnknownApiError
 from wire.framing import FrameReader
 from wire.schema import Message, Octets
-
-if TYPE_CHECKING:
-    from agents.server import Server
 
 _log = get_logger(__name__)
 
@@ -87,8 +80,43 @@ class _Slot:
         """None until answered; empty when there is no answer to send."""
 
 
+class ConnectionOwner(Protocol):
+    """The bounds that all connections of an agent share; `agents.server.Server` keeps them."""
+
+    broker: Broker
+    landing: memoryview
+    """The buffer that the bytes of all connections arrive in."""
+    draining: bool
+    """Begin no new request."""
+    produce_is_full: bool
+    """The write path holds its bound: do not read producers."""
+
+    @property
+    def requests_are_full(self) -> bool:
+        """The bytes of requests that have not begun are above their bound."""
+        ...
+
+    def next_connection(self) -> int: ...
+
+    def admit(self, connection: Connection) -> bool:
+        """False: close it at once."""
+        ...
+
+    def lost(self, connection: Connection) -> None: ...
+
+    def holds(self, connection: Connection, held_bytes: int) -> None:
+        """The connection now holds this many bytes of requests that have not begun."""
+        ...
+
+    def must_wait(self, connection: Connection) -> bool:
+        """The connection may not read on: another one finishes its large request first."""
+        ...
+
+    def count(self, api_key: int, seconds: float) -> None: ...
+
+
 class Connection(asyncio.BufferedProtocol):
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
         self._broker = server.broker
         self._reader = FrameReader(server.broker.settings.socket_request_max_bytes, server.landing)

@@ -12,7 +12,7 @@ PARTS_PER_TURN = 2_000
 T = TypeVar("T")
 
 
-async def in_turns(parts: Sequence[T], parts_per_turn: int = PARTS_PER_TURN) -> AsyncIterator[Sequence[T]]:
+async def chunks_with_yields(parts: Sequence[T], parts_per_turn: int = PARTS_PER_TURN) -> AsyncIterator[Sequence[T]]:
     """The parts in order, some at a time; others have a turn after each such some but the last."""
     if len(parts) <= parts_per_turn:
         yield parts
@@ -23,7 +23,7 @@ async def in_turns(parts: Sequence[T], parts_per_turn: int = PARTS_PER_TURN) -> 
         yield parts[first : first + parts_per_turn]
 
 
-class Turns:
+class LoopYielder:
     """One request's parts, one by one, where they are lists within lists: all of them count for the next turn."""
 
     def __init__(self) -> None:

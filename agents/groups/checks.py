@@ -13,9 +13,9 @@ from contextlib import suppress
 from agents.groups.coordinator import GroupCoordinator
 from agents.groups.held import GroupRefusedError
 from agents.tail.follower import Follower
-from agents.topics.topic_cache import Catalog
+from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import LOOK_MS_MAX
-from agents.yielding import in_turns
+from agents.yielding import chunks_with_yields
 from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
 from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
@@ -43,9 +43,9 @@ def is_id(group_id: str) -> bool:
     return True
 
 
-def place_of(catalog: Catalog, topic_name: str, partition: int) -> OffsetPlace | None:
+def place_of(topic_cache: TopicCache, topic_name: str, partition: int) -> OffsetPlace | None:
     """None when there is no such partition."""
-    topic = catalog.topic(topic_name)
+    topic = topic_cache.topic(topic_name)
     if topic is None or not 0 <= partition < len(topic.partition_ids):
         return None
     return OffsetPlace(topic.topic_id, partition)
@@ -61,7 +61,7 @@ async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]
         return ()
     unknown: set[str] = set()
     try:
-        async for some in in_turns(group_ids):
+        async for some in chunks_with_yields(group_ids):
             ours = [each for each in some if is_id(each) and coordinator.owns(each)]
             unknown.update(ours)
             unknown.difference_update(await coordinator.metadata.known_groups(ours))
@@ -70,9 +70,9 @@ async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]
     return unknown
 
 
-async def look_up(catalog: Catalog, follower: Follower, names: Collection[str]) -> None:
+async def look_up(topic_cache: TopicCache, follower: Follower, names: Collection[str]) -> None:
     """Hear of topics that were made a moment ago, if one of these is not known."""
-    if any(catalog.topic(name) is None for name in names):
+    if any(topic_cache.topic(name) is None for name in names):
         with suppress(SiltstoneError):  # without it we answer what we know
             await follower.catch_up()
 
@@ -86,7 +86,7 @@ class Present:
         """None: not looked yet."""
 
     async def see(self) -> bool:
-        """Whether the catalog now holds all that was committed before this request. Ids do not come back: what is
+        """Whether the topic cache now holds all that was committed before this request. Ids do not come back: what is
         missing by the same topic id after the look was missing before it."""
         if self.seen is None:
             try:

@@ -37,6 +37,7 @@ from agents.groups.events import (
 )
 from agents.groups.joining import join, replacement_settled
 from agents.groups.rebalance import AssignmentSave, EmptySave, RebalancingGroup, ReplacementSave
+from agents.groups.transitions import check_transition
 from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
@@ -81,7 +82,7 @@ class Group:
         return at_rest and not group.pending and not group.saves and group.save_again_ms is None
 
     def handle(self, event: Event, now_ms: float) -> list[Instruction]:
-        group = self._group
+        group, before = self._group, self._group.state
         group.now_ms = now_ms
         match event:
             case JoinRequested():
@@ -106,6 +107,7 @@ class Group:
                 group.wake()
             case _:
                 assert_never(event)
+        check_transition(before, event, group.state)
         instructions, group.instructions = group.instructions, []
         return instructions
 

@@ -10,7 +10,7 @@ from collections import Counter
 
 from agents.broker import Broker
 from agents.topics.rules import RequestError, check_partitions, code_of
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from wire.api import RequestHeader
@@ -30,7 +30,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreatePartition
     results: dict[str, CreatePartitionsTopicResult] = {}
     try:
         await broker.follower.catch_up()
-        async for asked in Turns().through(request.topics):
+        async for asked in LoopYielder().through(request.topics):
             results[asked.name] = await _grow(
                 broker, asked, validate_only=request.validate_only, named_once=named[asked.name] == 1
             )
@@ -48,7 +48,7 @@ async def _grow(
     try:
         if not named_once:
             raise RequestError(ErrorCode.INVALID_REQUEST, f"topic {asked.name!r} is named more than once")
-        topic = broker.catalog.topic(asked.name)
+        topic = broker.topic_cache.topic(asked.name)
         if topic is None:
             raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.name!r}")
         present = len(topic.partition_ids)
@@ -60,7 +60,7 @@ async def _grow(
         check_partitions(asked.count)
         if not validate_only:
             await broker.metadata.create_partitions(topic.topic_id, asked.count)
-            if broker.catalog.rules(topic).compacted:
+            if broker.topic_cache.rules(topic).compacted:
                 _log.warning(
                     "a compacted topic grew: keys that now go elsewhere keep an old record in the partition before",
                     topic=asked.name,

@@ -8,7 +8,7 @@ from collections import Counter
 from agents.broker import Broker
 from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics.rules import RequestError, check_configs, check_name, check_partitions, code_of
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
 from metadata.contract.service import Topic, TopicExistsError
 from runtime.errors import SiltstoneError
@@ -29,7 +29,7 @@ async def handle(broker: Broker, header: RequestHeader, request: CreateTopicsReq
     named = Counter(topic.name for topic in request.topics)
     results: list[CreatableTopicResult] = []
     told: set[str] = set()
-    async for asked in Turns().through(request.topics):
+    async for asked in LoopYielder().through(request.topics):
         if named[asked.name] > 1:
             if asked.name not in told:
                 told.add(asked.name)
@@ -50,8 +50,8 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
     partitions = _partitions(broker, asked)
     check_partitions(partitions)
     configs = _configs(asked)
-    check_configs(configs, topic_defaults(broker.catalog.broker_configs))
-    if broker.catalog.topic(asked.name) is not None:
+    check_configs(configs, topic_defaults(broker.topic_cache.broker_configs))
+    if broker.topic_cache.topic(asked.name) is not None:
         raise TopicExistsError(f"topic {asked.name!r} exists already")
     if validate_only:
         return _described(broker, asked.name, partitions, None, configs)
@@ -107,7 +107,7 @@ def _described(
         replication_factor=REPLICATION_FACTOR,
         configs=[
             CreatableTopicConfigs(name=entry.name, value=entry.value, config_source=entry.source)
-            for entry in topic_entries(configs, broker.catalog.broker_configs, broker.settings)
+            for entry in topic_entries(configs, broker.topic_cache.broker_configs, broker.settings)
             if entry.source == TOPIC_OVERRIDE or entry.value
         ],
     )

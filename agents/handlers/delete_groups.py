@@ -9,7 +9,7 @@ from __future__ import annotations
 from agents.broker import Broker
 from agents.groups.checks import check_id, unknown_groups
 from agents.groups.held import GroupRefusedError
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -33,7 +33,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsReq
         )
     results: list[DeletableGroupResult] = []
     deleted = 0
-    async for group_id in Turns().through(names):
+    async for group_id in LoopYielder().through(names):
         if group_id in unknown:
             error = ErrorCode.GROUP_ID_NOT_FOUND
         elif deleted >= DELETED_MAX:

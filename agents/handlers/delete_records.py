@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics.rules import RequestError, code_of
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from metadata.configs.topic import as_list
 from metadata.contract.compaction import InvalidOffsetError
 from runtime.errors import SiltstoneError
@@ -30,13 +30,13 @@ _log = get_logger(__name__)
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    if any(broker.catalog.topic(topic.name) is None for topic in request.topics):
+    if any(broker.topic_cache.topic(topic.name) is None for topic in request.topics):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
     topics: list[DeleteRecordsTopicResult] = []
-    turns = Turns()
-    async for topic in turns.through(request.topics):
-        results = [await _delete(broker, topic.name, asked) async for asked in turns.through(topic.partitions)]
+    yielder = LoopYielder()
+    async for topic in yielder.through(request.topics):
+        results = [await _delete(broker, topic.name, asked) async for asked in yielder.through(topic.partitions)]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     return DeleteRecordsResponse(topics=topics)
 
@@ -58,10 +58,10 @@ async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> D
 
 def _partition_id(broker: Broker, name: str, number: int) -> int:
     """Raises RequestError for what is not there, or not to be deleted from."""
-    topic = broker.catalog.topic(name)
+    topic = broker.topic_cache.topic(name)
     if topic is None or not 0 <= number < len(topic.partition_ids):
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}")
-    policy = as_list(broker.catalog.configs(topic), "cleanup.policy")
+    policy = as_list(broker.topic_cache.configs(topic), "cleanup.policy")
     if "compact" in policy and "delete" not in policy:
         raise RequestError(ErrorCode.POLICY_VIOLATION, f"topic {name!r} is compacted, not deleted from")
     return topic.partition_ids[number]

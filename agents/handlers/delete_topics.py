@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics.rules import RequestError, code_of
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -27,7 +27,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
         await broker.follower.catch_up()
     except SiltstoneError as error:
         return DeleteTopicsResponse(responses=[_failed(each, error) for each in wanted])
-    results = [await _delete(broker, each) async for each in Turns().through(wanted)]
+    results = [await _delete(broker, each) async for each in LoopYielder().through(wanted)]
     with suppress(SiltstoneError):  # deleted all the same; the follower hears of it when the store answers again
         await broker.follower.catch_up()
     return DeleteTopicsResponse(responses=results)
@@ -38,9 +38,9 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
         if wanted.name is not None and wanted.topic_id != ZERO_UUID:
             raise RequestError(ErrorCode.INVALID_REQUEST, "give a topic's name or its id, not both")
         topic = (
-            broker.catalog.topic(wanted.name)
+            broker.topic_cache.topic(wanted.name)
             if wanted.name is not None
-            else broker.catalog.topic_by_id(wanted.topic_id)
+            else broker.topic_cache.topic_by_id(wanted.topic_id)
         )
         if topic is None:
             by_name = wanted.name is not None

@@ -31,7 +31,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigs
     # What is named twice is answered once.
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}.values()
     away: SiltstoneError | None = None
-    if any(each.resource_type == TOPIC and broker.catalog.topic(each.resource_name) is None for each in resources):
+    if any(each.resource_type == TOPIC and broker.topic_cache.topic(each.resource_name) is None for each in resources):
         try:
             await broker.follower.catch_up()
         except SiltstoneError as error:
@@ -67,19 +67,19 @@ def _describe(
 def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneError | None) -> list[ConfigEntry]:
     """`away` is why the present could not be looked at, if it was needed."""
     if asked.resource_type == TOPIC:
-        topic = broker.catalog.topic(asked.resource_name)
+        topic = broker.topic_cache.topic(asked.resource_name)
         if topic is None:
             raise away or RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {asked.resource_name!r}")
-        return topic_entries(topic.configs, broker.catalog.broker_configs, broker.settings)
+        return topic_entries(topic.configs, broker.topic_cache.broker_configs, broker.settings)
     if asked.resource_type == BROKER:
         if asked.resource_name == "":
-            return cluster_entries(broker.catalog.broker_configs)
+            return cluster_entries(broker.topic_cache.broker_configs)
         if asked.resource_name != str(broker.membership.node_id):
             raise RequestError(
                 ErrorCode.INVALID_REQUEST,
                 f"broker {asked.resource_name!r} is not this one ({broker.membership.node_id}); ask it itself",
             )
-        return broker_entries(broker.catalog.broker_configs, broker.settings)
+        return broker_entries(broker.topic_cache.broker_configs, broker.settings)
     raise RequestError(
         ErrorCode.INVALID_REQUEST,
         f"resource type {asked.resource_type} has no configs here; topics (2) and brokers (4)",

@@ -12,7 +12,7 @@ from agents.broker import Broker
 from agents.groups.checks import check_id, unknown_groups
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.describe_groups import (
@@ -37,7 +37,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsR
         unknown = await unknown_groups(broker.groups, names)
     except GroupRefusedError as refused:
         return DescribeGroupsResponse(groups=[_refused(header, each, refused) for each in names])
-    async for group_id in Turns().through(names):
+    async for group_id in LoopYielder().through(names):
         if group_id in unknown:
             groups.append(_dead(header, group_id))
             continue

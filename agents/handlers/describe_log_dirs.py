@@ -65,13 +65,13 @@ async def _listed(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple
 def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[tuple[Topic, set[int] | None]]:
     """Topics with the partitions asked for, None = all. What is not there is left out, as in Kafka."""
     if request.topics is None:
-        yield from ((topic, None) for topic in broker.catalog.topics())
+        yield from ((topic, None) for topic in broker.topic_cache.topics())
         return
     wanted: dict[str, set[int]] = {}
     for asked in request.topics:
         wanted.setdefault(asked.topic, set()).update(asked.partitions)
     for name, numbers in wanted.items():
-        topic = broker.catalog.topic(name)
+        topic = broker.topic_cache.topic(name)
         if topic is not None:
             yield topic, numbers
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from agents.broker import Broker
 from agents.topics.rules import code_of
-from agents.yielding import Turns, in_turns
+from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.service import ProducerState as StoredState
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
@@ -26,11 +26,11 @@ from wire.messages.describe_producers import (
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
-    if any(broker.catalog.topic(asked.name) is None for asked in request.topics):
+    if any(broker.topic_cache.topic(asked.name) is None for asked in request.topics):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
     ids: dict[tuple[str, int], int] = {}
-    async for some in in_turns(
+    async for some in chunks_with_yields(
         [(asked.name, number) for asked in request.topics for number in asked.partition_indexes]
     ):
         ids.update({each: found for each in some if (found := _partition_id(broker, *each)) is not None})
@@ -42,17 +42,17 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     except SiltstoneError as error:
         failure = error
     response = DescribeProducersResponse()
-    turns = Turns()
-    async for asked in turns.through(request.topics):
+    yielder = LoopYielder()
+    async for asked in yielder.through(request.topics):
         answered = TopicResponse(name=asked.name)
-        async for number in turns.through(asked.partition_indexes):
+        async for number in yielder.through(asked.partition_indexes):
             answered.partitions.append(_partition(number, ids.get((asked.name, number)), states, failure))
         response.topics.append(answered)
     return response
 
 
 def _partition_id(broker: Broker, name: str, number: int) -> int | None:
-    topic = broker.catalog.topic(name)
+    topic = broker.topic_cache.topic(name)
     if topic is None or not 0 <= number < len(topic.partition_ids):
         return None
     return topic.partition_ids[number]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from agents.broker import Broker
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -22,19 +22,19 @@ from wire.messages.elect_leaders import (
 
 async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
     asked = request.topic_partitions or []
-    if any(broker.catalog.topic(each.topic) is None for each in asked):
+    if any(broker.topic_cache.topic(each.topic) is None for each in asked):
         with suppress(SiltstoneError):  # without it we answer what we know
             await broker.follower.catch_up()
     results: list[ReplicaElectionResult] = []
-    turns = Turns()
-    async for each in turns.through(asked):
-        answered = [_result(broker, each.topic, number) async for number in turns.through(each.partitions)]
+    yielder = LoopYielder()
+    async for each in yielder.through(asked):
+        answered = [_result(broker, each.topic, number) async for number in yielder.through(each.partitions)]
         results.append(ReplicaElectionResult(topic=each.topic, partition_result=answered))
     return ElectLeadersResponse(replica_election_results=results)
 
 
 def _result(broker: Broker, name: str, number: int) -> PartitionResult:
-    topic = broker.catalog.topic(name)
+    topic = broker.topic_cache.topic(name)
     if topic is not None and 0 <= number < len(topic.partition_ids):
         return PartitionResult(
             partition_id=number,

@@ -23,7 +23,7 @@ from agents.read.budget import Release
 from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
 from agents.request_context import RequestContext, RequestTrace, current_request
-from agents.yielding import in_turns
+from agents.yielding import chunks_with_yields
 from metadata.contract.service import MetadataUnavailableError, Topic
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -72,23 +72,25 @@ async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -
 
 async def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
     """Find the logs."""
-    async for some in in_turns(parts):
+    async for some in chunks_with_yields(parts):
         _resolve_some(broker, some)
 
 
 def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
-    """What a session found out before holds for as long as the catalog is the same."""
-    version = broker.catalog.version
+    """What a session found out before holds for as long as the topic cache is the same."""
+    version = broker.topic_cache.version
     name: TopicKey | None = None
     topic: Topic | None = None
     for part in parts:
         part.answer = None
-        if part.catalog_version != version:
+        if part.topics_version != version:
             if part.topic != name:
                 name = part.topic
-                topic = broker.catalog.topic(name) if isinstance(name, str) else broker.catalog.topic_by_id(name)
+                topic = (
+                    broker.topic_cache.topic(name) if isinstance(name, str) else broker.topic_cache.topic_by_id(name)
+                )
             part.partition_id = _partition_id(topic, part.asked.partition)
-            part.catalog_version = version
+            part.topics_version = version
         if part.partition_id == _NO_PARTITION:
             _fail(part, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         elif part.partition_id == _NO_TOPIC:
@@ -123,7 +125,7 @@ def _fail_gone(part: FetchPart) -> None:
 async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
     """Refuse offsets that are out of range by the store's own word."""
     doubtful: list[FetchPart] = []
-    async for some in in_turns(parts):
+    async for some in chunks_with_yields(parts):
         doubtful += [
             part
             for part in some
@@ -147,7 +149,7 @@ async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
 def _describe(broker: Broker, parts: Sequence[FetchPart], trace: RequestTrace) -> None:
     places: list[tuple[str | None, int]] = []
     for part in parts:
-        topic = broker.catalog.topic_by_id(part.topic) if not isinstance(part.topic, str) else None
+        topic = broker.topic_cache.topic_by_id(part.topic) if not isinstance(part.topic, str) else None
         name = part.topic if isinstance(part.topic, str) else topic.name if topic is not None else None
         places.append((name, part.asked.partition))
     trace.about(places)
@@ -169,7 +171,7 @@ async def _wait_for_bytes(
             return
         if asking is not None and asking.trace is not None:
             asking.trace.begin("wait")
-        has_arrived = await broker.arrivals.wait(waiting, deadline_ms - now_ms)
+        has_arrived = await broker.parked_readers.wait(waiting, deadline_ms - now_ms)
         if asking is not None:
             asking.waited_ms += broker.runtime.clock.monotonic_ms() - now_ms
         if not has_arrived:
@@ -195,10 +197,10 @@ def _bytes_at_hand(parts: Sequence[FetchPart], enough: int) -> int:
 async def _read(broker: Broker, parts: Sequence[FetchPart], bytes_max: int, *, committed_only: bool) -> Release:
     readable: list[tuple[FetchPart, PartitionData]] = []
     caught_up: list[int] = []
-    async for some in in_turns(parts):
+    async for some in chunks_with_yields(parts):
         _take_ends(broker, some, readable, caught_up, committed_only=committed_only)
     wants = [Want(part.partition_id, part.asked.fetch_offset, part.asked.partition_max_bytes) for part, _ in readable]
-    news = partial(broker.arrivals.wait, caught_up, WAIT_MS_MAX) if caught_up else None
+    news = partial(broker.parked_readers.wait, caught_up, WAIT_MS_MAX) if caught_up else None
     reading = await broker.reader.read(wants, bytes_max=bytes_max, news=news)
     for (_, answer), taken in zip(readable, reading.taken, strict=True):
         _fill_records(answer, taken)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from agents.broker import Broker
 from agents.groups.checks import check_id
 from agents.groups.held import GroupRefusedError
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
@@ -21,7 +21,7 @@ async def handle(broker: Broker, header: RequestHeader, request: FindCoordinator
     if header.api_version >= 4:
         return FindCoordinatorResponse(
             coordinators=[
-                _find(broker, request.key_type, key) async for key in Turns().through(request.coordinator_keys)
+                _find(broker, request.key_type, key) async for key in LoopYielder().through(request.coordinator_keys)
             ]
         )
     found = _find(broker, request.key_type, request.key)

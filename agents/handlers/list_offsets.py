@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from metadata.contract.service import MetadataUnavailableError, Watermarks
 from runtime.logging import get_logger
 from wire.api import RequestHeader
@@ -40,7 +40,7 @@ LEADER_EPOCH = 0
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     # A client may have heard of a new topic from another agent; some do not ask again.
-    await look_up(broker.catalog, broker.follower, [topic.name for topic in request.topics])
+    await look_up(broker.topic_cache, broker.follower, [topic.name for topic in request.topics])
     ids = await _partition_ids(broker, request)
     try:
         fresh = await broker.fresh.get(list(ids.values()))
@@ -48,10 +48,10 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
         fresh = None
     asked_times = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     topics: list[ListOffsetsTopicResponse] = []
-    turns = Turns()
-    async for topic in turns.through(request.topics):
+    yielder = LoopYielder()
+    async for topic in yielder.through(request.topics):
         answers: list[ListOffsetsPartitionResponse] = []
-        async for part in turns.through(topic.partitions):
+        async for part in yielder.through(topic.partitions):
             place = (topic.name, part.partition_index)
             if asked_times[place] > 1:
                 answers.append(_failed(part, ErrorCode.INVALID_REQUEST))
@@ -63,10 +63,10 @@ async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequ
 
 async def _partition_ids(broker: Broker, request: ListOffsetsRequest) -> dict[tuple[str, int], int]:
     ids: dict[tuple[str, int], int] = {}
-    turns = Turns()
-    async for asked in turns.through(request.topics):
-        topic = broker.catalog.topic(asked.name)
-        async for part in turns.through(asked.partitions):
+    yielder = LoopYielder()
+    async for asked in yielder.through(request.topics):
+        topic = broker.topic_cache.topic(asked.name)
+        async for part in yielder.through(asked.partitions):
             if topic is not None and 0 <= part.partition_index < len(topic.partition_ids):
                 ids[asked.name, part.partition_index] = topic.partition_ids[part.partition_index]
     return ids
@@ -114,7 +114,7 @@ async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) 
     deadline_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:
         left_ms = deadline_ms - broker.runtime.clock.monotonic_ms()
-        if left_ms <= 0 or not await broker.arrivals.wait([partition_id], left_ms):
+        if left_ms <= 0 or not await broker.parked_readers.wait([partition_id], left_ms):
             raise TimeoutError
     if timestamp == MAX_TIMESTAMP:
         return await broker.timestamps.largest(partition_id)

@@ -112,19 +112,19 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
 
 
 def _all_topics(asked: _Asked) -> MetadataResponse | Awaitable[MetadataResponse]:
-    everything = asked.broker.topic_entries.everything(asked.view, asked.broker.catalog.version)
+    everything = asked.broker.topic_entries.everything(asked.view, asked.broker.topic_cache.version)
     return _join_all(asked) if everything is None else _response(asked, everything)
 
 
 async def _join_all(asked: _Asked) -> MetadataResponse:
     broker, view = asked.broker, asked.view
     async with broker.topic_entries_lock:
-        version = broker.catalog.version
+        version = broker.topic_cache.version
         everything = broker.topic_entries.everything(view, version)
         if everything is None:
-            topics = broker.catalog.topics()
+            topics = broker.topic_cache.topics()
             everything = EncodedElements(len(topics), (b"".join(await _make(asked, topics)),))
-            if broker.catalog.version == version:
+            if broker.topic_cache.version == version:
                 broker.topic_entries.put_everything(view, version, topics, everything)
     return _response(asked, everything)
 
@@ -235,8 +235,8 @@ class _Pace:
 
 def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
     if wanted.name is not None:
-        return broker.catalog.topic(wanted.name)
-    return broker.catalog.topic_by_id(wanted.topic_id)
+        return broker.topic_cache.topic(wanted.name)
+    return broker.topic_cache.topic_by_id(wanted.topic_id)
 
 
 async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> None:
@@ -246,7 +246,9 @@ async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], al
             await broker.follower.catch_up()
             if not (allow_creation and broker.settings.auto_create_topics_enable):
                 return
-            missing = {each.name for each in wanted if each.name is not None and not broker.catalog.topic(each.name)}
+            missing = {
+                each.name for each in wanted if each.name is not None and not broker.topic_cache.topic(each.name)
+            }
             created = [await _create(broker, name) for name in sorted(missing)[:CREATED_PER_REQUEST_MAX]]
             if any(created):
                 await broker.follower.catch_up()

@@ -4,8 +4,8 @@ A partition that does not exist is answered UNKNOWN_TOPIC_OR_PARTITION, too long
 alone. What the group says stands for all others. How long an offset is kept is the group's business: what v2 to v4 say
 about it is not looked at, as in Kafka since KIP-211.
 
-This agent or the store may not know a partition because the catalog lags: the topic is looked for in the store, once,
-and if that fails, the answer is COORDINATOR_NOT_AVAILABLE.
+This agent may not know a partition because its topic cache lags. It then looks for the topic in the store, once; if
+that fails, the answer is COORDINATOR_NOT_AVAILABLE.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import CommitRequested
 from agents.groups.held import GroupRefusedError
 from agents.groups.offset_commits import Outcome
-from agents.yielding import in_turns
+from agents.yielding import chunks_with_yields
 from metadata.contract.groups import OffsetPlace, OffsetToCommit
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -50,8 +50,8 @@ class _Part:
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitRequest) -> OffsetCommitResponse:
     parts: list[_Part] = []
-    async for some in in_turns([(topic.name, each) for topic in request.topics for each in topic.partitions]):
-        parts += [_Part(name, each, place_of(broker.catalog, name, each.partition_index)) for name, each in some]
+    async for some in chunks_with_yields([(topic.name, each) for topic in request.topics for each in topic.partitions]):
+        parts += [_Part(name, each, place_of(broker.topic_cache, name, each.partition_index)) for name, each in some]
     present = Present(broker.follower)
     await _find_again(broker, present, [part for part in parts if part.place is None])
     await _commit(broker, header, request, [part for part in parts if part.place is not None])
@@ -61,7 +61,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     if moved:
         await _commit(broker, header, request, moved)
     answers: list[OffsetCommitResponsePartition] = []
-    async for some in in_turns(parts):
+    async for some in chunks_with_yields(parts):
         answers += [
             OffsetCommitResponsePartition(partition_index=part.asked.partition_index, error_code=part.error)
             for part in some
@@ -84,9 +84,9 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
             part.error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         return []
     moved: list[_Part] = []
-    async for some in in_turns(unknown):
+    async for some in chunks_with_yields(unknown):
         for part in some:
-            place = place_of(broker.catalog, part.topic_name, part.asked.partition_index)
+            place = place_of(broker.topic_cache, part.topic_name, part.asked.partition_index)
             if place is not None and place != part.place:
                 part.place = place
                 moved.append(part)
@@ -97,7 +97,7 @@ async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRe
     """Commit what these ask for at the places that they have. The group judges even if there is nothing left."""
     offsets: list[OffsetToCommit] = []
     written: list[tuple[_Part, OffsetPlace]] = []
-    async for some in in_turns(parts):
+    async for some in chunks_with_yields(parts):
         for part in some:
             place = part.place
             if len(part.asked.committed_metadata or "") > OFFSET_METADATA_MAX_BYTES:
@@ -106,7 +106,7 @@ async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRe
                 written.append((part, place))
                 offsets.append(_to_commit(part.asked, place))
     error_of = await _outcome(broker, header, request, offsets)
-    async for some in in_turns(written):
+    async for some in chunks_with_yields(written):
         for part, place in some:
             part.error = error_of(place)
 

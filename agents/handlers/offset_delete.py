@@ -9,7 +9,7 @@ from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.events import GroupState, GroupView
 from agents.groups.held import GroupRefusedError
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from metadata.contract.groups import OffsetPlace
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -24,7 +24,7 @@ CONSUMER = "consumer"
 
 
 async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
-    turns = Turns()
+    yielder = LoopYielder()
     try:
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
@@ -38,9 +38,9 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
             raise GroupRefusedError(ErrorCode.NON_EMPTY_GROUP, "the group has members")
         places: list[OffsetPlace] = []
         topics: list[OffsetDeleteResponseTopic] = []
-        async for topic in turns.through(request.topics):
+        async for topic in yielder.through(request.topics):
             asked = [each.partition_index for each in topic.partitions]
-            topics.append(await _judge(broker, view, topic.name, turns.through(asked), places))
+            topics.append(await _judge(broker, view, topic.name, yielder.through(asked), places))
         if places:
             await broker.groups.delete_offsets(request.group_id, places)
     except GroupRefusedError as refused:
@@ -54,7 +54,7 @@ async def _judge(
     """Adds what may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
     async for partition in asked:
-        place = place_of(broker.catalog, name, partition)
+        place = place_of(broker.topic_cache, name, partition)
         if place is None:
             error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         elif _is_subscribed(view, name):

@@ -5,7 +5,7 @@ commit that was accepted before a rebalance is written before a member learns it
 that sees it. `require_stable` has nothing to wait for until transactions exist. A store that does not answer is
 COORDINATOR_LOAD_IN_PROGRESS: of all retriable errors the one that every client takes here. It is also the answer when
 nothing is found and the topics cannot be looked at as they are: -1 makes a consumer begin elsewhere, so it is never
-said from a catalog that may lag.
+said from a topic cache that may lag.
 
 One answer names a group once, with all that was asked of it, and holds ANSWER_BYTES_MAX: groups beyond that are told to
 come again.
@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.held import GroupRefusedError
-from agents.yielding import in_turns
+from agents.yielding import chunks_with_yields
 from metadata.contract.groups import CommittedOffset, OffsetPlace
 from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader
@@ -101,7 +101,7 @@ async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> Offs
     topics: dict[str, OffsetFetchResponseTopic] = {
         name: OffsetFetchResponseTopic(name=name, partitions=[]) for name, _ in asked or ()
     }
-    async for some in in_turns(found):
+    async for some in chunks_with_yields(found):
         for name, each in some:
             if name not in topics:
                 topics[name] = OffsetFetchResponseTopic(name=name, partitions=[])
@@ -125,7 +125,7 @@ async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked
     topics: dict[str, OffsetFetchResponseTopics] = {
         name: OffsetFetchResponseTopics(name=name, partitions=[]) for name, _ in asked or ()
     }
-    async for some in in_turns(found):
+    async for some in chunks_with_yields(found):
         for name, each in some:
             if name not in topics:
                 topics[name] = OffsetFetchResponseTopics(name=name, partitions=[])
@@ -154,13 +154,13 @@ async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | 
 
 async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFound:
     offsets = await broker.metadata.offsets(group_id)
-    if any(broker.catalog.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
+    if any(broker.topic_cache.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
         await _see(present)
     found: list[tuple[str, _Found]] = []
     in_order = sorted(offsets.items(), key=lambda item: (item[0].topic_id.int, item[0].partition))
-    async for some in in_turns(in_order):
+    async for some in chunks_with_yields(in_order):
         for place, committed in some:
-            topic = broker.catalog.topic_by_id(place.topic_id)
+            topic = broker.topic_cache.topic_by_id(place.topic_id)
             if topic is not None:  # else it is being deleted this moment
                 found.append((topic.name, _found(place.partition, committed)))
     return found
@@ -168,22 +168,22 @@ async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFoun
 
 async def _read_some(broker: Broker, present: Present, group_id: str, asked: Asked) -> _AllFound:
     places: dict[tuple[str, int], OffsetPlace | None] = {}
-    async for some in in_turns([(name, partition) for name, partitions in asked for partition in partitions]):
-        places.update({each: place_of(broker.catalog, *each) for each in some})
+    async for some in chunks_with_yields([(name, partition) for name, partitions in asked for partition in partitions]):
+        places.update({each: place_of(broker.topic_cache, *each) for each in some})
     offsets = await _offsets_at(broker, group_id, places.values())
     missing: list[tuple[str, int]] = []
-    async for pairs in in_turns(list(places.items())):
+    async for pairs in chunks_with_yields(list(places.items())):
         missing += [each for each, place in pairs if place is None or place not in offsets]
     if missing:
         # Perhaps only by what we know of the topics: they may have grown, or been made anew.
         await _see(present)
         moved: dict[tuple[str, int], OffsetPlace | None] = {}
-        async for some in in_turns(missing):
-            moved.update({each: at for each in some if (at := place_of(broker.catalog, *each)) != places[each]})
+        async for some in chunks_with_yields(missing):
+            moved.update({each: at for each in some if (at := place_of(broker.topic_cache, *each)) != places[each]})
         places |= moved
         offsets = {**offsets, **await _offsets_at(broker, group_id, moved.values())}
     found: list[tuple[str, _Found]] = []
-    async for pairs in in_turns(list(places.items())):
+    async for pairs in chunks_with_yields(list(places.items())):
         found += [
             (name, _found(partition, _NONE if place is None else offsets.get(place, _NONE)))
             for (name, partition), place in pairs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agents.broker import Broker
-from agents.yielding import Turns, in_turns
+from agents.yielding import LoopYielder, chunks_with_yields
 from metadata.contract.service import MetadataUnavailableError, Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -30,23 +30,23 @@ async def handle(
     broker: Broker, header: RequestHeader, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     ids: dict[tuple[str, int], int | None] = {}
-    async for some in in_turns([(topic, part) for topic in request.topics for part in topic.partitions]):
+    async for some in chunks_with_yields([(topic, part) for topic in request.topics for part in topic.partitions]):
         ids.update({(topic.topic, part.partition): _partition_id(broker, topic, part) for topic, part in some})
     try:
         fresh = await broker.fresh.get([each for each in ids.values() if each is not None])
     except MetadataUnavailableError:
         fresh = None
     topics: list[OffsetForLeaderTopicResult] = []
-    turns = Turns()
-    async for topic in turns.through(request.topics):
-        parts = turns.through(topic.partitions)
+    yielder = LoopYielder()
+    async for topic in yielder.through(request.topics):
+        parts = yielder.through(topic.partitions)
         answers = [_answer(part, ids[topic.topic, part.partition], fresh) async for part in parts]
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _partition_id(broker: Broker, asked: OffsetForLeaderTopic, part: OffsetForLeaderPartition) -> int | None:
-    topic = broker.catalog.topic(asked.topic)
+    topic = broker.topic_cache.topic(asked.topic)
     if topic is None or not 0 <= part.partition < len(topic.partition_ids):
         return None
     return topic.partition_ids[part.partition]

@@ -127,7 +127,7 @@ def _describe(
     by_id = header.api_version >= TOPIC_IDS_SINCE
     places: list[tuple[str | None, int]] = []
     for asked in request.topic_data:
-        topic = broker.catalog.topic_by_id(asked.topic_id) if by_id else None
+        topic = broker.topic_cache.topic_by_id(asked.topic_id) if by_id else None
         name = (topic.name if topic is not None else None) if by_id else asked.name
         places += [(name, part.index) for part in asked.partition_data]
     trace.about(places, records=sum(batch.header.records_count for batch in accepted.batches))
@@ -172,7 +172,7 @@ def _check(
 ) -> PartitionProduceResponse:
     """Validate one partition's batch; a good one is added to `accepted` with the answer to be filled later."""
     by_id = header.api_version >= TOPIC_IDS_SINCE
-    topic = broker.catalog.topic_by_id(asked.topic_id) if by_id else broker.catalog.topic(asked.name)
+    topic = broker.topic_cache.topic_by_id(asked.topic_id) if by_id else broker.topic_cache.topic(asked.name)
     if topic is None:
         return PartitionProduceResponse(index=part.index, error_code=_gone(header), base_offset=-1)
     if not 0 <= part.index < len(topic.partition_ids):
@@ -182,7 +182,7 @@ def _check(
     partition_id = topic.partition_ids[part.index]
     log = broker.index.partition(partition_id)
     log_start_offset = log.start if log is not None else -1
-    rules = broker.catalog.rules(topic)
+    rules = broker.topic_cache.rules(topic)
     records = None if part.records is None else memoryview(part.records)
     verdict = check_produced(records, rules=rules, api_version=header.api_version, now_ms=broker.membership.now_ms())
     if isinstance(verdict, Refusal):

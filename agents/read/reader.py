@@ -32,7 +32,7 @@ from agents.read.plan import (
     batches_of,
 )
 from agents.read.pools import Pools
-from agents.read.wait_bound import News, Patience
+from agents.read.wait_bound import News, WaitBound
 from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -118,26 +118,26 @@ class Reader:
         Waits until the bytes planned fit the budget of all answers.
         """
         found = self._locator.begin()
-        patience = Patience(news)
+        wait_bound = WaitBound(news)
         try:
             for _ in range(PLANS_MAX - 1):
-                reading = await self._read(found, wants, bytes_max, patience)
-                if not await self._look_again(found, wants, reading, patience):
+                reading = await self._read(found, wants, bytes_max, wait_bound)
+                if not await self._look_again(found, wants, reading, wait_bound):
                     return reading
                 reading.release()
-            return await self._read(found, wants, bytes_max, patience)
+            return await self._read(found, wants, bytes_max, wait_bound)
         finally:
-            patience.close()
+            wait_bound.close()
 
     async def close(self) -> None:
         for task in self._looking:
             task.cancel()
         await asyncio.gather(*self._looking, return_exceptions=True)
 
-    async def _read(self, found: Found, wants: Sequence[Want], bytes_max: int, patience: Patience) -> Reading:
+    async def _read(self, found: Found, wants: Sequence[Want], bytes_max: int, wait_bound: WaitBound) -> Reading:
         request = CURRENT_SPAN.get()
         locating = request.child("locate") if request is not None else None
-        plans, errors = await self._located(found, wants, bytes_max, patience)
+        plans, errors = await self._located(found, wants, bytes_max, wait_bound)
         if locating is not None:
             locating.end()
         for plan in plans:
@@ -150,7 +150,7 @@ class Reader:
             if source is Source.HISTORY:
                 self._begin_ahead(found, wants, plans)
             getting = request.child("cache") if request is not None else None
-            data = await self._fetch(plans, patience)
+            data = await self._fetch(plans, wait_bound)
             if getting is not None:
                 getting.set({"siltstone.ranges": len(ranges), "siltstone.ranges.from": source.name.lower()})
                 getting.end()
@@ -173,7 +173,7 @@ class Reader:
     # ---- where
 
     async def _located(
-        self, found: Found, wants: Sequence[Want], bytes_max: int, patience: Patience
+        self, found: Found, wants: Sequence[Want], bytes_max: int, wait_bound: WaitBound
     ) -> tuple[list[PartitionPlan], dict[int, ErrorCode]]:
         """Plans, after all that the first of them need was looked up; and why wants cannot be read, by number."""
         errors: dict[int, ErrorCode] = {}
@@ -183,7 +183,7 @@ class Reader:
             missing = [number for number, plan in enumerate(plans) if plan.missing and number not in given_up]
             if not missing:
                 break
-            ended = await self._locate(found, wants, plans, missing, patience)
+            ended = await self._locate(found, wants, plans, missing, wait_bound)
             errors |= ended
             given_up.update(number for number in missing if ended.get(number) is not ErrorCode.NONE)
             plans = self._plan(found, wants, bytes_max, given_up)
@@ -225,7 +225,7 @@ class Reader:
         wants: Sequence[Want],
         plans: Sequence[PartitionPlan],
         missing: Sequence[int],
-        patience: Patience,
+        wait_bound: WaitBound,
     ) -> dict[int, ErrorCode]:
         """Find what the plans of these wants are missing. Returns how that ended, by want; what is late is left out."""
         tasks = {
@@ -239,7 +239,7 @@ class Reader:
         }
         heads = [plan.ranges[0] for plan in plans if plan.missing is None and plan.ranges]
         try:
-            await patience.wait(
+            await wait_bound.wait(
                 tasks.values(),
                 at_hand=any(self._pools.holds(head) for head in heads),
                 puts_at_hand=lambda task: task.result() is ErrorCode.NONE,
@@ -249,7 +249,7 @@ class Reader:
                 task.cancel()  # what it asked for comes all the same, for the next fetch
         return {number: task.result() for number, task in tasks.items() if task.done() and not task.cancelled()}
 
-    async def _look_again(self, found: Found, wants: Sequence[Want], reading: Reading, patience: Patience) -> bool:
+    async def _look_again(self, found: Found, wants: Sequence[Want], reading: Reading, wait_bound: WaitBound) -> bool:
         """Whether objects were gone, and the request should be planned anew. With records at hand it should not."""
         gone = [
             (want.partition_id, taken.gone)
@@ -266,7 +266,7 @@ class Reader:
                 if taken.gone is not None:
                     taken.error = ErrorCode.NONE  # the client asks again, and finds it
             return False
-        await patience.wait([task], at_hand=False, puts_at_hand=lambda _: True)
+        await wait_bound.wait([task], at_hand=False, puts_at_hand=lambda _: True)
         return task.done()
 
     async def _forget(self, found: Found, gone: Sequence[tuple[int, ReadRange]]) -> None:
@@ -279,7 +279,7 @@ class Reader:
 
     # ---- bytes
 
-    async def _fetch(self, plans: Sequence[PartitionPlan], patience: Patience) -> list[_Bytes]:
+    async def _fetch(self, plans: Sequence[PartitionPlan], wait_bound: WaitBound) -> list[_Bytes]:
         """Bytes, error, or None for what did not come in time, in the order of the plans."""
         ranges = [each for plan in plans for each in plan.ranges]
         data: list[_Bytes] = [self._pools.cached(each) for each in ranges]
@@ -295,7 +295,7 @@ class Reader:
         heads = [place for place, plan in zip(firsts, plans, strict=True) if plan.ranges]
         head_reads = {reads[place] for place in heads if place in reads}
         try:
-            await patience.wait(
+            await wait_bound.wait(
                 reads.values(),
                 at_hand=any(data[place] is not None for place in heads),
                 puts_at_hand=lambda read: read in head_reads and isinstance(read.result(), memoryview),

@@ -60,12 +60,12 @@ class FetchPart:
     __slots__ = (
         "answer",
         "asked",
-        "catalog_version",
         "log",
         "partition_id",
         "told_high_watermark",
         "told_log_start",
         "topic",
+        "topics_version",
     )
 
     def __init__(self, topic: TopicKey, asked: FetchPartition) -> None:
@@ -76,15 +76,15 @@ class FetchPart:
         # The handler's, for one request; the answer of a partition of which there is nothing to tell stays None.
         self.answer: PartitionData | None = None
         self.log: PartitionLog | None = None
-        # The handler's, for as long as the catalog stays at this version.
-        self.catalog_version = -1
+        # The handler's, for as long as the topic cache stays at this version.
+        self.topics_version = -1
         self.partition_id = -1
 
     def is_told(self, high_watermark: int, log_start: int) -> bool:
         """Whether the client knows these: with no records and no error there is nothing to tell it."""
         return high_watermark == self.told_high_watermark and log_start == self.told_log_start
 
-    def tell(self, answer: PartitionData) -> bool:
+    def record_answer(self, answer: PartitionData) -> bool:
         """Whether the answer says anything new. It counts as told from now on; an error makes all new after it."""
         failed = bool(answer.error_code)
         is_new = failed or bool(answer.records) or not self.is_told(answer.high_watermark, answer.log_start_offset)
@@ -212,7 +212,7 @@ class FetchSessions:
             response = FetchResponse(responses=_by_topic(answered))
             if context.opens is not None:
                 for part, answer in answered:
-                    part.tell(answer)
+                    part.record_answer(answer)
                 response.session_id = self._open(context.opens, context.by_id, now_ms)
             return response
         if session.epoch != context.epoch:
@@ -222,7 +222,7 @@ class FetchSessions:
         for part in context.parts:
             part.log = None
             answer, part.answer = part.answer, None
-            if answer is None or not part.tell(answer):
+            if answer is None or not part.record_answer(answer):
                 continue
             news.append((part, answer))
             if answer.records:

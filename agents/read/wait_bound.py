@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeAlias, TypeVar
 
-PATIENCE_MS = 250.0
+WAIT_AT_HAND_MS = 250.0
 """How long records at hand wait for others that must come from the store."""
 
 News: TypeAlias = Callable[[], Awaitable[bool]]
@@ -15,7 +15,7 @@ News: TypeAlias = Callable[[], Awaitable[bool]]
 T = TypeVar("T")
 
 
-class Patience:
+class WaitBound:
     """Of one request. `news` is listened to as long as the request waits."""
 
     def __init__(self, news: News | None) -> None:
@@ -25,7 +25,7 @@ class Patience:
     async def wait(
         self, tasks: Collection[asyncio.Task[T]], *, at_hand: bool, puts_at_hand: Callable[[asyncio.Task[T]], bool]
     ) -> None:
-        """Until all are done, or something was at hand for PATIENCE_MS: before, by one of the tasks, or by news."""
+        """Until all are done, or something was at hand for WAIT_AT_HAND_MS: before, by one of the tasks, or by news."""
         waiting: set[asyncio.Future[Any]] = {task for task in tasks if not task.done()}
         unseen = list(tasks)
         if self._heard is None and self._news is not None:
@@ -38,7 +38,7 @@ class Patience:
             unseen = [task for task in unseen if not task.done()]
             waiting = {task for task in waiting if not task.done()}
         if waiting:
-            await asyncio.wait(waiting, timeout=PATIENCE_MS / 1000)
+            await asyncio.wait(waiting, timeout=WAIT_AT_HAND_MS / 1000)
 
     def close(self) -> None:
         if self._heard is not None:

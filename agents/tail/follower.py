@@ -19,8 +19,8 @@ from contextvars import Context
 from typing import Any
 
 from agents.tail.log_index import FileRef, LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from metadata.contract.service import (
     Change,
     ChangeKind,
@@ -48,9 +48,9 @@ class Follower:
         self,
         *,
         metadata: MetadataService,
-        catalog: Catalog,
+        topic_cache: TopicCache,
         index: LogIndex,
-        arrivals: Arrivals,
+        parked_readers: ParkedReaders,
         poll_ms: float,
         on_fatal: Callable[[Exception], None],
         runtime: Runtime,
@@ -58,9 +58,9 @@ class Follower:
         on_deduped: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> None:
         self._metadata = metadata
-        self._catalog = catalog
+        self._topic_cache = topic_cache
         self._index = index
-        self._arrivals = arrivals
+        self._parked_readers = parked_readers
         self._poll_ms = poll_ms
         self._on_fatal = on_fatal
         self._clock = runtime.clock
@@ -158,7 +158,7 @@ class Follower:
     # ---- taking in
 
     def _load(self, snapshot: Snapshot) -> None:
-        self._catalog.load(snapshot.topics, snapshot.broker_configs)
+        self._topic_cache.load(snapshot.topics, snapshot.broker_configs)
         self._index.clear()
         for watermarks in snapshot.watermarks:
             self._index.open_partition(
@@ -167,13 +167,13 @@ class Follower:
         for file in snapshot.files:
             self._index.load_file(file.file_id, _ref(file), iter_index(file.index))
         self._cursor = snapshot.cursor
-        self._arrivals.wake_all()
+        self._parked_readers.wake_all()
         self._report()
 
     def _apply(self, change: Change) -> None:
-        for partition_id in self._catalog.apply(change):
+        for partition_id in self._topic_cache.apply(change):
             self._index.drop_partition(partition_id)
-            self._arrivals.wake([partition_id])
+            self._parked_readers.wake([partition_id])
         if change.kind in (ChangeKind.TOPIC_CREATED, ChangeKind.PARTITIONS_ADDED):
             for partition_id in change.detail["partition_ids"]:
                 self._index.open_partition(partition_id, start=0, end=0)
@@ -184,7 +184,7 @@ class Follower:
             self._on_deduped(change.detail["deduped"])
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
-        self._arrivals.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
+        self._parked_readers.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
 
     def _report(self) -> None:
         self._metrics.index_extents.set(self._index.extents)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 
-class Arrivals:
+class ParkedReaders:
     def __init__(self) -> None:
         # In order of arrival: who waited longest is woken first, and always in the same order.
         self._waiting: dict[int, dict[asyncio.Event, None]] = {}

@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from agents.broker import Broker
 from agents.topics.rules import RequestError, check_configs, code_of
-from agents.yielding import Turns
+from agents.yielding import LoopYielder
 from metadata.configs.broker import BROKER_CONFIGS, check_topics, topic_defaults, validate_broker_configs
 from metadata.configs.changes import Changes, changed
 from metadata.configs.topic import TOPIC_CONFIGS, Config, InvalidConfigError, resolve
@@ -63,7 +63,7 @@ async def altered(
     """The `answer` of each resource after `alter_one`, with Kafka's error code and what to say of it."""
     named = Counter((each.resource_type, each.resource_name) for each in resources)
     answers: list[Answer] = []
-    async for asked in Turns().through(resources):
+    async for asked in LoopYielder().through(resources):
         code, said = 0, None
         try:
             if named[asked.resource_type, asked.resource_name] > 1:
@@ -106,7 +106,7 @@ async def alter(
 
 
 async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, validate_only: bool) -> None:
-    topic = broker.catalog.topic(name)
+    topic = broker.topic_cache.topic(name)
     if topic is None:
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no topic {name!r}")
 
@@ -117,14 +117,14 @@ async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, vali
         return changes
 
     if validate_only:
-        decide(topic.configs, broker.catalog.broker_configs)
+        decide(topic.configs, broker.topic_cache.broker_configs)
         return
     await broker.metadata.alter_configs(topic.topic_id, decide)
     await broker.follower.catch_up()
 
 
 async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only: bool) -> None:
-    topics = [(topic.name, topic.configs) for topic in broker.catalog.topics()]
+    topics = [(topic.name, topic.configs) for topic in broker.topic_cache.topics()]
 
     def decide(present: Mapping[str, str]) -> Changes:
         in_force = {name: config.default for name, config in BROKER_CONFIGS.items()} | dict(present)
@@ -139,7 +139,7 @@ async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only
         return changes
 
     if validate_only:
-        decide(broker.catalog.broker_configs)
+        decide(broker.topic_cache.broker_configs)
         return
     configs = await broker.metadata.alter_broker_configs(decide)
     _log.info("cluster-wide broker configs altered", configs=dict(configs))

@@ -27,7 +27,7 @@ class PartitionRef:
     number: int
 
 
-class Catalog:
+class TopicCache:
     def __init__(self, *, broker_defaults: Mapping[str, str] | None = None) -> None:
         self._broker_defaults = dict(broker_defaults or {})
         self._by_name: dict[str, Topic] = {}

@@ -4,7 +4,7 @@ A *view* is everything but the topics that decides about their bytes: the versio
 told, and the agents that may be named. In a view a topic's bytes depend on its id, its name and its number of
 partitions alone, so an entry is good as long as these are: a new topic, a new partition or a deletion costs what it
 changes and no more, and a change of configs nothing. The answer about all topics is kept joined, for one version of the
-catalog.
+topic cache.
 
 Views of agents that are no longer the ones in charge are dropped with the first look after the change. Above
 `bytes_max` the view that was not used for longest goes; a view that is too large all by itself begins anew.
@@ -90,21 +90,19 @@ class TopicEntries:
         self._grow(kept, len(entry) + ENTRY_OVERHEAD_BYTES)
         self._evict(view)
 
-    def everything(self, view: View, catalog_version: int) -> EncodedElements | None:
-        """The entries of all topics, as of this version of the catalog."""
+    def everything(self, view: View, topics_version: int) -> EncodedElements | None:
+        """The entries of all topics, as of this version of the topic cache."""
         kept = self._views.get(view)
-        return kept.everything if kept is not None and kept.everything_version == catalog_version else None
+        return kept.everything if kept is not None and kept.everything_version == topics_version else None
 
-    def put_everything(
-        self, view: View, catalog_version: int, topics: Sequence[Topic], joined: EncodedElements
-    ) -> None:
+    def put_everything(self, view: View, topics_version: int, topics: Sequence[Topic], joined: EncodedElements) -> None:
         """`topics` are all there are: entries of others are dropped."""
         kept = self._kept(view)
         if len(kept.entries) > len(topics):
             for name in kept.entries.keys() - {topic.name for topic in topics}:
                 self._grow(kept, -len(kept.entries.pop(name)[1]) - ENTRY_OVERHEAD_BYTES)
         self._grow(kept, size_of(joined) - (0 if kept.everything is None else size_of(kept.everything)))
-        kept.everything, kept.everything_version = joined, catalog_version
+        kept.everything, kept.everything_version = joined, topics_version
         self._evict(view)
 
     def _kept(self, view: View) -> _Kept:

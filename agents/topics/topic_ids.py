@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from uuid import UUID
 
-from agents.topics.topic_cache import Catalog
+from agents.topics.topic_cache import TopicCache
 from runtime.errors import SiltstoneError
 from wire.schema import ZERO_UUID
 
@@ -28,8 +28,8 @@ LINE_BYTES_MAX = 16 << 20
 
 
 class TopicIds:
-    def __init__(self, catalog: Catalog, catch_up: Callable[[], Awaitable[None]]) -> None:
-        self._catalog = catalog
+    def __init__(self, topic_cache: TopicCache, catch_up: Callable[[], Awaitable[None]]) -> None:
+        self._topic_cache = topic_cache
         self._catch_up = catch_up
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._line: Counter[UUID] = Counter()
@@ -49,7 +49,7 @@ class TopicIds:
                 await self._catch_up()
         except (SiltstoneError, TimeoutError):
             return
-        self._gone.update((each, None) for each in unknown if self._catalog.topic_by_id(each) is None)
+        self._gone.update((each, None) for each in unknown if self._topic_cache.topic_by_id(each) is None)
         while len(self._gone) > GONE_MAX:
             self._gone.popitem(last=False)
 
@@ -88,4 +88,4 @@ class TopicIds:
         mine.set_result(None)
 
     def _is_unheard_of(self, topic_id: UUID) -> bool:
-        return self._catalog.topic_by_id(topic_id) is None and topic_id not in self._gone and topic_id != ZERO_UUID
+        return self._topic_cache.topic_by_id(topic_id) is None and topic_id not in self._gone and topic_id != ZERO_UUID

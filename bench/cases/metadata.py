@@ -110,13 +110,13 @@ async def measure(shapes: Sequence[tuple[int, int]]) -> Table:
 
 async def _measure(broker: Broker, topics: int, partitions: int, *, one: bool) -> Figures:
     everything = [_topic(number, partitions) for number in range(topics)]
-    broker.catalog.load(everything)
+    broker.topic_cache.load(everything)
     gc.collect()
     gc.freeze()
     names = [MetadataRequestTopic(name=everything[topics // 2].name)] if one else None
     first = await _answer(broker, names)
     repeated = sorted([await _answer(broker, names) for _ in range(REPEATS)], key=lambda answer: answer.seconds)
-    broker.catalog.load([*everything, _topic(topics, 1)])
+    broker.topic_cache.load([*everything, _topic(topics, 1)])
     return Figures(first, repeated[REPEATS // 2], await _answer(broker, names))
 
 

@@ -78,7 +78,7 @@ METADATA = (
     Mutant(
         name="keeps-an-answer-that-is-old",
         file="agents/topics/topic_entries.py",
-        text="kept is not None and kept.everything_version == catalog_version else None",
+        text="kept is not None and kept.everything_version == topics_version else None",
         replacement="kept is not None else None",
         tests=("tests/property/test_metadata_answers.py::test_answers_are_those_that_would_be_made_anew",),
     ),

@@ -19,8 +19,8 @@ from agents.membership import Membership
 from agents.placement import eligible, leader, zone_of
 from agents.tail.follower import Follower
 from agents.tail.log_index import LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
 from metadata.contract.service import AgentAddress, AgentInfo, Topic
 from metadata.memory.store import MemoryMetadata
@@ -68,12 +68,12 @@ class Parts:
     def __post_init__(self) -> None:
         self.runtime = Runtime(clock=self.clock)
         self.metadata = MemoryMetadata()
-        self.catalog = Catalog()
+        self.topic_cache = TopicCache()
         self.follower = Follower(
             metadata=self.metadata,
-            catalog=self.catalog,
+            topic_cache=self.topic_cache,
             index=LogIndex(),
-            arrivals=Arrivals(),
+            parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
             on_fatal=_fail,
             runtime=Runtime(),
@@ -104,7 +104,7 @@ class Parts:
         operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
         wanted = request.topics
         if wanted is None or (header.api_version == 0 and not wanted):
-            topics = [described(topic, named, operations) for topic in self.catalog.topics()]
+            topics = [described(topic, named, operations) for topic in self.topic_cache.topics()]
         else:
             topics = [self._answered(header.api_version, each, named, operations) for each in _once(wanted)]
         response = MetadataResponse(
@@ -130,12 +130,12 @@ class Parts:
         self, version: int, wanted: MetadataRequestTopic, named: Sequence[AgentInfo], operations: int
     ) -> MetadataResponseTopic:
         if wanted.name is None:
-            topic = self.catalog.topic_by_id(wanted.topic_id)
+            topic = self.topic_cache.topic_by_id(wanted.topic_id)
             if topic is None:
                 name = None if version >= 12 else ""
                 return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
             return described(topic, named, operations)
-        topic = self.catalog.topic(wanted.name)
+        topic = self.topic_cache.topic(wanted.name)
         if topic is None:
             bad = wanted.name == BAD_NAME
             error = ErrorCode.INVALID_TOPIC_EXCEPTION if bad else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -203,7 +203,7 @@ steps = st.one_of(
 def header_and_request(parts: Parts, ask: dict[str, object]) -> tuple[RequestHeader, MetadataRequest]:
     version = cast("int", ask["version"])
     chosen = cast("list[str | int] | None", ask["wanted"])
-    topics = parts.catalog.topics()
+    topics = parts.topic_cache.topics()
     wanted: list[MetadataRequestTopic] | None = None
     if chosen is not None or version == 0:
         wanted = []
@@ -230,9 +230,9 @@ async def change(parts: Parts, step: tuple[object, ...]) -> None:
         parts.see([agent(node_id, zone) for node_id, zone in sorted(cast("list[tuple[int, str]]", what))])
         return
     if kind == "restart":  # as after a cold start from a snapshot
-        parts.catalog.load(await parts.metadata.topics())
+        parts.topic_cache.load(await parts.metadata.topics())
         return
-    topic = parts.catalog.topic(cast("str", what))
+    topic = parts.topic_cache.topic(cast("str", what))
     if kind == "create" and topic is None:
         await parts.metadata.create_topic(cast("str", what), partitions=cast("int", step[2]), configs={})
     elif kind == "delete" and topic is not None:
@@ -357,6 +357,6 @@ async def test_above_the_bound_the_view_not_used_for_longest_goes() -> None:
 
 
 def topic_of(parts: Parts, name: str) -> Topic:
-    topic = parts.catalog.topic(name)
+    topic = parts.topic_cache.topic(name)
     assert topic is not None
     return topic

@@ -21,8 +21,8 @@ from agents.read.path import ReadPath
 from agents.read.reader import Taken, Want
 from agents.tail.follower import Follower
 from agents.tail.log_index import LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from metadata.contract.compaction import LeveledExtent
 from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
 from metadata.memory.store import MemoryMetadata
@@ -92,9 +92,9 @@ class World:
         self.models = {number: Model() for number in range(1, PARTITIONS + 1)}
         self.follower = Follower(
             metadata=self.metadata,
-            catalog=Catalog(),
+            topic_cache=TopicCache(),
             index=self.index,
-            arrivals=Arrivals(),
+            parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
             on_fatal=_fail,
             runtime=self.runtime,

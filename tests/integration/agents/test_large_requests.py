@@ -9,7 +9,7 @@ import pytest
 
 from agents.dispatch import HANDLERS
 from agents.handlers import delete_groups
-from agents.yielding import PARTS_PER_TURN, Turns, in_turns
+from agents.yielding import PARTS_PER_TURN, LoopYielder, chunks_with_yields
 from metadata.contract.service import MetadataUnavailableError
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import fleet
@@ -125,8 +125,8 @@ async def test_others_have_their_turns_while_a_large_request_is_answered(
 
 async def test_parts_of_parts_count_together_and_few_parts_take_no_turn() -> None:
     parts = list(range(2 * PARTS_PER_TURN + 1))
-    assert [len(some) async for some in in_turns(parts)] == [PARTS_PER_TURN, PARTS_PER_TURN, 1]
-    assert [some async for some in in_turns(parts[:5])] == [parts[:5]]
+    assert [len(some) async for some in chunks_with_yields(parts)] == [PARTS_PER_TURN, PARTS_PER_TURN, 1]
+    assert [some async for some in chunks_with_yields(parts[:5])] == [parts[:5]]
     slept = 0
 
     async def others() -> None:
@@ -136,8 +136,8 @@ async def test_parts_of_parts_count_together_and_few_parts_take_no_turn() -> Non
             await asyncio.sleep(0)
 
     ticking = asyncio.create_task(others())
-    turns = Turns()
-    seen = [(one, part) async for one in turns.through(range(100)) async for part in turns.through(range(99))]
+    yielder = LoopYielder()
+    seen = [(one, part) async for one in yielder.through(range(100)) async for part in yielder.through(range(99))]
     ticking.cancel()
     assert seen == [(one, part) for one in range(100) for part in range(99)]
     assert slept == 100 * 100 // PARTS_PER_TURN - 1

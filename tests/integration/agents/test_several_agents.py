@@ -119,7 +119,7 @@ async def test_what_is_written_through_one_is_read_through_the_other_within_a_se
         writer, reader = [await dial.kafka(each.address) for each in agents.agents]
         for topic in ("t", "load"):
             await writer.create_topic(topic, partitions=1)
-        await until(lambda: agents[1].agent._catalog.topic("load"))
+        await until(lambda: agents[1].agent._topic_cache.topic("load"))
         done = asyncio.Event()
         others = [await dial.kafka(agents[number % 2].address) for number in range(6 if load else 0)]
         loads = [asyncio.create_task(_load(client, done)) for client in others]
@@ -317,9 +317,9 @@ async def test_a_poll_on_a_topic_that_is_deleted_elsewhere_ends_at_once(start_ag
     async with fleet(start_agent, 2) as agents:
         one, other = [await dial.kafka(each.address) for each in agents.agents]
         await one.create_topic("t", partitions=1)
-        await until(lambda: agents[1].agent._catalog.topic("t"))
+        await until(lambda: agents[1].agent._topic_cache.topic("t"))
         polling = asyncio.create_task(other.fetch("t", 0, 0, max_wait_ms=30_000))
-        await until(lambda: agents[1].agent._arrivals._waiting)
+        await until(lambda: agents[1].agent._parked_readers._waiting)
         started = time.monotonic()
         await one.delete_topic("t")
         with pytest.raises(KafkaError) as refused:
@@ -336,7 +336,7 @@ async def test_a_poll_that_an_index_loaded_anew_catches_is_answered_when_records
         client, writer = await dial.kafka(running.address), await dial.kafka(running.address)
         await client.create_topic("t", partitions=1)
         polling = asyncio.create_task(client.fetch("t", 0, 0, max_wait_ms=30_000))
-        await until(lambda: running.agent._arrivals._waiting)
+        await until(lambda: running.agent._parked_readers._waiting)
         running.agent._follower._load(await service.snapshot())
         await asyncio.sleep(0.02)
         started = time.monotonic()
@@ -376,11 +376,11 @@ async def test_hopping_over_a_topic_that_is_deleted_and_made_again_ends_in_the_n
                     resets[code_of(error)] += 1
             # then: no agent says anything but that the topic is gone
             assert set(resets) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-            await until(lambda: all(each.agent._catalog.topic("t") is None for each in agents.agents))
+            await until(lambda: all(each.agent._topic_cache.topic("t") is None for each in agents.agents))
 
 
 def _end(running: RunningAgent) -> int:
-    topic = running.agent._catalog.topic("t")
+    topic = running.agent._topic_cache.topic("t")
     log = running.agent._index.partition(topic.partition_ids[0]) if topic is not None else None
     return -1 if log is None else log.end
 
@@ -398,12 +398,12 @@ async def test_a_poll_parked_on_an_agent_that_goes_is_let_go_and_the_other_agent
     async with fleet(start_agent, 2, drain_timeout_ms=2_000) as agents:
         raw, other = await dial.raw(agents[0].address), await dial.kafka(agents[1].address)
         await other.create_topic("t", partitions=1)
-        await until(lambda: agents[0].agent._catalog.topic("t"))
+        await until(lambda: agents[0].agent._topic_cache.topic("t"))
         part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
         await raw.begin(
             FetchRequest(max_wait_ms=30_000, min_bytes=1, topics=[FetchTopic(topic="t", partitions=[part])]), 12
         )
-        await until(lambda: agents[0].agent._arrivals._waiting)
+        await until(lambda: agents[0].agent._parked_readers._waiting)
         started = time.monotonic()
         stopping = asyncio.create_task(agents[0].agent.stop())
         # given: while the others are told, it serves on

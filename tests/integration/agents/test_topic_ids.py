@@ -106,7 +106,7 @@ async def test_an_agent_that_lags_finds_a_new_topic_by_its_id(start_agent: Start
         client, raw = await dial.kafka(agents[0].address), await dial.raw(agents[1].address)
         await client.create_topic("t", partitions=1)
         topic_id = (await client.topic("t")).topic_id
-        assert agents[1].agent._catalog.topic("t") is None
+        assert agents[1].agent._topic_cache.topic("t") is None
         if first == "write":
             assert (await write(raw, topic_id, b"v")).error_code == 0
         elif first == "read":
@@ -131,7 +131,7 @@ async def test_the_old_id_of_a_topic_made_anew_is_unknown_even_where_that_was_no
         new_id = (await client.topic("t")).topic_id
         assert new_id != old_id
         # when: this agent still knows the old topic, and none of the new one
-        topic = agents[1].agent._catalog.topic("t")
+        topic = agents[1].agent._topic_cache.topic("t")
         assert topic is not None and topic.topic_id == old_id
         # then: no record goes anywhere under the old id, and an offset out of its range is no reason to jump
         assert (await write(lagging, old_id, b"lost")).error_code == ErrorCode.UNKNOWN_TOPIC_ID
@@ -162,7 +162,7 @@ async def test_pipelined_batches_keep_their_order_while_the_topic_is_looked_for(
                     await asyncio.sleep(0)  # some come while the first is being looked for, some after
             answers = [written(await raw.answer(ProduceResponse, 13), topic_id) for _ in numbered]
             assert [(each.error_code, each.base_offset) for each in answers] == [(0, at) for at in range(8)]
-            assert lagging._catalog.topic(name) is not None
+            assert lagging._topic_cache.topic(name) is not None
 
 
 async def test_a_client_that_goes_while_its_topic_is_looked_for_holds_up_nobody(

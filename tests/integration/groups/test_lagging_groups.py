@@ -91,7 +91,7 @@ class World:
     async def store(self, offset: int) -> None:
         """Commit behind the owner's back, as the owner before it would have."""
         other: Any = self.other.agent
-        topic = other._catalog.topic("t")
+        topic = other._topic_cache.topic("t")
         metadata: Any = self.other.metadata
         taken = await metadata.take_group("g", owner=other._membership.current, create=True)
         committed = OffsetToCommit(

@@ -93,7 +93,7 @@ async def test_a_parked_incremental_fetch_wakes_for_a_partition_it_does_not_name
     raw = await dial.raw(agent.address)
     session_id = (await raw.call(asks((0, 0), (1, 0)), FetchResponse, VERSION)).session_id
     await raw.begin(asks(session_id=session_id, epoch=1, wait_ms=30_000), VERSION)
-    await until(lambda: agent.agent._arrivals._waiting)
+    await until(lambda: agent.agent._parked_readers._waiting)
     started = time.monotonic()
     await client.produce("t", 1, batch(b"v"))
     assert list(told(await raw.answer(FetchResponse, VERSION))) == [1]
@@ -161,7 +161,7 @@ async def test_a_topic_that_is_deleted_is_told_to_who_waits_and_every_time_after
     topic_id = (await client.topic("t")).topic_id
     session_id = (await raw.call(asks((0, 0), topic_id=topic_id), FetchResponse, version)).session_id
     await raw.begin(asks(session_id=session_id, epoch=1, wait_ms=30_000), version)
-    await until(lambda: agent.agent._arrivals._waiting)
+    await until(lambda: agent.agent._parked_readers._waiting)
     await client.delete_topic("t")
     assert told(await raw.answer(FetchResponse, version))[0].error_code == error
     again = await raw.call(asks(session_id=session_id, epoch=2), FetchResponse, version)
@@ -179,7 +179,7 @@ async def test_partitions_that_are_added_later_are_found_by_a_session_that_asked
     first = await raw.call(asks((0, 0), (1, 0)), FetchResponse, VERSION)
     assert [part.error_code for part in told(first).values()] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     await client.create_partitions("t", 2)
-    await until(lambda: len(agent.agent._catalog.topics()[0].partition_ids) == 2)
+    await until(lambda: len(agent.agent._topic_cache.topics()[0].partition_ids) == 2)
     answer = told(await raw.call(asks(session_id=first.session_id, epoch=1), FetchResponse, VERSION))
     assert {at: part.error_code for at, part in answer.items()} == {1: 0}
 
@@ -242,7 +242,7 @@ async def test_two_requests_of_one_session_at_once_do_not_mix(
     slow, quick = await dial.raw(agent.address), await dial.raw(agent.address)
     session_id = (await slow.call(asks((0, 0), (1, 0)), FetchResponse, VERSION)).session_id
     await slow.begin(asks(session_id=session_id, epoch=1, wait_ms=30_000), VERSION)
-    await until(lambda: agent.agent._arrivals._waiting)
+    await until(lambda: agent.agent._parked_readers._waiting)
     parked = asyncio.create_task(slow.answer(FetchResponse, VERSION))
     assert told(await quick.call(asks(session_id=session_id, epoch=2), FetchResponse, VERSION)) == {}
     await client.produce("t", 0, batch(b"v"))

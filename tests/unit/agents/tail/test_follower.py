@@ -11,8 +11,8 @@ import pytest
 from agents.tail import log_index
 from agents.tail.follower import Follower
 from agents.tail.log_index import LogIndex
-from agents.tail.waiters import Arrivals
-from agents.topics.topic_cache import Catalog
+from agents.tail.waiters import ParkedReaders
+from agents.topics.topic_cache import TopicCache
 from metadata.contract.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
 from metadata.contract.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
 from metadata.memory.store import MemoryMetadata
@@ -56,12 +56,12 @@ class Following:
     """A follower without its loop: the test says when it polls."""
 
     def __init__(self, metadata: Gated) -> None:
-        self.metadata, self.index, self.catalog = metadata, LogIndex(), Catalog()
+        self.metadata, self.index, self.topic_cache = metadata, LogIndex(), TopicCache()
         self.follower = Follower(
             metadata=metadata,
-            catalog=self.catalog,
+            topic_cache=self.topic_cache,
             index=self.index,
-            arrivals=Arrivals(),
+            parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
             on_fatal=_fail,
             runtime=Runtime(),

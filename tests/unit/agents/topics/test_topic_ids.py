@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID, uuid4
 
-from agents.topics.topic_cache import Catalog
+from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
 from metadata.contract.service import MetadataUnavailableError, Topic
 from wire.schema import ZERO_UUID
@@ -17,11 +17,11 @@ class Store:
     """What an agent catches up with; each look ends when the test lets it."""
 
     def __init__(self) -> None:
-        self.catalog = Catalog()
+        self.topic_cache = TopicCache()
         self.topics = [self.topic(KNOWN)]
-        self.catalog.load(self.topics)
+        self.topic_cache.load(self.topics)
         self.looks: list[asyncio.Future[None]] = []
-        self.ids = TopicIds(self.catalog, self.catch_up)
+        self.ids = TopicIds(self.topic_cache, self.catch_up)
 
     @staticmethod
     def topic(topic_id: UUID) -> Topic:
@@ -29,7 +29,7 @@ class Store:
 
     def learn(self, topic_id: UUID) -> None:
         self.topics.append(self.topic(topic_id))
-        self.catalog.load(self.topics)
+        self.topic_cache.load(self.topics)
 
     async def catch_up(self) -> None:
         look = asyncio.get_running_loop().create_future()
