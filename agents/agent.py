@@ -1,9 +1,11 @@
-"""One agent, put together: a stateless broker over an object store and the metadata store.
+"""One agent: a stateless broker over an object store and the metadata store.
 
-Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve; clients that
-come earlier wait in the socket's backlog. Stop, on SIGTERM: leave the Metadata answers and serve on until the other
-agents know, begin no new request, seal and commit what is buffered, answer, give the lease back. A crash at any point
-loses nothing that was acknowledged: see `write/path.py`.
+Start: bind the address (so that the port is known and ours), register under it, load the snapshot, serve. Clients that
+connect earlier wait in the socket's backlog.
+
+Stop, on SIGTERM: leave the Metadata answers and serve on until the other agents know, begin no new request, seal and
+commit the buffer, answer, give the lease back. A crash at any point loses nothing that was acknowledged: see
+`write/path.py`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,7 @@ FLUSH_POLL_MS = 5
 
 
 class Agent:
-    """`store` and `metadata` are open and checked (cluster id, conditional create) by the caller, who also closes
-    them."""
+    """The caller opens, checks (cluster id, conditional create) and closes `store` and `metadata`."""
 
     def __init__(
         self,
@@ -98,8 +99,8 @@ class Agent:
         """HOST:PORT as clients are told it; known once started."""
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with an exception when the agent must halt by itself: the metadata store went back in time, or
-        was migrated to a schema that does not take this program."""
+        """Ends with an exception when the agent must halt: the metadata store went back in time, or was migrated to a
+        schema that this program does not support."""
 
     async def start(self) -> None:
         """Serve. Raises AddressError, MetadataUnavailableError, SchemaMismatchError."""
@@ -129,7 +130,7 @@ class Agent:
         _log.info("agent ready", address=self.address, node_id=membership.node_id, zone=address.zone, pid=os.getpid())
 
     async def stop(self) -> None:
-        """Drain within `drain.timeout.ms`, then go. Whatever `start` got to is undone; twice is harmless."""
+        """Drain within `drain.timeout.ms`, then end. Undoes whatever `start` got done; a second call does nothing."""
         was_ready, self.ready = self.ready, False
         if was_ready:
             try:
@@ -163,7 +164,7 @@ class Agent:
         self._server.stop_accepting()
         self._stall.end()
         await self._write_path.drain()
-        # Every promise is kept; what remains is to hand the answers to the sockets.
+        # Every promise is kept now; the answers only have to reach the sockets.
         while self._server.produces_waiting:
             await self._runtime.clock.sleep_ms(FLUSH_POLL_MS)
 
@@ -243,7 +244,7 @@ class Agent:
     # ---- called by the parts
 
     def _committed(self, file: FileOnItsWay, committed: Committed) -> None:
-        """The bytes first, then the index: whoever is woken finds them in memory."""
+        """Cache the bytes first, then extend the index: a reader that wakes up finds the bytes in memory."""
         self._reads.hot_cache.put_file(file.key, file.sealed.file.body)
         self._follower.saw_own(file.lease, file.seq, file.key, len(file.sealed.file.body), committed)
         if self._membership is not None and len(self._membership.agents) > 1:

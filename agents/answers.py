@@ -12,4 +12,4 @@ from wire.schema import Message
 class HeldAnswer:
     message: Message
     release: Release
-    """To be called exactly when the answer was sent or can no longer be; calling it again does nothing."""
+    """Call this when the answer was sent or can no longer be sent; further calls do nothing."""

@@ -1,4 +1,4 @@
-"""What every handler may use: the parts of one agent, put together by `agents/agent.py`."""
+"""The parts of one agent that every handler may use; `agents/agent.py` puts them together."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Broker:
     metadata: Metadata
     runtime: Runtime
     timers: Context = field(default_factory=Context)
-    """Where timers run: one that is cancelled keeps its context for long, and with it the request that began it."""
+    """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request
+    would keep the request alive with it."""
     topic_entries: TopicEntries = field(default_factory=TopicEntries)
     topic_entries_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while many entries are made, so that clients which ask together wait for one another's."""
+    """Held while many entries are encoded, so that clients which ask at the same time share one encoding."""

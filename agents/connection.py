@@ -1,13 +1,13 @@
-"""One client connection: frames in, ordered answers out.
+"""One client connection: frames in, answers out in the order of the requests.
 
-Requests are begun in order. Produce may be waiting many at a time; any other request holds the connection until it is
-answered (see `dispatch.py`). Answers leave in request order: whatever is complete at the head of the line is written
-in one go, and answers that become complete in the same turn of the event loop share it. On a plain socket the kernel
-gathers them from where they lie (writev); only what it does not take at once is copied, a little at a time.
+Requests begin in order. Many Produce requests may wait at a time; any other request holds the connection until it is
+answered (see `dispatch.py`). All answers that are complete at the head of the line are written in one go, and answers
+that become complete in the same turn of the event loop share that write. On a plain socket the kernel gathers them from
+their places in memory (writev); only the part that it does not take at once is copied, a little at a time.
 
-Reading stops when there is more than we may hold: an unanswered line that is full, a client that does not read its
-answers, or (for connections that have sent Produce only) a write path above its bound, so that a slow object store
-never holds up fetches and heartbeats. What a peer sends wrong closes its connection and no other.
+Reading stops at a bound: too many unanswered requests, a client that does not read its answers, or (only for
+connections that have sent Produce) a full write path, so that a slow object store never holds up fetches and
+heartbeats. A peer that sends something wrong loses its own connection and no other.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ _REASONS = (
 
 
 REQUESTS_MAX = 1_000
-"""Unanswered requests of one connection. No client has so many in flight unless it sends without acknowledgement
-(acks=0); above it the connection is not read until an answer has left."""
+"""Unanswered requests of one connection. Only a client that sends without acknowledgement (acks=0) has so many in
+flight; above this bound the connection is not read until an answer has left."""
 WRITE_BYTES = 256 << 10
-"""What is given to the socket at a time."""
+"""Bytes handed to the socket per write."""
 WRITE_PARTS = 512
-"""Pieces of it; the kernel takes 1,024."""
+"""Pieces per write; the kernel takes 1,024."""
 COPIED_BYTES = 64 << 10
-"""What the transport is given, and copies, when the socket is full; it then says when there is room again."""
+"""Bytes that the transport is given, and copies, when the socket is full; it then reports when there is room again."""
 LARGE_FRAME_BYTES = 16 << 10
-"""A partial frame above this may be told to wait."""
+"""A connection with a larger partial frame may have to wait."""
 READ_BYTES_WHEN_FULL = 64 << 10
-"""What a connection may still take, once, when the bound over all connections has been met."""
+"""Bytes that a connection may still read, once, after the bound over all connections is reached."""
 
 
 def _is_produce(frame: memoryview) -> bool:
-    """By the API key, which every request begins with."""
+    """Looks at the API key, the first field of every request."""
     return bytes(frame[:2]) == PRODUCE.to_bytes(2, "big")
 
 
@@ -75,9 +75,9 @@ class _Slot:
         self.started_ms = started_ms
         self.release: Release | None = None
         self.drops = False
-        """There is no answer but the end of the connection, once all before it have theirs."""
+        """Instead of an answer the connection ends, once all earlier requests have their answers."""
         self.parts: Sequence[Octets] | None = None
-        """None until answered; empty when there is no answer to send."""
+        """None until answered; empty if there is no answer to send."""
 
 
 class ConnectionOwner(Protocol):
@@ -127,7 +127,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: set[asyncio.Future[Answer]] = set()
         self._transport: asyncio.Transport | None = None
         self._descriptor = -1
-        """Of a plain socket; -1 where bytes must go through the transport."""
+        """The file descriptor of a plain socket; -1 if bytes must go through the transport."""
         self.client = ClientConnection(0, "?")
         self._slow_ms = server.broker.settings.log_slow_request_ms or float("inf")
         self._exclusive = False
@@ -151,14 +151,15 @@ class Connection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if transport.get_extra_info("sslcontext") is None:
                 self._descriptor = sock.fileno()
-        # Not paused then means that nothing of ours waits in the transport, so that writing past it keeps the order.
+        # With this limit, "not paused" means that the transport holds nothing of ours. Only then does a write past it
+        # keep the order.
         self._transport.set_write_buffer_limits(high=0)
         if not self._server.admit(self):
             self._end("too many connections")
 
     def get_buffer(self, sizehint: int) -> memoryview:
         room = self._reader.get_buffer()
-        # Above the shared bound even the one that may go on takes small sips, so that the bound stays one.
+        # Above the shared bound even the connection that may go on reads in small steps, so that the bound holds.
         return room[:READ_BYTES_WHEN_FULL] if self._server.requests_are_full else room
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -195,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ended = True
         for waiting in list(self._waiting):
-            waiting.cancel()  # the traces of their requests end with them
+            waiting.cancel()  # ends the traces of their requests too
         self._frames.clear()
         self._drop_answers()
         self._server.lost(self)
@@ -204,7 +205,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of requests that are not begun: whole frames in line and the one that is arriving."""
+        """Bytes of requests that have not begun: whole frames in line and the frame that is arriving."""
         return self._reader.buffered_bytes + self._frames_bytes
 
     @property
@@ -217,16 +218,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_sending(self) -> bool:
-        """Whether complete answers have not been handed to the socket yet."""
+        """Some complete answers have not been handed to the socket yet."""
         return bool(self._unsent) and not self._ended
 
     def has_stalled(self, since_ms: float) -> bool:
-        """Whether the client has taken next to nothing of its answers since then."""
+        """The client has taken next to nothing of its answers since then."""
         return self._write_paused and self._write_paused_ms < since_ms
 
     def pump(self) -> None:
-        """Begin what may be begun, write what is answered, and read on if there is room."""
-        # Answers first: each that leaves makes room for a request that waits.
+        """Begin the requests that may begin, write the complete answers, and read on if there is room."""
+        # Answers first: each one that leaves makes room for a waiting request.
         self._flush()
         while self._frames and self._may_begin():
             frame = self._frames.popleft()
@@ -258,7 +259,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end(reason)
 
     def abort(self) -> None:
-        """Cut the line without waiting for the client to read what is left."""
+        """Cut the connection without waiting for the client to read the rest."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -272,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
             or bool(self._unsent)
             or self._server.draining
             or len(self._slots) >= REQUESTS_MAX
-            # By the frame too: or every connection's first Produce would come in above the bound.
+            # Look at the frame too: otherwise the first Produce of every connection would come in above the bound.
             or (self._server.produce_is_full and (self.sends_produce or _is_produce(self._frames[0])))
         )
 
@@ -291,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
             return self._protocol_error(error)
         self.sends_produce = self.sends_produce or header.api_key == PRODUCE
         context = RequestContext(header, self.client)
-        # Taken back below: we may be in the midst of another's work, which is not on behalf of this request.
+        # Reset below: this code may run inside another request's work, which keeps its own context.
         before = LOG_CONTEXT.set(context)
         try:
             if self._broker.runtime.tracing.on:
@@ -315,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _handle_traced(self, slot: _Slot, context: RequestContext, request: Message) -> None:
-        """Also what is not sampled: what it begins must not count as another's."""
+        """Runs for requests that are not sampled too: their work must not count as part of another request's span."""
         before = CURRENT_SPAN.set(None)
         try:
             tracing = self._broker.runtime.tracing
@@ -330,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
             CURRENT_SPAN.reset(before)
 
     def _failed(self, context: RequestContext, error: Exception) -> None:
-        """By our own mistake; called where the error is caught."""
+        """A failure of our own. Call it where the error is caught."""
         with log_context(context):
             _log.exception("request failed")
         if context.trace is not None:
@@ -397,7 +398,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- answers
 
     def _flush(self) -> None:
-        """Line up what is complete at the head of the line, and send."""
+        """Line up the complete answers at the head of the line, and send."""
         while self._slots and (ready := self._slots[0].parts) is not None:
             slot = self._slots.popleft()
             if slot.drops:
@@ -410,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
         return None
 
     def _send(self) -> None:
-        """Write in slices, only as fast as the client reads: what waits here is views, not copies."""
+        """Write in slices, only as fast as the client reads. The line holds views, not copies."""
         transport, unsent = self._transport, self._unsent
         if transport is None:
             return
@@ -438,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
         return parts
 
     def _write(self, transport: asyncio.Transport, parts: list[Octets]) -> None:
-        """Give a slice to the socket; what it does not take is back at the head of the line, or with the transport."""
+        """Give a slice to the socket. The rest goes back to the head of the line, or to the transport."""
         if self._descriptor < 0:
             transport.writelines(parts)
             return
@@ -446,14 +447,14 @@ class Connection(asyncio.BufferedProtocol):
             # Past asyncio's transport, which joins its parts first: that would copy every byte read.
             taken = os.writev(self._descriptor, parts)
         except OSError:
-            taken = 0  # full; or broken, of which the transport hears when it writes
+            taken = 0  # full, or broken: the transport finds out at its next write
         left = _after(parts, taken)
         if left:
             transport.write(left[0][:COPIED_BYTES])
             self._unsent.extendleft(reversed(_after(left, COPIED_BYTES) if len(left[0]) > COPIED_BYTES else left[1:]))
 
     def _drop_answers(self) -> None:
-        """Nobody will take them: give back what they hold."""
+        """No client will take these answers: release what they hold."""
         for item in (*self._unsent, *(slot.release for slot in self._slots)):
             if callable(item):
                 item()
@@ -467,7 +468,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker.runtime.metrics.protocol_errors_total.labels(reason=reason).inc()
         with log_context(self.client):
             _log.warning("connection closed, protocol error", error=str(error))
-        # Answers that are complete were earned by good requests; they go out before the line is cut.
+        # Complete answers were earned by good requests; send them before the connection is cut.
         self._flush()
         self._end("protocol error")
 
@@ -482,14 +483,14 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _end_trace(trace: RequestTrace, error: str, release: Release | None) -> None:
-    """The answer is with the kernel, or nobody takes it any more."""
+    """Called when the kernel has the answer, or when no client takes it any more."""
     trace.end(error=error)
     if release is not None:
         release()
 
 
 def _after(parts: Sequence[Octets], taken: int) -> list[Octets]:
-    """What is left of `parts` when the first `taken` bytes are gone."""
+    """The parts that remain after the first `taken` bytes."""
     for number, part in enumerate(parts):
         if taken < len(part):
             return [memoryview(part)[taken:] if taken else part, *parts[number + 1 :]]

@@ -1,8 +1,9 @@
-"""API key -> handler. One row per API that `wire/api.py` lists; a test holds the two together.
+"""API key -> handler. One row per API of `wire/api.py`; a test compares the two.
 
-A handler takes (broker, header, request) and gives the answer, or an awaitable of it, or None for "no answer".
-`pipelined` handlers may be waiting many at a time on one connection; for all others a connection's next request is
-begun only when the last is answered, as in Kafka, which also bounds what one connection can make us hold.
+A handler takes (broker, header, request) and returns the answer, an awaitable of the answer, or None for "no answer".
+Many requests of a `pipelined` handler may wait at a time on one connection. For all other handlers, the next request of
+a connection begins only when the last one is answered. Kafka does the same; it also bounds the memory that one
+connection can take.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-"""This agent's place among the others: its leased identity, and the list of who is alive.
+"""This agent's place among the others: its leased identity, and the list of live agents.
 
-The lease lives on the store's clock. Every beat brings the store's time, and between beats our monotonic clock goes on
-from there: so what we write is dated and named by one clock, whatever ours says (`now_ms`). A beat that fails is tried
-again at the next beat; the list of agents then stands as it was last seen. It is read at every beat, and as soon as one
-that came, goes or was missed is announced: clients that hear of an agent from one and not from the other forget it
-again, and librdkafka then waits for a minute on what it had asked there. When a newer epoch of our address exists we
-are fenced: nothing sealed under the old lease can be committed any more, and `renew` takes a new epoch so that the next
-file can be.
+The lease lives on the store's clock. Every beat brings the store's time; between beats our monotonic clock goes on from
+there. So all that we write is dated and named by one clock, whatever our own says (`now_ms`). If a beat fails, the next
+beat tries again, and the list of agents stays as last seen.
 
-Whoever answers from memory what only one agent may answer asks `lease_runs` first: an agent that was away for longer
-than its lease is not told what others did meanwhile, for its list of agents may be what it was. It hears of that at
-the first beat that succeeds (`on_lapse`). One that cannot read the list for so long knows no more than one that was
-away, and counts as such.
+The list is read at every beat, and as soon as an agent announces that another one came, left or was missed. Agents must
+agree soon: a client that hears of an agent from one and not from another forgets it again, and librdkafka then waits a
+minute for the requests it had sent there. If a newer epoch of our address exists, we are fenced: nothing sealed under
+the old lease can be committed any more, and `renew` takes a new epoch for the next file.
+
+Code that answers from memory what only one agent may answer checks `lease_runs` first. An agent that was away for
+longer than its lease does not know what others did meanwhile; its list of agents may be out of date. It learns this at
+the first beat that succeeds (`on_lapse`). An agent that could not read the list for as long as a lease knows no more,
+and counts as away too.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ from runtime.runtime import Runtime
 _log = get_logger(__name__)
 
 NOTICE_MS = BEAT_MS + 500
-"""How long a draining agent goes on serving: by then every other one has read the list of agents again."""
+"""How long a draining agent goes on serving. By then every other agent has read the list of agents again."""
 NOTICE_POLL_MS = 100
 LOOK_MS_MIN = 100
-"""Between two looks that were asked for by announcements: many come at once when many agents come and go."""
+"""Least time between two reads of the list that announcements ask for; many announcements come when many agents come
+and go."""
 CLOCK_APART_MS = 60_000
-"""Our own clock is so far from the store's that somebody should be told, for it is of no use to anybody."""
+"""If our clock differs from the store's by this much, the log says so. Nothing here depends on it."""
 BEATS_TO_MEET_AGAIN = 2
-"""After an outage of the store the others' leases have run out as ours has: the list of before stands until they have
-had time to beat, or all partitions would move to whoever came first, and back. Not after an outage that our own lease
-outlived: others may have come and gone in it, and the next list is believed."""
+"""How long the list from before an outage stays in use. After an outage of the store, the others' leases have run out
+as ours has, and they need time to beat; otherwise all partitions would move to the first agent that is back, and
+back again. This does not hold after an outage that our own lease outlived: others may have come and gone meanwhile,
+and the next list is believed."""
 
 
 class Membership:
@@ -61,28 +64,28 @@ class Membership:
         self._beats: asyncio.Task[None] | None = None
         self._draining = False
         self._store_ahead_ms = 0.0
-        """What to add to our monotonic clock for the store's time."""
+        """The store's time less our monotonic clock."""
         self._apart = False
         self._beat_ms = float("-inf")
         self._store_beat_ms = 0
-        """When the last beat that succeeded was sent, and when the store took it, each by its own clock."""
+        """When we sent the last beat that succeeded, and when the store took it, each by its own clock."""
         self._looked_ms = float("-inf")
-        """When the list of agents was last asked for, with success."""
+        """When the list of agents was last read successfully."""
         self._lapsed_ms = float("-inf")
-        """When `on_lapse` was called last."""
+        """When `on_lapse` was last called."""
         self._lists_to_pass: int | None = None
-        """So many more lists are not believed, and the next one is, whatever comes; None: they are believed."""
+        """How many more lists are not believed; the list after them always is. None: lists are believed."""
         self.agents: Sequence[AgentInfo] = ()
         self.version = 0
-        """Grows whenever `agents` changes; encoded Metadata answers are cached under it."""
+        """Grows whenever `agents` changes; the key of cached Metadata answers."""
         self.on_change: Callable[[], None] | None = None
         """Called when `agents` has changed."""
         self.on_fatal: Callable[[Exception], None] | None = None
-        """Called when we may not go on: the schema was migrated and does not take this program, or the store went
-        back in time. Other connections may not know of it yet, so nobody else may ever say so."""
+        """Called when this agent must stop: the schema was migrated and does not support this program, or the store
+        went back in time. Other connections may not know it yet, so this may be the only report."""
         self.on_lapse: Callable[[], None] | None = None
-        """Called when our lease may have run out before it was extended, when it is a new one, and when the list of
-        agents was not read for as long as a lease: by now others may have had, and given back, what was ours."""
+        """Called in three cases: our lease may have run out before it was extended, it is a new lease, or the list of
+        agents was not read for as long as a lease. By now others may have owned, and given back, what was ours."""
 
     @property
     def current(self) -> WriterLease:
@@ -100,16 +103,16 @@ class Membership:
 
     @property
     def lease_runs(self) -> bool:
-        """Whether nobody can have taken us for dead yet, and we know who is alive."""
+        """No other agent can have taken us for dead yet, and our list of agents is fresh."""
         return self._clock.monotonic_ms() - min(self._beat_ms, self._looked_ms) <= LEASE_MS
 
     async def join(self) -> None:
-        """Take the lease and learn who else is alive. Raises MetadataUnavailableError."""
+        """Take the lease and learn which other agents are alive. Raises MetadataUnavailableError."""
         lease = self._lease = await self._metadata.register_agent(self._address)
         try:
             await self._beat(lease)
         except WriterFencedError:
-            # The address is ours, so this was the call of a predecessor, killed while it was on its way.
+            # The address is ours, so this row came from a killed predecessor whose call was still on its way.
             await self.renew(lease)
         self._see(await self._look())
         self._lists_to_pass = None  # a first beat says nothing about an outage
@@ -117,10 +120,10 @@ class Membership:
         self._beats = asyncio.create_task(self._beat_for_ever(), name="heartbeat")
 
     async def drain(self, notice_ms: float) -> None:
-        """Leave the Metadata answers of all agents; the lease goes on until `leave`.
+        """Leave the Metadata answers of all agents; the lease stays until `leave`.
 
-        Returns when the others have had a beat to hear of it, or nobody else is left, at the latest after `notice_ms`:
-        a client that is cut off earlier would be sent back to us.
+        Returns when the others have had a beat to notice, when no other agent is left, or at the latest after
+        `notice_ms`. A client that is cut off earlier would be sent back to us.
         """
         self._draining = True
         ends_ms = self._clock.monotonic_ms() + min(notice_ms, NOTICE_MS)
@@ -145,7 +148,7 @@ class Membership:
             self._beats.cancel()
             await asyncio.gather(self._beats, return_exceptions=True)
         if self._lease is None:
-            return  # joining failed; its error is the one to tell
+            return  # joining failed; report that error
         try:
             await self._metadata.unregister_agent(self._lease)
             await self._metadata.announce_agents()
@@ -153,14 +156,15 @@ class Membership:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
     async def renew(self, fenced: WriterLease) -> None:
-        """Take a new epoch, unless that was done since `fenced` was current. Waits until the store answers.
+        """Take a new epoch, unless `fenced` is no longer the current lease. Waits until the store answers.
 
-        Raises SchemaMismatchError and WentBackError, after `on_fatal` was told."""
+        Calls `on_fatal` first and then raises SchemaMismatchError or WentBackError.
+        """
         async with self._renewing:
             while self._lease == fenced:
                 try:
                     lease = await self._metadata.register_agent(self._address)
-                    await self._beat(lease)  # only then the store's time is known to one that joins
+                    await self._beat(lease)  # an agent that joins knows the store's time only now
                     self._lease = lease
                     self._lapsed()
                     await self._metadata.announce_agents()
@@ -189,7 +193,7 @@ class Membership:
                     self._lists_to_pass -= 1
                 else:
                     self._lists_to_pass = None
-                    if self._see(agents):  # missed, or come while a hint was lost: others may not know it yet
+                    if self._see(agents):  # missed, or it came while a hint was lost: others may not know it yet
                         await self._metadata.announce_agents()
             except WriterFencedError:
                 self._metrics.lease_errors_total.inc()
@@ -200,12 +204,12 @@ class Membership:
             except (SchemaMismatchError, WentBackError) as error:
                 self._halt(error)
                 return
-            except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
+            except Exception as error:  # one missed beat does no harm; the lease outlasts four
                 self._metrics.lease_errors_total.inc()
                 _log.warning("beat failed", error=str(error))
 
     async def _look_until_next_beat(self) -> None:
-        """Sleep for a beat, and look at the list of agents whenever it is said to have changed."""
+        """Sleep for one beat; meanwhile read the list of agents whenever it is announced to have changed."""
         next_ms = self._clock.monotonic_ms() + BEAT_MS
         while (left_ms := next_ms - self._clock.monotonic_ms()) > 0:
             if not await self._metadata.wait_for_agents(left_ms):
@@ -216,20 +220,20 @@ class Membership:
                 except (SchemaMismatchError, WentBackError):
                     raise
                 except Exception:
-                    return  # the beat says so, if that fails too
+                    return  # if that fails too, the beat reports it
             await self._clock.sleep_ms(LOOK_MS_MIN)
 
     async def _beat(self, lease: WriterLease) -> None:
         sent_ms = self._clock.monotonic_ms()
         now_ms = await self._metadata.heartbeat(lease, draining=self._draining)
         came_ms = self._clock.monotonic_ms()
-        # The answer took its time, so ours is behind by that.
+        # The answer took its time, so our estimate is behind by that much.
         self._store_ahead_ms = now_ms - came_ms
-        # By the store's clock too, on which leases run: ours may stand still while the machine sleeps.
+        # Compare by the store's clock too, on which leases run: ours may stand still while the machine sleeps.
         lapsed = max(came_ms - self._beat_ms, now_ms - self._store_beat_ms) > LEASE_MS
         self._beat_ms, self._store_beat_ms = max(sent_ms, self._beat_ms), now_ms
         if lapsed:
-            if self._lists_to_pass is None:  # one that is pending never grows, or there might be no end of it
+            if self._lists_to_pass is None:  # a call that is pending never grows, or its wait might never end
                 self._lists_to_pass = BEATS_TO_MEET_AGAIN
             self._lapsed()
         ahead_ms = self._clock.wall_ms() - now_ms
@@ -243,12 +247,12 @@ class Membership:
                 _log.info("this machine's clock agrees with the metadata store's again")
 
     async def _look(self) -> Sequence[AgentInfo]:
-        """Who is alive. Raises MetadataUnavailableError."""
+        """Read the list of live agents. Raises MetadataUnavailableError."""
         sent_ms = self._clock.monotonic_ms()
         agents = await self._metadata.live_agents()
         ended_ms = self._looked_ms + LEASE_MS
         self._looked_ms = max(sent_ms, self._looked_ms)
-        # Since it was told nothing was taken, for `lease_runs` was False.
+        # Nothing was taken over since, because `lease_runs` was False.
         if self._clock.monotonic_ms() > ended_ms >= self._lapsed_ms:
             self._lapsed()
         return agents
@@ -259,8 +263,8 @@ class Membership:
             self.on_lapse()
 
     def _see(self, agents: Sequence[AgentInfo]) -> bool:
-        """Whether that is another list than before."""
-        # An empty list (the last one drains) tells a client nothing it could use.
+        """Returns True if the list has changed."""
+        # An empty list (the last agent drains) would tell a client nothing useful.
         if agents and tuple(agents) != tuple(self.agents):
             self.agents = tuple(agents)
             self.version += 1

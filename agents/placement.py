@@ -1,8 +1,8 @@
-"""Which agent is named as leader of a partition: pure rendezvous hashing, the same answer on every agent.
+"""Which agent is named as the leader of a partition: rendezvous hashing, pure, with the same result on every agent.
 
-Any agent serves any partition; the name only makes writers and readers of a partition meet the same cache. When an
-agent comes or goes, only the partitions it wins or held move. The weight never uses `hash()`, which differs per
-process.
+Any agent serves any partition. The named leader only makes the writers and readers of a partition meet the same cache.
+When an agent comes or goes, only the partitions that it wins or held move. The weight never uses `hash()`, which
+differs per process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def weight(topic_id: uuid.UUID, partition: int, node_id: int) -> int:
 
 
 def leader(topic_id: uuid.UUID, partition: int, agents: Sequence[AgentInfo]) -> int:
-    """Node id of the agent with the highest weight, a tie going to the lower id; -1 when there is none."""
+    """Node id of the agent with the highest weight; the lower id wins a tie; -1 if there are no agents."""
     best, best_weight = -1, -1
     for agent in agents:
         mine = weight(topic_id, partition, agent.writer_id)
@@ -33,10 +33,10 @@ def leader(topic_id: uuid.UUID, partition: int, agents: Sequence[AgentInfo]) -> 
 
 
 def leaders(topic_id: uuid.UUID, partitions: range, agents: Sequence[AgentInfo]) -> list[int]:
-    """`leader` of each of these partitions of one topic, for a fraction of the time."""
+    """`leader` for each of these partitions of one topic, for a fraction of the time."""
     if len(agents) < 2:
         return [agents[0].writer_id if agents else -1] * len(partitions)
-    # By id, so that of two equal weights the lower id keeps its place.
+    # Sorted by id, so that of two equal weights the lower id wins.
     candidates = [(b":%d" % node_id, node_id) for node_id in sorted(agent.writer_id for agent in agents)]
     topic = f"{topic_id}:".encode()
     found: list[int] = []
@@ -44,7 +44,7 @@ def leaders(topic_id: uuid.UUID, partitions: range, agents: Sequence[AgentInfo])
         head = topic + b"%d" % partition
         best, best_weight = -1, b""
         for tail, node_id in candidates:
-            mine = blake2b(head + tail).digest()[:8]  # big-endian bytes of one length compare as their numbers do
+            mine = blake2b(head + tail).digest()[:8]  # big-endian bytes of equal length compare like their numbers
             if mine > best_weight:
                 best, best_weight = node_id, mine
         found.append(best)
@@ -52,11 +52,11 @@ def leaders(topic_id: uuid.UUID, partitions: range, agents: Sequence[AgentInfo])
 
 
 def zone_of(client_id: str | None) -> str:
-    """The zone a client names in its `client.id` (`...,zone=use1-az1`), or ""."""
+    """The zone that a client names in its `client.id` (`...,zone=use1-az1`), or ""."""
     found = _ZONE.search(client_id or "")
     return found.group(1) if found else ""
 
 
 def eligible(agents: Sequence[AgentInfo], zone: str) -> Sequence[AgentInfo]:
-    """The agents of the client's zone; all of them when it names none or the zone has none."""
+    """The agents of the client's zone; all agents if it names no zone or the zone has no agents."""
     return [agent for agent in agents if zone and agent.address.zone == zone] or agents

@@ -1,7 +1,7 @@
 """Producer ids for InitProducerId, from small blocks of the store.
 
-A block is used for BLOCK_MS at most: the store takes a producer id's age from its block, and an id that looks older
-than it is would be allowed to begin in the middle of its sequence. Ids that are left over are lost, of 2^63.
+A block is used for BLOCK_MS at most. The store takes a producer id's age from its block, and an id that looks older
+than it is could begin in the middle of its sequence. The unused rest of a block is lost; there are 2^63 ids.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ProducerIds:
         self._lock = asyncio.Lock()
 
     async def take(self) -> int:
-        """An id never given before. Raises MetadataUnavailableError."""
+        """A producer id that was never given before. Raises MetadataUnavailableError."""
         async with self._lock:
             now_ms = self._clock.monotonic_ms()
             if not self._block or now_ms >= self._until_ms:

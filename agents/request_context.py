@@ -1,10 +1,10 @@
-"""The request that is being worked on: what a log line needs to name it, and its trace where it has one.
+"""The request that is being worked on: the facts that name it in a log line, and its trace if it has one.
 
-A connection sets it (as `LOG_CONTEXT`) while it calls a handler, and takes it back: whatever the handler begins keeps
-it, and nothing else gets it. It is made for every request, so it holds references and formats nothing.
+A connection sets it (as `LOG_CONTEXT`) while it calls a handler, and resets it afterwards. Tasks that the handler
+starts keep it; nothing else gets it. One is made for every request, so it holds references and formats nothing.
 
-A trace is one span for the request, from its frame to the moment its answer is with the kernel, and under it the parts
-that it went through one after the other. Where no request is traced there is no `RequestTrace` at all.
+A trace is one span for the request, from its frame to the moment the kernel has its answer. Below it is one span for
+each step of the request, one after the other. A request that is not traced has no `RequestTrace` at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITIONS_SHOWN_MAX = 20
 
 
 class ClientConnection:
-    """Who is at the other end."""
+    """The client at the other end of a connection."""
 
     __slots__ = ("host", "number", "peer")
 
@@ -47,9 +47,9 @@ class RequestContext:
         self.header = header
         self.client = client
         self.waited_ms = 0.0
-        """For what the client itself wanted to wait for: records to come, the other members of its group."""
+        """Time that the client itself wanted to wait: for records to come, or for the other members of its group."""
         self.file_key = ""
-        """The L0 file that carries its records; the last of several."""
+        """The L0 file that carries its records; the last one of several."""
         self.trace: RequestTrace | None = None
 
     @property
@@ -58,7 +58,7 @@ class RequestContext:
 
     @property
     def name(self) -> str:
-        """Short and unique in a process, for lists of requests."""
+        """Short and unique within a process, for lists of requests."""
         return f"{self.client.number}:{self.header.correlation_id}"
 
     def log_facts(self) -> Mapping[str, Any]:
@@ -73,19 +73,19 @@ class RequestContext:
 
 
 def current_request() -> RequestContext | None:
-    """None outside of a request: in loops of the agent, and in tests that call a part alone."""
+    """None outside of a request: in the agent's own loops, and in tests that call one part alone."""
     context = LOG_CONTEXT.get()
     return context if isinstance(context, RequestContext) else None
 
 
 def client_host() -> str:
-    """Of the client whose request it is, without port; "" where it is not known."""
+    """The client's host without its port; "" if it is not known."""
     request = current_request()
     return "" if request is None else request.client.host
 
 
 class RequestTrace:
-    """The span of a request, and the part of it that is under way."""
+    """The span of a request, and the step of it that is under way."""
 
     __slots__ = ("_api", "_part", "span")
 
@@ -112,7 +112,7 @@ class RequestTrace:
         self._part: Span | None = self.span.child("read", ago_ms=ago_ms)
 
     def begin(self, part: str) -> None:
-        """The part before is over, and the next begins."""
+        """End the step before and begin the next."""
         self.end_part()
         self._part = self.span.child(part)
 
@@ -122,7 +122,7 @@ class RequestTrace:
             self._part = None
 
     def about(self, places: Iterable[tuple[str | None, int]], *, records: int | None = None) -> None:
-        """What it is for: (topic, partition) of all its parts; None for a topic that is not known."""
+        """The request's (topic, partition) pairs; None for a topic that is not known."""
         known = [(topic, partition) for topic, partition in places if topic is not None]
         topics = {topic for topic, _ in known}
         if len(topics) == 1:
@@ -143,13 +143,13 @@ class RequestTrace:
 
 
 def about_group(request: Message) -> Mapping[str, str]:
-    """Attributes of requests that are about one group."""
+    """Span attributes for requests about one group."""
     group_id = getattr(request, "group_id", None)
     return {"messaging.consumer.group.name": group_id} if isinstance(group_id, str) and group_id else {}
 
 
 def error_of(answer: Message | None) -> str:
-    """The name of the first error in an answer; "" when there is none. It looks through all of it."""
+    """The name of the first error in an answer, found by a search through all of it; "" if there is none."""
     code = 0 if answer is None else _first_error(answer)
     if not code:
         return ""
@@ -174,4 +174,4 @@ def _first_error(value: object, depth: int = 0) -> int:
 
 
 _LISTS = ("responses", "partition_responses", "topics", "partitions")
-"""Where answers keep the answers of their parts."""
+"""The fields in which answers keep the answers of their parts."""

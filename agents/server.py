@@ -1,10 +1,10 @@
-"""The listening side of an agent: connections, and the bounds they share.
+"""The listening side of an agent: connections, and the bounds that they share.
 
 - *Connections*: at most `connections.max`; one more is closed at once.
 - *Produce*: while the write path holds `produce.buffer.bytes.max`, connections that have sent Produce are not read.
-- *Requests*: bytes of requests that have not begun are bounded by `request.bytes.max` over all connections. Above it,
-  connections in the middle of a large frame wait, save the one that began first: it may finish, so that somebody always
-  does. If that one falls silent it is closed.
+- *Requests*: the bytes of requests that have not begun are bounded by `request.bytes.max` over all connections. Above
+  it, connections in the middle of a large frame wait, except the one that began first. That one may finish, so that
+  there is always progress; if it falls silent, it is closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SILENT_MS_MAX = 10_000
 STALLED_MS_MAX = 30_000
 """How long a client may take next to nothing (64 KiB) of an answer."""
 STALLED_MS_WHEN_WAITED_FOR = 3_000
-"""The same, while fetches of others wait for the memory that it holds."""
+"""The same bound while fetches of other clients wait for the memory that this client holds."""
 FLUSH_MS_MAX = 2_000
 """How long a client may take to read its last answers when the agent stops."""
 FLUSH_POLL_MS = 5
@@ -41,10 +41,9 @@ class AddressError(BadInputError):
 
 
 def bind(address: str) -> socket.socket:
-    """Take the address HOST:PORT (port 0 = any; IPv6 in brackets), before anything is said to anybody. Raises
-    AddressError.
+    """Take the address HOST:PORT (port 0 = any; IPv6 in brackets) before the agent registers. Raises AddressError.
 
-    An agent that cannot have its address must not register under it: that would fence the one that runs there.
+    An agent that cannot have its address must not register under it: that would fence the agent that runs there.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

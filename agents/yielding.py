@@ -1,4 +1,4 @@
-"""Turns of the event loop between the parts of a large request: one client's may not be everybody's wait."""
+"""Chunks of a large request, with turns of the event loop between them, so that one client does not block the others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
 PARTS_PER_TURN = 2_000
-"""Takes some milliseconds; nearly every request has fewer and is answered without giving way."""
+"""Takes some milliseconds. Nearly every request has fewer parts and is answered without yielding."""
 
 T = TypeVar("T")
 
 
 async def chunks_with_yields(parts: Sequence[T], parts_per_turn: int = PARTS_PER_TURN) -> AsyncIterator[Sequence[T]]:
-    """The parts in order, some at a time; others have a turn after each such some but the last."""
+    """The parts in order, in chunks; the event loop gets a turn between two chunks."""
     if len(parts) <= parts_per_turn:
         yield parts
         return
@@ -24,7 +24,7 @@ async def chunks_with_yields(parts: Sequence[T], parts_per_turn: int = PARTS_PER
 
 
 class LoopYielder:
-    """One request's parts, one by one, where they are lists within lists: all of them count for the next turn."""
+    """Yields to the event loop while nested lists of one request are walked; the parts of all lists count together."""
 
     def __init__(self) -> None:
         self._left = PARTS_PER_TURN

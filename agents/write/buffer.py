@@ -1,15 +1,16 @@
 """When is a file full? Pure: submissions and times in, a decision out.
 
-A file is sealed, whichever comes first:
-- *size*: `file_bytes` are buffered, or `file_batches` batches: a commit costs time by the batch, and one that outlasts
-  the store's statement timeout could never succeed;
-- *linger*: the oldest submission has waited `linger_ms`;
-- *early*: at least `early_bytes` are buffered and nothing has arrived for `early_idle_ms`. Then every writer is likely
-  waiting for us (a client whose window is full sends nothing until it is answered), so more waiting buys no bytes.
-  The bill of PUTs stays bounded: by the second, at most `early_per_second` such seals; and by the byte, for only a
-  file of `early_free_bytes` or more is not counted among them (at 512 KiB that is 2,048 PUTs a GiB at most).
+The first of these seals a file:
 
-The buffer holds no more than its owner admits; it has no bound of its own.
+- *size*: `file_bytes` are buffered, or `file_batches` batches. A commit costs time per batch, and a commit that
+  outlasts the store's statement timeout could never succeed.
+- *linger*: the oldest submission has waited `linger_ms`.
+- *early*: at least `early_bytes` are buffered and nothing has arrived for `early_idle_ms`. Then every writer is likely
+  to wait for us (a client whose window is full sends nothing until it is answered), so a longer wait brings no bytes.
+  Two bounds keep the bill for PUTs small: at most `early_per_second` such seals, and files of `early_free_bytes` or
+  more do not count among them (at 512 KiB that is 2,048 PUTs a GiB at most).
+
+The buffer has no bound of its own; its owner bounds what it submits.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class WriteBuffer:
         self.batches += len(submission.batches)
 
     def due(self, now_ms: float) -> SealReason | None:
-        """Why the buffer should be sealed now; None = not yet."""
+        """The reason to seal the buffer now; None = not yet."""
         if not self._submissions:
             return None
         if self.bytes >= self._options.file_bytes or self.batches >= self._options.file_batches:

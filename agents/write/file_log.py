@@ -1,9 +1,9 @@
-"""What is told of an L0 file on its way from the buffer to its commit: log lines, and a span where it is traced.
+"""Log lines and the span of an L0 file on its way from the buffer to its commit.
 
-Every line about a file names its object key, so that one search for the key shows its life; at level debug each
-request whose records it carries has a line of its own with that key ("records sealed"), which is how a client's
-correlation id leads to the file. The span of a file stands alone and is linked, both ways, to the requests that it
-carries and that are traced; where none is, it is not traced either.
+Every line about a file names its object key, so that one search for the key shows the file's life. At level debug, each
+request whose records the file carries has a line of its own with that key ("records sealed"): a client's correlation id
+leads to the file. The span of a file has no parent. It is linked, both ways, to the traced requests that the file
+carries; if none of them is traced, neither is the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REQUESTS_NAMED_MAX = 50
 
 
 def note_sealed(key: str, seq: int, reason: SealReason, sealed: SealedL0) -> None:
-    """Mark the requests with their file, and tell of both at level debug."""
+    """Mark the requests with their file, and log both at level debug."""
     for submission in sealed.submissions:
         if submission.request is not None:
             submission.request.file_key = key
@@ -39,7 +39,7 @@ def note_sealed(key: str, seq: int, reason: SealReason, sealed: SealedL0) -> Non
 
 
 def begin_span(tracing: Tracing, key: str, reason: SealReason, sealed: SealedL0) -> Span | None:
-    """None when no request that the file carries is traced."""
+    """None if no request that the file carries is traced."""
     requests = {id(each.request): each.request for each in sealed.submissions}
     carried = [each.trace for each in requests.values() if each is not None and each.trace is not None]
     if not carried:
@@ -73,7 +73,7 @@ def about_file(key: str) -> About:
 
 
 def requests_named(submissions: Sequence[Submission]) -> dict[str, Any]:
-    """Whose records they are, as CONNECTION:CORRELATION_ID, for a line about a file that failed."""
+    """The requests that the records came from, as CONNECTION:CORRELATION_ID, for a line about a file that failed."""
     names = [each.request.name for each in submissions[:REQUESTS_NAMED_MAX] if each.request is not None]
     more = len(submissions) - len(submissions[:REQUESTS_NAMED_MAX])
     return {"requests": names, **({"more_requests": more} if more else {})}

@@ -1,15 +1,16 @@
 """The write path's shell: buffer -> seal -> PUT -> commit -> answer.
 
-PUTs overlap, at most `uploads_max` at a time; commits keep the order of sealing, one at a time, because a producer's
-next batch may lie in the next file. What a crash leaves behind at each step:
+PUTs overlap, at most `uploads_max` at a time. Commits keep the order of sealing, one at a time, because a producer's
+next batch may lie in the next file. A crash leaves behind:
 
 - before the PUT: nothing; clients were not answered and send again;
 - after the PUT, before the commit: an orphan object, which only the janitor may delete;
 - after the commit, before the answer: committed records; an idempotent retry is recognised as a duplicate.
 
-When the answer to a commit is lost, the same call is made again until it answers, and later commits wait: anything else
-would either lose what was stored or store it twice. A file whose PUT failed for good is answered with a retriable error
-and never committed. `bytes` counts what is buffered or in flight; the server stops reading producers above its bound.
+If the answer to a commit is lost, the same call is repeated until it answers, and later commits wait: anything else
+would lose stored records or store them twice. If the PUT of a file fails for good, its clients get a retriable error
+and the file is never committed. `bytes` counts what is buffered or in flight; the server stops reading producers above
+its bound.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ COMMIT_BACKOFF_MS_MAX = 2_000.0
 
 @dataclass(frozen=True, slots=True)
 class FileOnItsWay:
-    """A sealed file between its PUT and its commit; it keeps the lease it was sealed under."""
+    """A sealed file between its PUT and its commit; it keeps the lease that it was sealed under."""
 
     lease: WriterLease
     seq: int
@@ -57,7 +58,7 @@ class FileOnItsWay:
     sealed: SealedL0
     uploaded: asyncio.Task[None]
     span: Span | None
-    """Where a request is traced that it carries."""
+    """None unless one of its requests is traced."""
 
 
 class Lease(Protocol):
@@ -67,7 +68,8 @@ class Lease(Protocol):
     def current(self) -> WriterLease: ...
 
     def now_ms(self) -> int:
-        """The metadata store's time, by which rows are dated: keys must tell the same, whatever our own clock says."""
+        """The metadata store's time, which also dates the rows. Keys must carry the same time, whatever our own clock
+        says."""
         ...
 
     async def renew(self, fenced: WriterLease) -> None: ...
@@ -118,7 +120,7 @@ class WritePath:
         self._committer = asyncio.create_task(self._commit_in_order(), name="committer")
 
     async def drain(self) -> None:
-        """Seal what is buffered, wait until every file is committed and answered, then end."""
+        """Seal the buffer, wait until every file is committed and answered, then end."""
         self._draining = True
         self._poke()
         if self._committer is not None:
@@ -127,7 +129,7 @@ class WritePath:
             await self._committer
 
     async def close(self) -> None:
-        """End now. What was not committed is not answered; its clients send it again."""
+        """End now. Uncommitted files are not answered; their clients send the records again."""
         if self._timer is not None:
             self._timer.cancel()
         tasks = [*self._uploads, *([self._committer] if self._committer is not None else [])]
@@ -148,7 +150,7 @@ class WritePath:
     # ---- seal
 
     def _poke(self) -> None:
-        """Seal whatever is due, and set the timer for what will be."""
+        """Seal every file that is due, and set the timer for the next."""
         now_ms = self._clock.monotonic_ms()
         while len(self._uploads) < self._uploads_max:
             reason = SealReason.DRAIN if self._draining and len(self._buffer) else self._buffer.due(now_ms)
@@ -156,13 +158,13 @@ class WritePath:
                 break
             self._seal(reason, now_ms)
         due_ms = self._buffer.next_due_ms()
-        # With every upload slot taken, the end of an upload pokes us instead of a timer.
+        # If every upload slot is taken, the end of an upload pokes us instead of a timer.
         if due_ms is not None and len(self._uploads) < self._uploads_max:
             self._wake_at(due_ms, now_ms)
 
     def _wake_at(self, due_ms: float, now_ms: float) -> None:
         if self._timer is not None:
-            # A timer that rings too early re-arms itself: arrivals push the early seal back all the time.
+            # A timer that rings too early sets itself again: arrivals push the early seal back all the time.
             if self._timer_due_ms <= due_ms:
                 return
             self._timer.cancel()
@@ -180,8 +182,8 @@ class WritePath:
         if lease.epoch != self._seq_epoch:
             self._seq, self._seq_epoch = 0, lease.epoch
         self._seq += 1
-        # in the order of sealing, though the store's clock goes back or a beat's answer took its time: see
-        # `siltstone/ops/rebuild/uncommitted.py`
+        # Strictly increasing in the order of sealing, even if the store's clock goes back or a beat's answer is late:
+        # `siltstone/ops/rebuild/uncommitted.py` relies on it.
         self._named_ms = max(store_ms, self._named_ms + 1)
         key = file_key(
             level=0,
@@ -205,7 +207,7 @@ class WritePath:
     # ---- PUT
 
     async def _upload(self, key: str, sealed: SealedL0, span: Span | None) -> None:
-        # A task's own context: this is the work of the file, not of the request that happened to fill it.
+        # A context of its own: this is the work of the file, not of the request that happened to fill it.
         LOG_CONTEXT.set(about_file(key))
         CURRENT_SPAN.set(span)
         started_ms = self._clock.monotonic_ms()
@@ -215,10 +217,10 @@ class WritePath:
         _log.debug("file put", elapsed_ms=round(put_ms, 1))
 
     def _uploaded(self, task: asyncio.Task[None]) -> None:
-        """A slot is free: what could not be sealed for want of one may be due."""
+        """A slot is free: a file that had to wait for one may be due."""
         self._uploads.discard(task)
         if not task.cancelled():
-            task.exception()  # the committer hears of it; a file given up at close has nobody else to ask
+            task.exception()  # the committer reports it; for a file given up at close this marks the exception as seen
             self._poke()
 
     # ---- commit
@@ -230,7 +232,7 @@ class WritePath:
                 return
             with log_context(about_file(file.key)):
                 await self._finish_or_give_up(file)
-            # Its bytes and replies are not kept until the next file comes.
+            # Do not keep its bytes and replies until the next file comes.
             del file
 
     async def _finish_or_give_up(self, file: FileOnItsWay) -> None:
@@ -238,7 +240,7 @@ class WritePath:
             await self._finish(file)
         except Exception as error:  # whatever it is, the clients behind this file must hear and the next go on
             _log.exception("file not committed")
-            # Nobody knows whether it was stored; this is the error that tells a client just that.
+            # It is unknown whether the file was stored; this error tells a client exactly that.
             self._give_up(file, ErrorCode.REQUEST_TIMED_OUT, str(error))
         finally:
             if file.span is not None:
@@ -252,7 +254,7 @@ class WritePath:
         try:
             committed = await self._commit_until_answered(file)
         except WriterFencedError as error:
-            # Somebody registered our address after us: this file can never be committed, the next ones may be.
+            # Another agent registered our address after us: this file can never be committed, the next ones may be.
             self._give_up(file, ErrorCode.NOT_LEADER_OR_FOLLOWER, str(error))
             return await self._lease.renew(file.lease)
         except CommitRefusedError as error:

@@ -1,9 +1,9 @@
-"""The answer to one produce request, while it waits: filled in as its submissions are committed, given when all are.
+"""The answer to one produce request while it waits. Commits fill it in; it is given when all its submissions are done.
 
-There may be thousands of these at a time, so each is a future and a timer, not a task. Three things end one, whichever
-comes first: the last result; the client's own timeout (the batches may yet be committed, and an idempotent producer's
-retry will then be a duplicate); the end of the connection, which cancels the future. While the write stall delays
-answers, the last result only begins the delay.
+There may be thousands of these at a time, so each is a future and a timer, not a task. The first of three events ends
+it: the last result; the client's own timeout (the batches may still be committed, and an idempotent producer's retry is
+then a duplicate); the end of the connection, which cancels the future. While the write stall delays answers, the last
+result only starts the delay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceResponse, ProduceResponse
 
 TIMEOUT_MS_MIN = 1_000
-"""A client's `request.timeout.ms` is about replicas; a file that lingers for part of a second is no reason to fail."""
+"""A client's `request.timeout.ms` is about replicas. A file that lingers for part of a second is no reason to fail."""
 
 
 class ProduceReply:
@@ -33,8 +33,7 @@ class ProduceReply:
         timers: Context | None = None,
         gone: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ) -> None:
-        """`timers`: the context that the time-out runs in. `gone` is what the client is told of a topic that is not
-        there any more."""
+        """`timers`: the context that the time-out runs in. `gone`: the error for a topic that no longer exists."""
         loop = asyncio.get_running_loop()
         self.future: asyncio.Future[ProduceResponse | None] = loop.create_future()
         self._response = response
@@ -51,14 +50,15 @@ class ProduceReply:
         self.future.add_done_callback(self._end)
 
     def share(self, answers: Sequence[PartitionProduceResponse]) -> Share:
-        """The promise of one submission, whose results go into `answers`. Ask for all before the first is handed on."""
+        """The promise of one submission, whose results go into `answers`. Ask for all promises before the first is
+        handed on."""
         share = Share(self, answers)
         self._shares.append(share)
         self._missing += 1
         return share
 
     def settle(self, settled: int) -> None:
-        """So many shares have their results."""
+        """This many more submissions have their results."""
         self._missing -= settled
         if self._missing:
             return
@@ -83,7 +83,7 @@ class ProduceReply:
         self._give()
 
     def _end(self, future: asyncio.Future[ProduceResponse | None]) -> None:
-        """Given, or the client is gone: nothing of it may wait for a timeout that the client chose."""
+        """Given, or the client is gone: keep nothing until the timeout, which the client chose."""
         self._timer.cancel()
         if future.cancelled() and self._delay is not None:
             self._delay.cancel()
@@ -95,7 +95,7 @@ class ProduceReply:
 
 
 class Share:
-    """What one submission promises (`submission.Promise`)."""
+    """The promise of one submission (`submission.Promise`)."""
 
     __slots__ = ("_reply", "answers")
 
@@ -104,7 +104,7 @@ class Share:
         self.answers = answers
 
     def done(self) -> bool:
-        """Nobody waits any more: the client was told that the time is over, or has gone."""
+        """No client waits any more: its request timed out, or it disconnected."""
         return self._reply.future.done()
 
     def set_result(self, result: Sequence[BatchResult], /) -> None:

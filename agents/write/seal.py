@@ -1,10 +1,11 @@
-"""From submissions to one L0 file and the commit that goes with it. Pure.
+"""From submissions to one L0 file and its commit. Pure.
 
-Batches are grouped by partition, ascending by partition id, and keep their order of arrival inside it: the commit
-function chains the sequences of a producer in that order. Bytes are joined once; records are never re-encoded. On
+Batches are grouped by partition, ascending by partition id, and keep their order of arrival within it, because the
+commit function chains a producer's sequences in that order. Bytes are joined once; records are never re-encoded. On
 topics with LogAppendTime the header is stamped here, at the last moment before the bytes are fixed.
 
-The bytes of a long batch were read once, when its CRC was checked; the sums of extent and file follow from that one.
+The bytes of a long batch were read once, for its CRC; the checksums of the extent and the file are derived from that
+one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class SealedL0:
     """In file order, as the commit wants them."""
     submissions: Sequence[Submission]
     places: tuple[_Place, ...]
-    """For each of `batches`: where it came from."""
+    """The origin of each of `batches`."""
 
     def results_by_submission(self, results: Sequence[BatchResult]) -> list[list[BatchResult]]:
         """Turn the commit's results, in file order, back into one list per submission."""
@@ -65,7 +66,7 @@ def seal(submissions: Sequence[Submission], *, now_ms: int) -> SealedL0:
 def _commit_row(batch: PendingBatch, position: int, now_ms: int) -> L0Batch:
     header = batch.header
     append_time_ms = -1
-    # The base timestamp is the first record's, not the least; a header cannot say more.
+    # The base timestamp is the first record's, not the least; a header cannot hold more.
     max_timestamp_ms = header.max_timestamp_ms
     min_timestamp_ms = min(header.base_timestamp_ms, max_timestamp_ms)
     if batch.log_append_time:
@@ -85,7 +86,7 @@ def _commit_row(batch: PendingBatch, position: int, now_ms: int) -> L0Batch:
 
 
 def _extent(batches: Sequence[PendingBatch], rows: Sequence[L0Batch], now_ms: int) -> ExtentSource:
-    """The extent of one partition; `rows` are those of its batches."""
+    """The extent of one partition; `rows` are the rows of its batches."""
     chunks: list[bytes | memoryview] = []
     crcs: list[int | None] = []
     record_count, some_long = 0, False

@@ -1,14 +1,15 @@
-"""The write stall: what producers feel when live L0 files pile up because merging lags behind.
+"""The write stall: how producers feel that live L0 files pile up because merges lag behind.
 
-Every live L0 file is rows in Postgres, entries in the memory of every agent and one more object for readers to open, so
-their number must not grow for ever. Two limits bound it (`l0.stall.files`, `l0.refuse.files`; 0 switches one off):
+Every live L0 file costs rows in Postgres, entries in the memory of every agent and one more object for readers to open,
+so their number must not grow for ever. Two limits bound it (`l0.stall.files`, `l0.refuse.files`; 0 switches one off):
 
-- above the first, *answers* to produce are delayed, by DELAY_MS_MIN at once and more the nearer the second comes.
-  Never the commit: it goes on in order, so that one producer's delay is not another's, and what is stored can be read;
-- above the second, produce is refused with a retriable error, after the longest delay, so that retries do not flood us.
+- Above the first, *answers* to produce are delayed: by DELAY_MS_MIN at once, and by more the nearer the second limit
+  is. The commit is never delayed: commits go on in order, so one producer's delay is not another's, and stored records
+  can be read.
+- Above the second, produce is refused with a retriable error, after the longest delay, so that retries do not flood us.
 
-Writing resumes by itself as soon as files go. `decide` is the rule, pure; `WriteStall` acts it out for one agent.
-A crash during a delay is one between commit and answer: a retry of an idempotent producer is a duplicate.
+Writing resumes by itself when the number of files falls. `decide` is the rule, pure; `WriteStall` applies it in one
+agent. A crash during a delay is a crash between commit and answer: the retry of an idempotent producer is a duplicate.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ _log = get_logger(__name__)
 
 DELAY_MS_MIN = 50.0
 DELAY_MS_MAX = 1_000.0
-"""A sixth of the 30 s after which librdkafka and the Java client give a request up (their default
-`request.timeout.ms`): linger, PUT, commit and the requests before it on the connection have the rest."""
+"""A sixth of the 30 s after which librdkafka and the Java client give up a request (their default
+`request.timeout.ms`). Linger, PUT, commit and earlier requests on the connection have the rest."""
 REQUEST_SHARE_MAX = 0.5
-"""Of the time a client gives its own request, for clients that give less: later than that no answer is held back."""
+"""Share of the time that a client gives its own request; no answer is held back beyond it. It matters for clients with
+short timeouts."""
 SPAN_WITHOUT_REFUSAL = 5
-"""Where nothing is ever refused the longest delay comes at this many times `l0.stall.files`."""
+"""If nothing is ever refused, the longest delay is reached at this many times `l0.stall.files`."""
 LEFT_BELOW = 0.9
-"""The alarm ends below this share of the limit it began at, so that a count that hovers there is one alarm."""
+"""The alarm ends below this share of the limit that it began at, so that a count that hovers there raises one alarm."""
 DELAYED_MAX = 20_000
-"""Answers held back at once (some 5 KB each, their records are gone). One more, and the oldest leaves at once."""
+"""Answers held back at once (some 5 KB each; their records are gone). One more, and the oldest leaves at once."""
 REMEDY = "is the compactor running, and does it keep up? see the metric siltstone_live_l0_files"
 
 
@@ -60,7 +62,7 @@ class Verdict:
 
 
 def decide(live_files: int, limits: StallLimits) -> Verdict:
-    """What producers feel at this many live L0 files."""
+    """The delay or refusal at this many live L0 files."""
     if limits.refuse_files and live_files > limits.refuse_files:
         return Verdict(level=StallLevel.REFUSING, delay_ms=DELAY_MS_MAX)
     if not limits.stall_files or live_files <= limits.stall_files:
@@ -71,19 +73,19 @@ def decide(live_files: int, limits: StallLimits) -> Verdict:
 
 
 def decide_alarm(alarm: StallLevel, live_files: int, limits: StallLimits) -> StallLevel:
-    """The level to be alarmed at after `alarm`: up at once, down only when the files are clearly below its limit."""
-    # Asked of a count that is larger by the margin: above, say, 90 % of a limit is not yet left.
+    """The next level after `alarm`: up at once, down only when the files are clearly below its limit."""
+    # Decide for a count that is larger by the margin: at, say, 90 % of a limit the alarm goes on.
     stays = decide(int(live_files / LEFT_BELOW), limits).level
     return max(decide(live_files, limits).level, min(alarm, stays))
 
 
 def patience_ms(timeout_ms: float, waited_ms: float) -> float:
-    """How long an answer may be held back, for a request that its client gave `timeout_ms` and that has waited."""
+    """How long an answer may be held back for a request with `timeout_ms` that has already waited `waited_ms`."""
     return max(timeout_ms * REQUEST_SHARE_MAX - waited_ms, 0.0)
 
 
 class WriteStall:
-    """One agent's stall. Told of every change of the count; asked by every produce request."""
+    """One agent's stall. The follower reports every change of the count; every produce request asks."""
 
     def __init__(self, limits: StallLimits, metrics: Metrics) -> None:
         self._limits = limits
@@ -101,13 +103,13 @@ class WriteStall:
 
     @property
     def refusal(self) -> str | None:
-        """Why produce is refused now; None = it is not."""
+        """The reason why produce is refused now; None = it is not."""
         if self._verdict.level is not StallLevel.REFUSING:
             return None
         return f"there are more live L0 files than l0.refuse.files ({self._limits.refuse_files}): merging lags behind"
 
     def files_changed(self, live_files: int) -> None:
-        """Take note of how many live L0 files there are."""
+        """Take note of the number of live L0 files."""
         self._verdict = decide(live_files, self._limits)
         self._metrics.write_stall_delay_seconds.set(self._verdict.delay_ms / 1000)
         self._metrics.write_stall_refusing.set(self._verdict.level is StallLevel.REFUSING)
@@ -139,7 +141,7 @@ class WriteStall:
             self._delayed.pop(turn, None)
 
     def end(self) -> None:
-        """Hold nothing back from now on: the agent stops, and what is stored is answered."""
+        """Hold nothing back from now on: the agent stops, and stored records are answered."""
         self._ended = True
         self._let_go()
 

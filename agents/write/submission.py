@@ -1,4 +1,4 @@
-"""What a Produce request hands to the write path: its accepted batches, and a promise of a result for each."""
+"""The batches that a Produce request hands to the write path, and a promise of a result for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PendingBatch:
 
 
 class Promise(Protocol):
-    """Where the results go: an asyncio.Future in the agent, a list in a test."""
+    """Takes the results: an asyncio.Future in the agent, a list in a test."""
 
     def done(self) -> bool: ...
 
@@ -33,14 +33,14 @@ class Promise(Protocol):
 
 
 BATCHES_MAX = 5_000
-"""Of one submission, and so of one file: a commit takes about 20 microseconds a batch, and must end well within the
-store's statement timeout however slow the machine is."""
+"""Batches of one submission, and so of one file. A commit takes about 20 microseconds per batch and must end well
+within the store's statement timeout, however slow the machine is."""
 
 
 SUBMISSION_BYTES = 2_560
 BATCH_BYTES = 1_024
-"""What this process holds for a waiting request, and for each batch in it, beside the records: measured. A bound that
-counted records alone would let requests of one small record each take fifteen times as much."""
+"""Measured memory that this process holds for a waiting request, and for each batch in it, besides the records. A bound
+that counted records alone would let requests of one small record each take fifteen times as much."""
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class Submission:
     promise: Promise
     request: RequestContext | None = None
     bytes: int = field(init=False)
-    """Of records: what a file is sealed by."""
+    """Bytes of records; a file is sealed by this."""
     held_bytes: int = field(init=False)
-    """Of everything that waits for the answer: what memory is bounded by."""
+    """Bytes of everything that waits for the answer; memory is bounded by this."""
 
     def __post_init__(self) -> None:
         self.bytes = sum(len(batch.records) for batch in self.batches)
-        # One small batch keeps the whole request alive, though all else in it was refused.
+        # One small batch keeps the whole request alive, even if all its other batches were refused.
         frame_bytes = max((memoryview(cast(bytes, batch.records.obj)).nbytes for batch in self.batches[:1]), default=0)
         self.held_bytes = max(self.bytes, frame_bytes) + SUBMISSION_BYTES + BATCH_BYTES * len(self.batches)

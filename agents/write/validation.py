@@ -1,26 +1,32 @@
-"""What a produced batch must be before it is stored: Kafka's checks, in Kafka's order, decided from bytes alone.
+"""The checks of a produced batch before it is stored: Kafka's checks, in Kafka's order, on bytes alone.
 
-Most batches are judged by their 61-byte header and their CRC, a microsecond or so; their records are neither unfolded
-nor read, and are stored as sent. The records are walked (and decompressed, within a bound) only where a rule needs it:
+Most batches are judged by their 61-byte header and their CRC, in about a microsecond; their records are neither
+decompressed nor read, and are stored as sent. The records are walked (and decompressed, within a bound) only where a
+rule needs it:
 
-- on a compacted topic, for null keys and for offset deltas, which must count from 0: cleaning tells by offsets which
-  record is latest; the whole payload is then checked for well-formedness;
-- where `message.timestamp.before.max.ms` is set, for old timestamps: the header holds the largest, not the least;
-- once the header's max timestamp has broken `message.timestamp.after.max.ms`, to say which records did.
+- on a compacted topic, for null keys and for offset deltas, which must count from 0: cleaning finds the latest record
+  by offsets. The whole payload is then checked for well-formedness;
+- if `message.timestamp.before.max.ms` is set, for old timestamps: the header holds the largest, not the least;
+- if the header's max timestamp has broken `message.timestamp.after.max.ms`, to name the records at fault.
 
 The order: readable header, magic, transactional (53), zstd by version (76), one batch only (87); internal topic (17);
 base offset (87); size (10); length and CRC (2); offset range and counts, control, sequence (87); codec (76);
 LogAppendTime bit and timestamps (32); too much to walk (10); null keys, offset deltas and malformed records (87);
-segment size (18).
-Source: `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords`, `LogValidator`.
+segment size (18). Source: `ProduceRequest.validateRecords`, `UnifiedLog.analyzeAndValidateRecords`, `LogValidator`.
 
-Stricter than Kafka, because payloads are stored as sent and never rebuilt: bytes after the batch are refused, not cut
-off; the LogAppendTime bit is refused on every topic, where Kafka clears it on CreateTime topics; and a max timestamp
-that no record has is not corrected, so one that lies in the future is refused though no record does. A delete horizon,
-which only the cleaner writes, is refused too: it would have tombstones dropped at once. A compacted topic refuses
-offset deltas that do not count from 0, where Kafka rebuilds a compressed batch and stores an uncompressed one. And
-what is walked is bounded: the walk holds up every other connection. Laxer: where no rule walks the records, a malformed
-payload under a good CRC is stored as sent; it is its readers' error, and cleaning leaves it as it is.
+Stricter than Kafka, because payloads are stored as sent and never rebuilt:
+
+- Bytes after the batch are refused, not cut off.
+- The LogAppendTime bit is refused on every topic; Kafka clears it on CreateTime topics.
+- A max timestamp that no record has is not corrected. If it lies in the future the batch is refused, even if no record
+  does.
+- A delete horizon, which only the cleaner writes, is refused: tombstones would be dropped at once.
+- A compacted topic refuses offset deltas that do not count from 0. Kafka rebuilds a compressed batch and stores an
+  uncompressed one.
+- The records that are walked are bounded, because the walk holds up every other connection.
+
+Laxer: if no rule walks the records, a malformed payload under a good CRC is stored as sent. Its readers get the error,
+and cleaning leaves it as it is.
 """
 
 from __future__ import annotations
@@ -56,29 +62,29 @@ from wire.records import (
 )
 
 TIMESTAMP_BEFORE_MS_DEFAULT = 2**63 - 1
-"""`message.timestamp.before.max.ms` when nobody set it (Long.MAX_VALUE): no record is too old, so none is looked at."""
+"""`message.timestamp.before.max.ms` if it is not set (Long.MAX_VALUE): no record is too old, so none is read."""
 
 WALK_RATIO_MAX = 64
-"""A walked batch may unfold to this many times the topic's `message_bytes_max`, and never to more than
-`DECOMPRESSED_BYTES_MAX`. Kafka has no such bound: it streams, where we hold the payload."""
+"""A walked batch may decompress to this many times the topic's `message_bytes_max`, and never to more than
+`DECOMPRESSED_BYTES_MAX`. Kafka has no such bound: it streams, while we hold the payload."""
 
 WALKED_FIELDS_MAX = 250_000
-"""Records and headers of a walked batch, together. At about 1.2 us each the walk takes 0.3 s of a core at most. An
-uncompressed batch of the default `max.message.bytes` has room for 150,000 records. Kafka has no such bound. The error
-is MESSAGE_TOO_LARGE, on which the Java producer splits the batch and sends the parts."""
+"""Records and headers of a walked batch, together. At about 1.2 us each the walk takes at most 0.3 s of a core. An
+uncompressed batch of the default `max.message.bytes` has room for 150,000 records. Kafka has no such bound. The
+error is MESSAGE_TOO_LARGE; the Java producer then splits the batch and sends the parts."""
 
 _ZSTD_PRODUCE_VERSION = 7
 _CODEC_LAST = int(Codec.ZSTD)
 _NO_KEY = "Compacted topic cannot accept message without key."
 _RECORD_LENGTH_MIN = 14
-"""Kafka's RECORD_OVERHEAD_V0: a length field below this is corrupt in every format, so the batch is not even begun."""
+"""Kafka's RECORD_OVERHEAD_V0: a smaller length field is corrupt in every format, so the batch is not parsed at all."""
 _RECORD_ERRORS_MAX = 1000
-"""The batch is refused whole; naming more of its records than this would only make the answer long."""
+"""The batch is refused whole; naming more of its records than this would only make the answer longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """The topic's configuration as far as a produced batch can break it; times in ms, sizes in bytes."""
+    """The part of a topic's configuration that a produced batch can break; times in ms, sizes in bytes."""
 
     compacted: bool
     message_bytes_max: int
@@ -87,12 +93,12 @@ class TopicRules:
     timestamp_after_ms_max: int
     segment_bytes: int
     internal: bool = False
-    """The topic is the cluster's own and this client is not one that may write to it."""
+    """The topic is internal to the cluster and this client may not write to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordError:
-    """Why one record, by its index in the batch, got the whole batch refused (KIP-467)."""
+    """Why one record, by its index in the batch, caused the refusal of the whole batch (KIP-467)."""
 
     batch_index: int
     message: str
@@ -110,10 +116,10 @@ class Refusal:
 def check_produced(
     records: memoryview | None, *, rules: TopicRules, api_version: int, now_ms: int
 ) -> BatchHeader | Refusal:
-    """The header of the one good batch that `records` is, or why it is refused.
+    """The header of the one good batch in `records`, or the reason why it is refused.
 
-    `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the time (the metadata
-    store's). A header that is returned describes exactly `len(records)` bytes. Raises nothing over what a client sent.
+    `records` is the partition's whole field of a Produce request of `api_version`; `now_ms` is the metadata store's
+    time. A returned header describes exactly `len(records)` bytes. Raises nothing because of bytes that a client sent.
     """
     if records is None or len(records) < BATCH_HEADER_BYTES:
         return _refuse_short(records)
@@ -129,7 +135,7 @@ def check_produced(
 
 
 def _refuse_short(records: memoryview | None) -> Refusal:
-    """Too few bytes for a header: what Kafka says depends on how far it gets in reading one."""
+    """Too few bytes for a header: Kafka's error depends on how far it gets in reading one."""
     if records is None or len(records) <= MAGIC_POSITION:
         return _invalid("A produce request must hold a record batch.")
     batch_length = int.from_bytes(records[8:BATCH_OVERHEAD_BYTES], "big", signed=True)
@@ -149,7 +155,7 @@ def _refuse_length(batch_length: int, magic: int, bytes_count: int) -> Refusal |
 
 
 def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) -> Refusal | None:
-    """Is there one batch, of format v2, and may this version of Produce carry it?"""
+    """Refuses if there is not exactly one batch of format v2, or if this version of Produce may not carry it."""
     bytes_count = len(records)
     if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES or header.magic != MAGIC_V2:
         refusal = _refuse_length(header.batch_length, header.magic, bytes_count)
@@ -182,7 +188,7 @@ def _invalid(message: str) -> Refusal:
 
 
 def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -> Refusal | None:
-    """All that topic, header and CRC decide without a clock or a record."""
+    """All rules that topic, header and CRC decide, without a clock or a record."""
     size_bytes, count, attributes = len(records), header.records_count, header.attributes
     if rules.internal:
         return Refusal(error=ErrorCode.INVALID_TOPIC_EXCEPTION, message="Clients may not write to an internal topic.")
@@ -231,7 +237,7 @@ def _refuse_timestamps_by_header(
 def _refuse_records(
     records: memoryview, header: BatchHeader, rules: TopicRules, now_ms: int, *, find_timestamps: bool = False
 ) -> Refusal | None:
-    """The rules that need the records themselves; decompresses, so it is entered only where one applies.
+    """The rules that need the records themselves. It decompresses, so it is called only if such a rule applies.
 
     Any timestamp error makes the batch's error INVALID_TIMESTAMP, whatever else is wrong with it.
     """
@@ -259,7 +265,7 @@ def _refuse_records(
 
 
 def _walked(records: memoryview, header: BatchHeader, rules: TopicRules) -> RecordFacts | Refusal:
-    """Nothing is unfolded for a count that is too large, and no more than a bound for one that is not."""
+    """Decompresses nothing if the count is too large, and never more than a bound."""
     bytes_max = min(DECOMPRESSED_BYTES_MAX, WALK_RATIO_MAX * rules.message_bytes_max)
     try:
         if header.records_count > WALKED_FIELDS_MAX:
@@ -279,7 +285,7 @@ def _walked(records: memoryview, header: BatchHeader, rules: TopicRules) -> Reco
 
 
 def _cleaning_errors(facts: RecordFacts) -> list[RecordError]:
-    """What a compacted topic cannot take; each record is named once."""
+    """The records that a compacted topic cannot take; each record is named once."""
     errors = [RecordError(index, _NO_KEY) for index in facts.keyless[:_RECORD_ERRORS_MAX]]
     if facts.displaced is not None and facts.displaced[0] not in facts.keyless:
         index, delta = facts.displaced
@@ -291,7 +297,7 @@ def _cleaning_errors(facts: RecordFacts) -> list[RecordError]:
 def _timestamp_errors(
     facts: RecordFacts, header: BatchHeader, rules: TopicRules, now_ms: int, *, spared: set[int]
 ) -> list[RecordError]:
-    """Records out of range, but for those `spared` because they have an error already: a record is named once."""
+    """Records out of range, except those in `spared`, which have an error already: a record is named once."""
     oldest_ms, newest_ms = now_ms - rules.timestamp_before_ms_max, now_ms + rules.timestamp_after_ms_max
     errors: list[RecordError] = []
     for index, delta_ms in enumerate(facts.timestamp_deltas_ms):
