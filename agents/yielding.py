@@ -1,4 +1,4 @@
-"""Chunks of a large request, with turns of the event loop between them, so that one client does not block the others."""
+"""Chunks of a large request, with turns of the event loop between them, so that one client does not block others."""
 
 from __future__ import annotations
 
