@@ -1,1 +1,1 @@
-"""The room of merges and tables that run on Spark. Empty until its issue is built."""
+"""Merges and tables that run on Spark, and topics as a source for Spark."""

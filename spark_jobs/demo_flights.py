@@ -1,8 +1,8 @@
-"""What the demo asks Spark about its flights, as a program of its own: `python -m spark_jobs.demo_flights TOPIC`.
+"""The demo's question to Spark about its flights, as a program of its own: `python -m spark_jobs.demo_flights TOPIC`.
 
-Reads the topic by `spark.read.format("siltstone")`, with no agent between, and prints one JSON object: carrier ->
-[flights, miles, mean delay of departure in minutes]. Where the records lie it is told by SILTSTONE_METADATA_URL and
-SILTSTONE_OBJECT_STORE_URL.
+Reads the topic by `spark.read.format("siltstone")`, with no agent in between, and prints one JSON object: carrier ->
+[flights, miles, mean delay of departure in minutes]. SILTSTONE_METADATA_URL and SILTSTONE_OBJECT_STORE_URL tell where
+the records lie.
 """
 
 from __future__ import annotations

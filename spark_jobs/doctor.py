@@ -1,7 +1,7 @@
-"""Whether Spark can run here, and whether the cluster that the settings name can be reached: `siltstone spark doctor`.
+"""Checks whether Spark can run here, and whether the cluster in the settings can be reached: `siltstone spark doctor`.
 
-Every question is answered by looking, and the last by doing: a session of a process of its own runs two tasks in
-Python workers, which is where a wrong Java, a wrong Python and too little memory show. Nothing is left running.
+Every check looks, and the last one tries: a session in a process of its own runs two tasks in Python workers, which is
+where a wrong Java, a wrong Python and too little memory show. Nothing is left running.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ from spark_jobs.environment import (
 
 MASTER_PORTS = {"spark": 7077, "https": 443, "http": 80}
 PYTHON_WORKER_MIB = 640
-"""A task at most: interpreter and kernels 200, the buffer of a dedupe 130, the rest its extents as they pass."""
+"""The most memory of one task: interpreter and kernels 200, the buffer of a dedupe 130, the rest for its extents as
+they pass."""
 JVM_OVERHEAD_MIB = 300
 SCRATCH_MIN_MIB = 1024
 HEAP_ENOUGH_MIB = 1024
-"""Numbers and manifests alone pass through a driver."""
+"""Enough heap, because only numbers and manifests pass through a driver."""
 CONNECT_TIMEOUT_S = 5
 SMOKE_TIMEOUT_S = 120
 _ASSUMED_SPARK = "4.2"
-"""The Java that a Spark would want which is not installed."""
+"""The Spark version for which to judge Java if no Spark is installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Check:
 
 
 def examine(settings: Settings, environ: Mapping[str, str], *, run: bool = True) -> Iterator[Check]:
-    """One check after the other, as they are made. `run` False: no Spark is started. Raises nothing of its own."""
+    """Yield each check as soon as it is made. `run` False: start no Spark. Raises nothing of its own."""
     yield _passed("python", f"{sys.version.split()[0]} at {sys.executable}")
     spark, check = _spark()
     yield check
@@ -136,7 +137,7 @@ def _cores(settings: Settings) -> int:
 
 
 def available_mib() -> int:
-    """Memory that can be had now: the machine's, or what this process's control group leaves where that is less."""
+    """The memory that can be had now: the machine's, or less if this process's control group leaves less."""
     found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
     machine = int(found[1]) // 1024 if found else 0
     group = Path("/sys/fs/cgroup")
@@ -162,7 +163,7 @@ def judge_memory(available: int, heap: int, cores: int, driver_memory: str) -> C
 
 
 def _scratch(environ: Mapping[str, str]) -> Check:
-    """Where shuffles of a full dedupe go."""
+    """Whether there is room for the shuffles of a full dedupe."""
     places = [Path(each) for each in environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")]
     for place in places:
         try:
@@ -220,11 +221,11 @@ FAULTS: Sequence[tuple[str, str]] = (
     ),
     (r"No space left on device", "set SPARK_LOCAL_DIRS to a directory with room"),
 )
-"""What Spark, Java or Python say on stderr, and what to do about it; docs/spark.md has the same table."""
+"""Words of Spark, Java or Python on stderr, and their remedies; docs/spark.md has the same table."""
 
 
 def remedy_of(said: str) -> str:
-    """For the first fault that is recognised."""
+    """The remedy for the first known fault."""
     for pattern, remedy in FAULTS:
         if re.search(pattern, said):
             return remedy
@@ -232,7 +233,7 @@ def remedy_of(said: str) -> str:
 
 
 def cause_of(said: str) -> str:
-    """The line that tells the cause: the first that names a known fault, or an error, else the last."""
+    """The line that tells the cause: the first that names a known fault, or an error, else the last line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     named = [line for line in lines if any(re.search(pattern, line) for pattern, _ in FAULTS)]
     errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b.*:", line)]
@@ -253,7 +254,7 @@ def _smoke(found: SparkEnvironment, environ: Mapping[str, str], memory: str) -> 
         said = error.stderr.decode(errors="replace") if error.stderr else ""
         return _failed("job", f"not done after {SMOKE_TIMEOUT_S} s: {cause_of(said)}", remedy_of(said))
     if outcome.returncode != 0:
-        said = outcome.stdout + outcome.stderr  # a JVM that does not come up says why on stdout
+        said = outcome.stdout + outcome.stderr  # a JVM that does not start explains it on stdout
         return _failed("job", f"exit code {outcome.returncode}: {cause_of(said)}", remedy_of(said))
     told = json.loads(outcome.stdout.splitlines()[-1])
     return _passed(
@@ -307,7 +308,7 @@ def _spark_submit(settings: Settings, environ: Mapping[str, str]) -> Check:
 
 
 def master_of(settings: Settings) -> str:
-    """What `spark-submit` is told: the last `--master` of the arguments, else the setting. Empty: nothing."""
+    """The master that `spark-submit` gets: the last `--master` of the arguments, else the setting; "" for none."""
     words = shlex.split(settings.spark_submit_args)
     named = [after for word, after in pairwise(words) if word == "--master"]
     named += [word.partition("=")[2] for word in words if word.startswith(("--master=", "spark.master="))]
@@ -317,7 +318,7 @@ def master_of(settings: Settings) -> str:
 
 
 def addresses_of(master: str) -> Sequence[tuple[str, int]]:
-    """Hosts and ports of a master: `spark://A:7077,B:7077`, `k8s://https://C`. Empty for what has none."""
+    """Hosts and ports of a master: `spark://A:7077,B:7077`, `k8s://https://C`. Empty for one without an address."""
     if master.startswith("spark://"):
         urls = [f"spark://{each}" for each in master.removeprefix("spark://").split(",")]
     elif master.startswith("k8s://"):

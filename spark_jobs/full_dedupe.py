@@ -1,13 +1,14 @@
-"""One record per key, however many keys: groups the keys of partitions that are deduped in slices. On Spark.
+"""Finds the one record to keep for each key, however many keys there are: groups the keys of sliced partitions on
+Spark.
 
-KEYS units read their slices (`compactor/heavy/key_scan.py`) and give (partition, SHA-512/256 of the key, offset); Spark
-keeps the largest offset of each key and sorts these into the slices; who gets a slice writes its survivors as one
-object (`compactor/heavy/survivors.py`). Only hashes and offsets pass through the JVM, 48 bytes a record. REWRITE units,
-which drop what does not survive, are the caller's to run.
+KEYS units read their slices (`compactor/heavy/key_scan.py`) and give (partition, SHA-512/256 of the key, offset). Spark
+keeps the largest offset of each key and sorts these into the slices. The task that gets a slice writes its survivors as
+one object (`compactor/heavy/survivors.py`). Only hashes and offsets pass through the JVM, 48 bytes per record. The
+caller runs the REWRITE units, which drop the records that do not survive.
 
-Order, for each partition: the manifest of each KEYS unit, when its last row was given -> the survivors of each slice ->
-`PartitionKeys`, when all is there and adds up: no REWRITE unit begins without it. Each is written once; a try that
-comes later must say the same or fails. So tasks, stages and the whole may be tried any number of times, also at once,
+Order, for each partition: the manifest of each KEYS unit, after its last row -> the survivors of each slice ->
+`PartitionKeys`, when everything is there and adds up; no REWRITE unit begins without it. Each is written once, and a
+later try must write the same or fails. So tasks, stages and the whole may be tried any number of times, also at once,
 and a partition that has its `PartitionKeys` is not read again.
 """
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 
 RecordBatch = Any
-"""pyarrow's, which has no types."""
+"""The type of pyarrow, which has no type hints."""
 KEY_COLUMNS = ("partition_id", "h0", "h1", "h2", "h3")
 KEYS_TYPE = "partition_id int, h0 long, h1 long, h2 long, h3 long, offset long"
 WRITTEN_TYPE = "unit int, offsets long, records long"
@@ -54,18 +55,18 @@ _KEYS_SCHEMA = pa.schema(
 )
 _WRITTEN_SCHEMA = pa.schema([("unit", pa.int32()), ("offsets", pa.int64()), ("records", pa.int64())])
 ROWS_PER_PARTITION = 2_000_000
-"""Of the grouping: about 150 MB of rows to be held or spilled."""
+"""The rows of one partition of the grouping: about 150 MB to be held or spilled."""
 ARROW_ROWS = 1 << 16
 
 
 class Written(NamedTuple):
-    """Survivors of a slice, in the store."""
+    """The survivors of a slice, in the store."""
 
     unit: int
     """The REWRITE unit."""
     offsets: int
     records: int
-    """They were chosen from so many."""
+    """The number of records from which they were chosen."""
 
 
 class _Border(NamedTuple):
@@ -76,10 +77,10 @@ class _Border(NamedTuple):
 
 
 def run(spark: SparkSession, plan: HeavyPlan, plan_url: str) -> None:
-    """Everything that the plan's REWRITE units need, for all its sliced partitions.
+    """Write everything that the plan's REWRITE units need, for all its sliced partitions.
 
-    Raises PlanError, ManifestMismatchError and SurvivorsError for what does not fit together, what the store raises,
-    and what Spark raises for a task that failed too often.
+    Raises PlanError, ManifestMismatchError and SurvivorsError for parts that do not fit together, the store's errors,
+    and Spark's error for a task that failed too often.
     """
     left = [id_ for id_ in plan.sliced if asyncio.run(_partition_keys(plan_url, plan, id_)) is None]
     if not left:
@@ -98,7 +99,7 @@ def _group(
 
     reading = tuple(unit.number for unit, _ in units)
     rows = sum(extent.record_count for unit, _ in units for extent in plan.extents_of(unit))
-    session: Any = spark.newSession()  # for settings of our own
+    session: Any = spark.newSession()  # a session of its own, for its own settings
     partitions = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
     session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
@@ -133,7 +134,7 @@ def _slice_of(borders: Sequence[_Border]) -> Column:
 
 
 def key_batches(plan_url: str, numbers: Sequence[int], batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    """Rows of the KEYS units whose places in `numbers` come in."""
+    """The rows of the KEYS units; each batch holds places in `numbers`."""
     for batch in batches:
         places: list[int] = batch.column(0).to_pylist()
         for place in places:
@@ -141,7 +142,7 @@ def key_batches(plan_url: str, numbers: Sequence[int], batches: Iterator[RecordB
 
 
 def _keys_of_unit(plan_url: str, number: int) -> Iterator[RecordBatch]:
-    """What is awaited is awaited between two batches: Spark takes them from a plain iterator."""
+    """The rows of one unit. Spark takes them from a plain iterator, so the event loop runs only between two batches."""
     steps = _key_blocks(plan_url, number)
 
     async def step() -> tuple[int, KeyBlock] | None:
@@ -165,7 +166,7 @@ def _arrow(partition_id: int, block: KeyBlock) -> RecordBatch:
 
 
 async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, KeyBlock]]:
-    """(partition id, rows); behind the last of them the unit's manifest, unless there is one."""
+    """Yield (partition id, rows), and store the unit's manifest after the last of them, unless it exists."""
     clock = SystemClock()
     async with plan_store(plan_url) as store:
         plan = await cached_plan(store, plan_url)
@@ -183,11 +184,11 @@ async def _key_blocks(plan_url: str, number: int) -> AsyncGenerator[tuple[int, K
                 counted = await settle(store, plan, keys_result(plan, unit, scan, seconds))
                 check_result(plan, unit, counted)
                 if KeysFound.from_json(counted.details) != scan.found:
-                    raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} have read other keys")
+                    raise ManifestMismatchError(f"two tries at unit {number} of job {plan.job_id} read different keys")
 
 
 async def _known(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> KeysFound | None:
-    """What the manifest of a KEYS unit says, where there is one."""
+    """The content of a KEYS unit's manifest, if it exists."""
     result = await read_result(store, plan, unit.number)
     if result is None:
         return None
@@ -230,7 +231,7 @@ def _int64(column: Any) -> NDArray[np.int64]:
 
 def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
     if unit.partition_id is None:
-        raise BugError(f"unit {unit.number} is of no slice")
+        raise BugError(f"unit {unit.number} does not belong to a slice")
     return SurvivorsWriter(plan.fingerprint, unit.partition_id, *slice_range(plan, unit))
 
 
@@ -257,7 +258,7 @@ async def _put_in(store: ObjectStore, plan: HeavyPlan, unit: Unit, writer: Survi
 
 
 async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: dict[int, Written]) -> PartitionKeys:
-    """Survivors of slices that have none, then the `PartitionKeys`."""
+    """Write the survivors of slices without any, then the `PartitionKeys`."""
     found: list[KeysFound] = []
     survivors: list[tuple[int, int]] = []
     async with plan_store(plan_url) as store:
@@ -279,7 +280,7 @@ async def _complete(plan_url: str, plan: HeavyPlan, partition_id: int, written: 
             theirs = await _partition_keys_in(store, plan, partition_id)
             if theirs != keys:
                 raise ManifestMismatchError(
-                    f"two drivers have grouped the keys of partition {partition_id} otherwise"
+                    f"two drivers grouped the keys of partition {partition_id} differently"
                 ) from None
     return keys
 

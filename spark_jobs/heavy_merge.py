@@ -1,16 +1,16 @@
 """The driver of a heavy merge: `spark-submit spark_jobs/heavy_merge.py --plan URL`.
 
-Spark carries numbers alone. Each task is told the URL of the plan and the number of one unit, reads the plan, merges
-what the unit names (`compactor/heavy/run_unit.py`) and writes its outputs and then its manifest into the object store
-by itself; no record passes through the JVM. Partitions cut into slices go through `spark_jobs/full_dedupe.py` first.
+Spark carries only numbers. Each task gets the URL of the plan and the number of one unit. It reads the plan, merges the
+unit (`compactor/heavy/run_unit.py`) and itself writes the outputs and then the manifest into the object store; no
+record passes through the JVM. Partitions that are cut into slices go through `spark_jobs/full_dedupe.py` first.
 
-Nothing is committed here, that is the compactor's: a driver or a task that dies leaves manifests, which the next driver
-finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: of each the first
-finished manifest counts. An error that another try cannot heal ends the driver at once instead of being tried four
-times. SIGTERM cancels what runs and ends it too, and so does the end of its time.
+The driver commits nothing; the compactor does. A driver or a task that dies leaves manifests, which the next driver
+finds, and outputs that no manifest names. Units may be tried again, twice at once, or by two drivers: the first
+finished manifest of each counts. An error that another try cannot heal ends the driver at once, instead of being tried
+four times. SIGTERM cancels the running units and ends the driver, and so does its time limit.
 
-On stdout a line of JSON for each unit that has finished; the exit code is 0 when all units have manifests, 1 when one
-failed, 2 for a plan that cannot be run, 143 after SIGTERM or out of time.
+The driver prints a line of JSON on stdout for each finished unit. The exit code is 0 when all units have manifests, 1
+when one failed, 2 for a plan that cannot be run, 143 after SIGTERM or out of time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if __name__ == "__main__" and sys.path and sys.path[0] == str(Path(__file__).resolve().parent):
-    del sys.path[0]  # a script's own directory, where modules of ours would stand in for others of the same name
+    del sys.path[0]  # a script's own directory, whose modules would hide others of the same name
 
 from compactor.heavy.failures import UnitFailedError
 from compactor.heavy.run_unit import run_unit
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOOK_S = 0.1
-"""How often finished units are told and signals heeded."""
+"""The seconds between two looks for finished units and signals."""
 CANCEL_S = 5.0
-"""How long cancelled tasks are waited for."""
+"""The seconds to wait for cancelled tasks."""
 STOPPED, FAILED, BAD_PLAN = 143, 1, 2
 _LOCAL = re.compile(r"local(?:\[(\*|[1-9]\d*)(?:,\s*([1-9]\d*))?\])?")
 
 
 class Finished(NamedTuple):
-    """What a task says of its unit; more stands in the manifest."""
+    """A task's report of its unit; the manifest holds more."""
 
     unit: int
     kind: str = ""
@@ -62,21 +62,21 @@ class Finished(NamedTuple):
     input_bytes: int = 0
     output_bytes: int = 0
     error: str = ""
-    """Of a unit that failed for good."""
+    """The error of a unit that failed for good."""
 
     def line(self) -> str:
         return json.dumps({name: value for name, value in self._asdict().items() if value != ""})
 
 
 class StoppedError(SiltstoneError):
-    """We were told to end."""
+    """The driver was told to end."""
 
 
 # ---- in a task
 
 
 def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Iterable[int]) -> Iterator[Finished]:
-    """Of a partition of the RDD, which holds one unit."""
+    """Run the units of one partition of the RDD, which holds one."""
     for number in numbers:
         finished = asyncio.run(_unit(plan_url, number))
         told.add([finished])
@@ -84,7 +84,7 @@ def run_in_task(plan_url: str, told: Accumulator[list[Finished]], numbers: Itera
 
 
 async def _unit(plan_url: str, number: int) -> Finished:
-    """Raises only what another try, perhaps elsewhere, may heal."""
+    """Run one unit. Raises only errors that another try, perhaps elsewhere, may heal."""
     _prepare_process()
     async with plan_store(plan_url) as store:
         try:
@@ -100,7 +100,7 @@ async def _unit(plan_url: str, number: int) -> Finished:
 
 @functools.cache
 def _prepare_process() -> None:
-    """A Python worker runs many tasks."""
+    """Prepare this Python worker, which runs many tasks, once."""
     keep_freed_memory()
 
 
@@ -108,7 +108,7 @@ def _prepare_process() -> None:
 
 
 def say(finished: Finished) -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     print(finished.line(), flush=True)  # noqa: T201
 
 
@@ -127,16 +127,17 @@ class Driver:
         self._spark, self._plan, self._plan_url, self._stop, self._tell = spark, plan, plan_url, stop, tell
 
     def run(self) -> None:
-        """Until every unit has its manifest. Raises UnitFailedError, StoppedError, and what Spark raises."""
+        """Run until every unit has its manifest. Raises UnitFailedError, StoppedError, and Spark's errors."""
         if self._plan.units_of(UnitKind.KEYS):
             from spark_jobs import full_dedupe
 
             self._beside(lambda: full_dedupe.run(self._spark, self._plan, self._plan_url), lambda: None)
         units = [unit for unit in self._plan.units if unit.kind is not UnitKind.KEYS]
-        self._units([unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)])  # the longest first
+        # the longest first, so that it does not run alone at the end
+        self._units([unit.number for unit in sorted(units, key=lambda unit: -unit.input_bytes)])
 
     def _units(self, numbers: Sequence[int]) -> None:
-        """One task a unit. `local[2]` and `parallelize` keep to that; `repartition` would not."""
+        """Run the units, one per task. `local[2]` and `parallelize` keep to that; `repartition` would not."""
         if not numbers:
             return
         context = self._spark.sparkContext
@@ -158,7 +159,7 @@ class Driver:
         self._beside(lambda: context.parallelize(numbers, len(numbers)).mapPartitions(task).collect(), tell)
 
     def _beside(self, work: Callable[[], object], tell: Callable[[], None]) -> None:
-        """Run a job of Spark in a thread, and listen beside it: signals reach the main thread alone."""
+        """Run a Spark job in a thread and watch beside it: signals reach only the main thread."""
         problem: list[BaseException] = []
 
         def job() -> None:
@@ -205,8 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the units of a heavy merge.")
     parser.add_argument("--plan", required=True, metavar="URL", help="the plan that a compactor stored")
     parser.add_argument("--master", default="", help="local[CORES,ATTEMPTS]; under spark-submit, leave it out")
-    parser.add_argument("--memory", default="1g", help="of the driver's JVM, with --master")
-    parser.add_argument("--limit-ms", type=int, default=0, help="end after this, as if told to; 0: when all is done")
+    parser.add_argument("--memory", default="1g", help="memory of the driver's JVM; only with --master")
+    parser.add_argument("--limit-ms", type=int, default=0, help="end after this time as if by SIGTERM; 0: no limit")
     given = parser.parse_args(arguments)
     stop = threading.Event()
     heed_sigterm(stop)
@@ -224,13 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except Exception as error:
         if stop.is_set():
-            return STOPPED  # whatever broke while all was ended around us
+            return STOPPED  # the error comes from our own ending
         print(f"siltstone: {_told_by_spark(error)}", file=sys.stderr, flush=True)  # noqa: T201
         return FAILED
 
 
 def end_after(limit_ms: int, stop: threading.Event) -> None:
-    """Nobody may be there any more to tell us: a driver that a cluster keeps outlives its compactor."""
+    """Stop after this time: a driver on a cluster outlives its compactor, so nobody may be left to stop it."""
     timer = threading.Timer(limit_ms / 1000, stop.set)
     timer.daemon = True
     timer.start()
@@ -256,7 +257,7 @@ def _run(plan_url: str, master: str, memory: str, stop: threading.Event) -> int:
         cores, attempts = parse_master(master)
         spark = local_session(name, cores, attempts=attempts, memory=memory)
     else:
-        spark = session_for(name, conf={"spark.log.level": "WARN"})  # what went wrong must not drown
+        spark = session_for(name, conf={"spark.log.level": "WARN"})  # its errors must not drown in other lines
     heed_sigterm(stop)  # PySpark has handlers of its own
     try:
         if stop.is_set():
@@ -273,21 +274,21 @@ def parse_master(master: str) -> tuple[int | None, int]:
     if found is None:
         raise BadInputError(
             f"--master (spark.master) is {master!r}",
-            remedy="write local[*], local[CORES] or local[CORES,ATTEMPTS]; other clusters go by spark-submit",
+            remedy="write local[*], local[CORES] or local[CORES,ATTEMPTS]; for other clusters use spark-submit",
         )
     cores = {None: 1, "*": None}.get(found[1], found[1])
     return None if cores is None else int(cores), int(found[2] or 4)
 
 
 def _told_by_spark(error: Exception) -> str:
-    """The last Python error in what a failed task left, which Spark wraps in pages of stack traces."""
+    """The last Python error of a failed task, which Spark wraps in pages of stack traces."""
     lines = [line for line in str(error).splitlines() if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
     python = [line for line in lines if not line.startswith(("org.apache", "java.", "py4j."))]
     return (python or lines or [f"{type(error).__name__}: {error}"])[0]
 
 
 if __name__ == "__main__":
-    # under its own name, so that tasks find the functions of this module where they are installed
+    # Imported under its own name, so that tasks find the functions of this module where they are installed.
     from spark_jobs.heavy_merge import main as run
 
     sys.exit(run())

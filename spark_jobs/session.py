@@ -1,8 +1,8 @@
 """Spark sessions with our defaults: on this machine, and inside a program that `spark-submit` runs.
 
-`local_session` tells Spark where Java, Python and itself are (spark_jobs/environment.py), keeps it on loopback, and
-leaves the environment of this process as it was. A session of its own may be left to the end of the process, whose end
-ends the JVM; `end_session` does it earlier, and waits until the JVM has gone.
+`local_session` tells Spark where Java, Python and Spark itself are (spark_jobs/environment.py), keeps it on loopback,
+and leaves the environment of this process unchanged. Its session may stay open until the process ends, which ends the
+JVM; `end_session` ends it earlier and waits until the JVM is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.errors import BadInputError, UnavailableError
 from spark_jobs.environment import LOOPBACK, SparkEnvironment, find_environment
 
 ATTEMPTS = 4
-"""Of a task. `local[N]` alone would give up at its first failure."""
+"""The tries of a task. `local[N]` alone would give up at its first failure."""
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": LOOPBACK,
     "spark.driver.bindAddress": LOOPBACK,
@@ -34,12 +34,12 @@ LOCAL_CONF: Mapping[str, str] = {
 }
 QUIET_LOGGING = Path(__file__).with_name("log4j2.properties")
 SHORT_LIVED = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Java options of a session that lives for seconds: it compiles less, and starts with less work."""
+"""Java options for a session that lives for seconds: it compiles less and starts faster."""
 _JVM_END_S = 20
 
 
 class SessionStartError(UnavailableError):
-    """The JVM did not start, or went away; its own last words are on stderr. Nothing was run."""
+    """The JVM did not start, or died; its own last words are on stderr. Nothing was run."""
 
 
 def local_session(
@@ -53,7 +53,7 @@ def local_session(
 ) -> SparkSession:
     """A new session in this process, on `cores` (None: all) of this machine. `conf` wins over our defaults.
 
-    Takes 4 to 10 s. Raises SparkMissingError, JavaMissingError, SessionStartError, and BadInputError where this process
+    Takes 4 to 10 s. Raises SparkMissingError, JavaMissingError, SessionStartError, and BadInputError if this process
     has a session already: its memory and master can no longer be chosen.
     """
     if SparkSession.getActiveSession() is not None:
@@ -73,7 +73,7 @@ def local_session(
 
 
 def session_for(app: str, *, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session of a program run by `spark-submit`: what was given there wins over `conf`.
+    """The session of a program run by `spark-submit`, whose own options win over `conf`.
 
     Raises SessionStartError.
     """
@@ -82,7 +82,7 @@ def session_for(app: str, *, conf: Mapping[str, str] | None = None) -> SparkSess
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stop the session and, where this process started the JVM, end that too and wait for it."""
+    """Stop the session and, if this process started the JVM, end that too and wait for it."""
     spark.stop()
     _end_jvm()
 
@@ -95,7 +95,7 @@ def _end_jvm() -> None:
         return
     gateway.shutdown()
     if process.stdin is not None:
-        process.stdin.close()  # the JVM ends when it has nobody to listen to
+        process.stdin.close()  # the JVM ends when its stdin ends
     try:
         process.wait(_JVM_END_S)
     except subprocess.TimeoutExpired:
@@ -112,14 +112,14 @@ def _started(app: str, conf: Mapping[str, str]) -> SparkSession:
     try:
         return builder.appName(app).getOrCreate()
     except (PySparkRuntimeError, Py4JJavaError) as error:
-        said = _first_line(error)  # asks the JVM
-        _end_jvm()  # one that came up and refused what it was told: another session may be told otherwise
+        said = _first_line(error)  # before the JVM ends, because this asks it
+        _end_jvm()  # a JVM may start and then refuse its options; another session may have others
         remedy = "`siltstone spark doctor` finds out why"
         raise SessionStartError(f"Spark did not start: {said}", remedy=remedy) from error
 
 
 def _first_line(error: Exception) -> str:
-    """Of what the JVM says, without Py4J's words about the call and the stack traces."""
+    """The first line of the JVM's message, without Py4J's words about the call and the stack traces."""
     if isinstance(error, Py4JJavaError):
         return str(cast(Any, error).java_exception.getMessage()).partition("\n")[0]
     return str(error).partition("\n")[0]
@@ -127,7 +127,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _environment_of(environment: SparkEnvironment) -> Generator[None]:
-    """PySpark takes these from `os.environ` while it starts the JVM, which hands them on to Python's workers."""
+    """Set the variables while PySpark starts the JVM, which passes them on to Python's workers; then restore them."""
     before = dict(os.environ)
     wanted = environment.for_child(before)
     for name in before.keys() - wanted.keys():

@@ -1,6 +1,6 @@
 """A Spark on this machine that runs one tiny job, started by the doctor: `python -m spark_jobs.smoke MEMORY`.
 
-Prints one line of JSON. What goes wrong is told by Spark, Java and Python themselves, on stderr.
+Prints one line of JSON. Spark, Java and Python themselves report errors on stderr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TASKS = 2
 
 
 def in_a_worker(number: int) -> tuple[str, str]:
-    """What a task needs: this Python, our packages, and Arrow."""
+    """Import what a task needs: this Python, our packages, and Arrow."""
     import pyarrow  # pyright: ignore[reportMissingTypeStubs] -- it ships none
 
     import compactor.planning.spec
@@ -38,7 +38,7 @@ def main(memory: str) -> None:
 
 
 if __name__ == "__main__":
-    # under its own name: a function of `__main__` would be pickled whole
+    # Imported under its own name: a function of `__main__` would be pickled whole.
     from spark_jobs import smoke
 
     smoke.main(*sys.argv[1:2])

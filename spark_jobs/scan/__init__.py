@@ -1,1 +1,1 @@
-"""A topic read straight from the object store, without an agent and without Spark: plan, read, pin."""
+"""Reads a topic straight from the object store, without an agent and without Spark: plan, read, pin."""

@@ -1,4 +1,4 @@
-"""pyarrow, as this room uses it. Importing it without the extra says what to install."""
+"""pyarrow, as this room uses it. Without the extra, importing it raises an error that says what to install."""
 
 from __future__ import annotations
 

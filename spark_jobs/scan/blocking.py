@@ -1,8 +1,8 @@
-"""Stores and metadata, which live in an event loop, for callers that have none: each loop runs in a thread of its own.
+"""Stores and metadata for callers without an event loop: each loop runs in a thread of its own.
 
-A task on an executor is plain Python that wants bytes. `BlockingStore.at(url)` opens a store once a process (making an
-S3 client takes some tenths of a second, and a Python worker reads many slices) and gives futures of ranged reads. A
-forked child opens its own: threads do not live on in it.
+A task on an executor is plain Python that wants bytes. `BlockingStore.at(url)` opens a store once per process, because
+making an S3 client takes some tenths of a second and a Python worker reads many slices; it gives futures of ranged
+reads. A forked child opens its own, because threads do not live on in it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ CLOSING_AT_EXIT_S = 5
 
 
 class LoopClosedError(UnavailableError):
-    """The thread was closed while somebody still wanted something of it."""
+    """The thread was closed while a call was still waiting."""
 
 
 class LoopThread:
     """An event loop in a daemon thread. Calls come from any thread but its own.
 
-    A forked child has the loop and no thread: nothing can be asked of it there, and closing it does nothing."""
+    A forked child has the loop but no thread: calls there are refused, and closing it does nothing.
+    """
 
     def __init__(self, name: str) -> None:
         self._pid = os.getpid()
@@ -45,12 +46,12 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Not in a forked child."""
+        """Whether the thread runs in this process; not so in a forked child."""
         return os.getpid() == self._pid
 
     @staticmethod
     def is_current() -> bool:
-        """Whether the caller runs in such a thread, where it must wait for none."""
+        """Whether the caller runs in such a thread, where it must not wait for one."""
         return threading.get_ident() in _loop_threads
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -64,7 +65,7 @@ class LoopThread:
         return self.submit(work).result(patience_s)
 
     def close(self) -> None:
-        """Ends what still runs. May be repeated."""
+        """Close the loop; ends running calls. May be repeated."""
         if self.is_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -92,8 +93,9 @@ class BlockingStore:
     """Ranged reads of an object store. `close` it, unless it came from `at`."""
 
     def __init__(self, store: ObjectStore, *, owns: bool = False) -> None:
-        """A store that bears calls from the loop of a thread of ours (a directory and memory do, an open S3 client does
-        not). `owns`: it is not open yet, and is opened and closed with this one."""
+        """`store` must allow calls from the loop of a thread of ours: a directory and memory do, an open S3 client does
+        not. `owns`: it is not open yet, and is opened and closed with this one.
+        """
         self._store = store
         self._owns = owns
         self._thread = LoopThread("siltstone-scan-store")
@@ -106,7 +108,7 @@ class BlockingStore:
 
     @classmethod
     def opened(cls, url: str) -> BlockingStore:
-        """Raises what opening a store raises."""
+        """Open the store at a URL. Raises the store's errors."""
         return cls(Retrying(open_store(url, must_exist=True), SystemClock(), SystemIds()), owns=True)
 
     @classmethod
@@ -119,11 +121,11 @@ class BlockingStore:
             return _shared[place]
 
     def get_range(self, key: str, start: int, length: int) -> Future[bytes | None]:
-        """Fewer bytes when the object ends before, None when there is none. Fails with ObjectStoreError."""
+        """The bytes: fewer when the object ends before, None when there is no object. Fails with ObjectStoreError."""
         return self._thread.submit(_range_of(self._store, key, start, length))
 
     def close(self, *, patience_s: float | None = None) -> None:
-        """May be repeated. Raises TimeoutError."""
+        """Close it. May be repeated. Raises TimeoutError."""
         if self._owns and self._thread.is_here:
             self._owns = False
             self._thread.call(self._store.close(), patience_s=patience_s)
@@ -141,7 +143,7 @@ _shared: dict[tuple[int, str], BlockingStore] = {}
 
 
 def _forget_lock() -> None:
-    """The parent may have held it when it forked."""
+    """Replace the lock in a forked child: the parent may have held it."""
     global _lock
     _lock = threading.Lock()
 
@@ -151,16 +153,17 @@ os.register_at_fork(after_in_child=_forget_lock)
 
 @atexit.register
 def _close_shared() -> None:
-    """An S3 client that is only forgotten says on stderr that it was not closed."""
+    """Close all shared stores: an S3 client that is not closed complains on stderr."""
     for (pid, _), store in _shared.items():
         if pid == os.getpid():
-            with suppress(Exception):  # the process ends, whatever the store says
+            with suppress(Exception):  # the process is ending, so the store's error does not matter
                 store.close(patience_s=CLOSING_AT_EXIT_S)
 
 
 async def _range_of(store: ObjectStore, key: str, start: int, length: int) -> bytes | None:
-    """A missing object is no exception here: one that comes from another thread keeps the frames of whoever caught it,
-    and all they hold, until the next garbage collection."""
+    """Returns None for a missing object instead of raising: an exception that comes from another thread keeps its
+    catcher's frames, and everything they hold, until the next garbage collection.
+    """
     try:
         return await store.get_range(key, start, length)
     except ObjectNotFoundError:

@@ -19,7 +19,7 @@ def blocks_of(
     known: Collection[tuple[int, int]] | None = None,
     losses: Losses | None = None,
 ) -> Iterator[Block]:
-    """One pass over the slice. `known`: see `Losses`. Raises as `read_slice`."""
+    """The blocks of one pass over the slice. `known`: see `Losses`. Raises as `read_slice`."""
     if losses is None:
         losses = Losses(options.topic, part.partition, fails=options.fail_on_data_loss, known=known)
     decoder = Decoder(part, losses)

@@ -1,4 +1,4 @@
-"""From records in an arena to columns: where values and headers lie, and their bytes side by side, as Arrow has them.
+"""From records in an arena to columns: the places of values and headers, and their bytes side by side, as Arrow wants.
 
 Records have passed `scan_records`, which checked every bound; these kernels walk the same bytes once more and copy.
 """
@@ -24,7 +24,7 @@ class Values(NamedTuple):
     lengths: NDArray[np.int64]
     """-1 for a null value."""
     headers_at: NDArray[np.int64]
-    """Of the first header."""
+    """The position of the first header."""
     header_counts: NDArray[np.int64]
 
 
@@ -38,17 +38,17 @@ class HeaderFields(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """A column of byte strings as Arrow's `binary` has it."""
+    """A column of byte strings in the layout of Arrow's `binary`."""
 
     offsets: NDArray[np.int32]
-    """One more than rows."""
+    """One more than there are rows."""
     data: NDArray[np.uint8]
     is_valid: NDArray[np.bool_] | None
-    """None: no row is null."""
+    """None if no row is null."""
 
 
 def values_of(arena: NDArray[np.uint8], columns: KeyColumns, rows: Rows) -> Values:
-    """Of these rows of `columns`, which are of this arena."""
+    """The values of these rows of `columns`; both belong to this arena."""
     count = len(rows)
     found = Values(*(np.empty(count, dtype=np.int64) for _ in range(4)))
     after_keys = columns.key_positions[rows] + np.maximum(columns.key_lengths[rows], 0)
@@ -67,7 +67,7 @@ def headers_of(arena: NDArray[np.uint8], values: Values) -> HeaderFields:
 def gathered(
     arena: NDArray[np.uint8], positions: NDArray[np.int64], lengths: NDArray[np.int64] | NDArray[np.int32]
 ) -> Bytes:
-    """The byte strings at these places, copied; a negative length is a null. They must be below 2 GiB together."""
+    """The byte strings at these places, copied; a negative length is a null. Together they must be below 2 GiB."""
     positions, lengths = contiguous(positions, np.int64), contiguous(lengths, np.int64)
     is_valid = lengths >= 0
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""What a scan is asked for, what it answers, and how it fails: the values that planner, reader and sources share.
+"""The question of a scan, its answer and its errors: the values that planner, reader and sources share.
 
-A scan reads one topic as it was at one instant. A planner cuts it into slices (`spark_jobs/scan/plan.py`), each a
-stretch of one partition with everything needed to read it but the object store's bytes; slices travel as JSON or pickle
-to whoever reads them (`spark_jobs/scan/read.py`). No PySpark here, and no asyncio.
+A scan reads one topic as it was at one instant. A planner cuts it into slices (`spark_jobs/scan/plan.py`). Each slice
+is a stretch of one partition with everything needed to read it but the object store's bytes. Slices travel as JSON or
+pickle to their readers (`spark_jobs/scan/read.py`). No PySpark here, and no asyncio.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ_UNCOMMITTED = "read_uncommitted"
 LOG = "log"
 LATEST_VIEW = "latest"
 SLICE_BYTES = 128 << 20
-"""What a slice holds, about, unless told otherwise."""
+"""The default size of a slice, about."""
 SLICE_FORMAT = 1
 
 
@@ -29,11 +29,11 @@ SLICE_FORMAT = 1
 
 
 class ScanError(SiltstoneError):
-    """A scan cannot go on; what was read before is right."""
+    """A scan cannot go on; everything read before is right."""
 
 
 class BadScanError(BadInputError):
-    """An option, or a combination, that means nothing. Of a topic that is not there: `UnknownTopicError`."""
+    """An option, or a combination of options, that means nothing. For a missing topic see `UnknownTopicError`."""
 
 
 class UnknownPartitionError(BadInputError):
@@ -45,11 +45,11 @@ class OffsetOutOfRangeError(BadInputError):
 
 
 class DataLossError(ScanError):
-    """Records that were asked for are gone or damaged. Skipped, with a warning, where `fail_on_data_loss` is off."""
+    """Requested records are gone or damaged. Without `fail_on_data_loss` they are skipped with a warning."""
 
 
 class SliceError(SiltstoneError):
-    """Bytes that are no slice, or one of another release."""
+    """The bytes are not a slice, or one of another release."""
 
 
 class PinLostError(ScanError):
@@ -72,9 +72,9 @@ LATEST = Edge.LATEST
 
 @dataclass(frozen=True, slots=True)
 class AtTimestamp:
-    """Kafka's meaning: the first offset whose record has this timestamp or a later one; where there is none, the end.
+    """Kafka's meaning: the first offset whose record has this timestamp or a later one; if there is none, the end.
 
-    `spark_jobs.scan.timestamps.look_up` makes offsets of it, which needs the object store; a plan takes offsets only.
+    `spark_jobs.scan.timestamps.look_up` turns it into offsets, which needs the object store; a plan takes only offsets.
     """
 
     timestamp_ms: int
@@ -88,7 +88,7 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanOptions:
-    """Raises BadScanError for values that mean nothing."""
+    """The options of a scan. Raises BadScanError for values that mean nothing."""
 
     topic: str
     partitions: tuple[int, ...] | None = None
@@ -102,8 +102,8 @@ class ScanOptions:
     isolation: str = READ_COMMITTED
     """Or `read_uncommitted`."""
     view: str = LOG
-    """Or `latest`: of each key the latest record between `starting` and `ending`; no tombstones, nothing without a key.
-    A slice is then a whole partition."""
+    """Or `latest`: the latest record of each key between `starting` and `ending`, without tombstones and without
+    records that have no key. A slice is then a whole partition."""
     fail_on_data_loss: bool = True
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class ScanOptions:
         if self.view not in (LOG, LATEST_VIEW):
             raise BadScanError(f"view {self.view!r} is not known", remedy=f"{LOG} or {LATEST_VIEW}")
         if self.starting is LATEST and self.ending is EARLIEST:
-            raise BadScanError("a scan from the latest offset up to the earliest holds nothing")
+            raise BadScanError("a scan from the latest offset to the earliest reads nothing")
 
 
 def _check_columns(columns: Sequence[str]) -> None:
@@ -158,32 +158,32 @@ def schema_of(columns: Sequence[str] = COLUMNS) -> Any:
 
 
 class Piece(NamedTuple):
-    """An extent, as far as a reader must know it."""
+    """The facts about an extent that a reader needs."""
 
     key: str
     file_size_bytes: int
     level: int
-    """0: its batches carry no offsets, and are all there."""
+    """0: its batches carry no offsets, and all are there."""
     position: int
     length: int
-    """0 = covers its offsets with no batch at all."""
+    """0: no batch covers its offsets."""
     base_offset: int
     last_offset: int
     """Inclusive."""
     record_count: int
-    """-1 where not known (L0)."""
+    """-1 if unknown (L0)."""
     min_timestamp_ms: int
     max_timestamp_ms: int
     block_index_position: int = 0
     block_index_length: int = 0
     flagged_reason: str | None = None
     crc32c: int = -1
-    """Of its bytes; -1 where not known (L0)."""
+    """The CRC-32C of its bytes; -1 if unknown (L0)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Records of one partition from `start` up to `end`, and where they lie."""
+    """The records of one partition from `start` up to `end`, and where they lie."""
 
     partition: int
     partition_id: int
@@ -192,14 +192,14 @@ class Slice:
     end: int
     """Exclusive."""
     pieces: tuple[Piece, ...]
-    """By offset; the first may begin below `start`, the last end above `end`."""
+    """By offset; the first may begin below `start`, and the last may end above `end`."""
     aborted: tuple[tuple[int, int, int], ...] = ()
     """(producer id, first offset, offset of the marker) of aborted transactions that reach into it; () for
     `read_uncommitted`."""
 
     @property
     def bytes(self) -> int:
-        """Of its pieces: more than is read, where `start` or `end` lie inside of one."""
+        """The bytes of its pieces: more than is read if `start` or `end` lie inside one."""
         return sum(piece.length for piece in self.pieces)
 
     def to_json(self) -> str:
@@ -214,14 +214,14 @@ class Slice:
             found = row.pop("format")
             if found != SLICE_FORMAT:
                 raise SliceError(
-                    f"a slice of format {found!r}, this release reads {SLICE_FORMAT}",
+                    f"the slice has format {found!r}, but this release reads {SLICE_FORMAT}",
                     remedy="use one release of siltstone on the driver and on all executors",
                 )
             row["pieces"] = tuple(Piece(*piece) for piece in row["pieces"])
             row["aborted"] = tuple((int(one[0]), int(one[1]), int(one[2])) for one in row["aborted"])
             return cls(**row)
         except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise SliceError(f"these bytes are no slice: {error}") from error
+            raise SliceError(f"these bytes are not a slice: {error}") from error
 
     def of(self, start: int, end: int) -> Slice:
         """A part of it."""

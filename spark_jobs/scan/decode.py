@@ -1,8 +1,8 @@
 """From windows to *blocks* of records as columns, and from those to Arrow record batches.
 
-Left out are records outside of the slice, those of control batches, and of aborted transactions where the slice names
-any. Batches are unfolded some MiB at a time, whatever they unfold to. One whose CRC-32C is right and whose records
-cannot be read all the same is lost by itself (`losses.py`).
+Left out are records outside the slice, those of control batches, and those of aborted transactions if the slice names
+any. Batches are decompressed some MiB at a time, whatever they unfold to. A batch whose CRC-32C is right but whose
+records cannot be read is lost by itself (`losses.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wire.kernels.scan import KeyColumns
 from wire.records import DECOMPRESSED_BYTES_MAX
 
 TIMESTAMP_MS_LIMIT = 2**63 // 1000 - 1
-"""Arrow's microseconds reach so far; what lies beyond is shown as this."""
+"""The largest timestamp in Arrow's microseconds; later ones are shown as this."""
 
 
 class Block(NamedTuple):
@@ -36,9 +36,9 @@ class Block(NamedTuple):
     arena: NDArray[np.uint8]
     columns: KeyColumns
     rows: Rows
-    """Of `columns`, those that are meant."""
+    """The rows of `columns` that belong to the block."""
     offsets: NDArray[np.int64]
-    """One per row, as `timestamps_ms`."""
+    """One per row, as in `timestamps_ms`."""
     timestamps_ms: NDArray[np.int64]
 
     def keep(self, wanted: NDArray[np.bool_]) -> Block:
@@ -48,7 +48,7 @@ class Block(NamedTuple):
 
 
 class Decoder:
-    """Of one slice."""
+    """The decoder of one slice."""
 
     def __init__(self, part: Slice, losses: Losses) -> None:
         self._start, self._end = part.start, part.end
@@ -63,7 +63,7 @@ class Decoder:
             return
         try:
             for block in self._decoded(window, table, start):
-                start = int(block.offsets[-1]) + 1  # should the next one fail
+                start = int(block.offsets[-1]) + 1  # where to go on if the next one fails
                 yield block
         except (CodecAtError, CorruptRecordAtError):
             yield from self._one_by_one(window, self._wanted(table, start), start)
@@ -111,7 +111,7 @@ class Decoder:
 
 
 class BatchMaker:
-    """Record batches of some columns of one partition."""
+    """Makes record batches of some columns of one partition."""
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str]) -> None:
         self._topic, self._partition = topic.encode(), partition
@@ -120,7 +120,7 @@ class BatchMaker:
         self._needs_values = bool({"value", "headers"} & set(columns))
 
     def batches(self, block: Block, batch_rows: int) -> Iterator[Any]:
-        """Of at most `batch_rows` rows each."""
+        """Record batches of at most `batch_rows` rows each."""
         count = len(block.rows)
         values = values_of(block.arena, block.columns, block.rows) if self._needs_values else None
         make: dict[str, Callable[[], Any]] = {
@@ -171,7 +171,7 @@ def _headers(arena: NDArray[np.uint8], values: Any) -> Any:
 
 
 def _text(keys: Bytes) -> Any:
-    """Header keys are text; brokers do not look whether they are."""
+    """Header keys as text; brokers do not check whether they are."""
     if (keys.data < 0x80).all():
         return _binary(keys, pa.string())
     raw, offsets = keys.data.tobytes(), keys.offsets.tolist()

@@ -1,13 +1,12 @@
 """The latest record of each key of a slice, in offset order, in bounded memory.
 
 Records are numbered as they are read. A first pass hashes their keys into the compactor's table (`dedupe_buffer.py`),
-which sets a bit for each record that a later one of its key follows; where the keys are more than the table takes, it
-is cleared and the hashes are taken range by range, one pass over the slice each. The last pass reads the slice once
-more and lets through what has no bit, a key and a value. So memory is the table (128 MiB), a bit a record, and what a
-plain read takes.
+which sets a bit for each record that a later one with the same key supersedes. If the table cannot take all keys, it is
+cleared and the hashes are taken range by range, one pass over the slice each. The last pass reads the slice once more
+and yields the records without a bit that have a key and a value. So memory is the table (128 MiB), one bit per record,
+and that of a plain read.
 
-Every pass must count the same records: one that cannot be read in a later pass though it could in the first, or the
-other way round, ends the scan.
+Every pass must count the same records. A record that only some passes can read ends the scan.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from wire.kernels.hashing import hash_keys
 _log = get_logger(__name__)
 
 SPLIT_MAX = 64
-"""Ranges that one that was too large is divided into at most."""
+"""The most ranges into which one that was too large is divided."""
 
 
 def latest_blocks(
     store: BlockingStore, part: Slice, options: ScanOptions, *, keys_max: int = DEDUPE_KEYS_MAX
 ) -> Iterator[Block]:
-    """Raises as `read_slice`."""
+    """The blocks of the latest records. Raises as `read_slice`."""
     first = Losses(options.topic, part.partition, fails=options.fail_on_data_loss)
     dead, keyless = _superseded(store, part, options, first, keys_max)
     if keyless:
@@ -56,7 +55,7 @@ def latest_blocks(
 def _superseded(
     store: BlockingStore, part: Slice, options: ScanOptions, first: Losses, keys_max: int
 ) -> tuple[NDArray[np.uint8], int]:
-    """A bit for each record that a later one of its key follows, and how many have no key."""
+    """A bit for each record that a later one with the same key supersedes, and the number of records without a key."""
     buffer = DedupeBuffer(keys_max)
     dead = np.zeros(1 << 13, dtype=np.uint8)
     ranges, keyless, is_first = [(0, HASH_MAX)], 0, True
@@ -81,7 +80,7 @@ def _superseded(
                 full_at = number + done if done < count else -1
             number += count
             if full_at >= 0 and not is_first:
-                break  # the first pass goes on: it learns how many records there are, and what is lost
+                break  # the first pass goes on, to count the records and the losses
         if full_at >= 0:
             records = max(number, part.end - part.start) if not is_first else number
             ranges += _divided(low, high, min(max(-(-records // max(full_at, 1)), 2), SPLIT_MAX))
@@ -90,7 +89,7 @@ def _superseded(
 
 
 def _divided(low: int, high: int, parts: int) -> list[tuple[int, int]]:
-    """An inclusive range in equal parts."""
+    """Divide an inclusive range into equal parts."""
     size = high - low + 1
     edges = [low + size * part // parts for part in range(parts + 1)]
     return [(at, after - 1) for at, after in pairwise(edges) if at < after]

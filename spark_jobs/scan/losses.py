@@ -1,4 +1,4 @@
-"""What was asked for and cannot be had: an error, or a warning and a note of what was left out."""
+"""Requested records that cannot be had: an error, or a warning and a note of what was left out."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _log = get_logger(__name__)
 
 
 class Losses:
-    """Of one slice. `known`: ranges that an earlier pass over it left out; a later pass must meet the same, for it
-    counts records."""
+    """The losses of one slice. `known`: ranges that an earlier pass over it left out. A later pass must meet the same
+    ones, because it counts records.
+    """
 
     def __init__(
         self, topic: str, partition: int, *, fails: bool, known: Collection[tuple[int, int]] | None = None
     ) -> None:
         self.ranges: set[tuple[int, int]] = set()
-        """(first, last) offset, inclusive, of what was left out."""
+        """(first, last) offset, inclusive, of each range that was left out."""
         self._where = f"topic {topic!r}, partition {partition}"
         self._fails = fails
         self._known = known
 
     def lost(self, first: int, last: int, reason: str, piece: Piece | None = None, *, remedy: str = "") -> None:
-        """Records from `first` to `last` cannot be read. Raises DataLossError, or leaves them out."""
+        """Records from `first` to `last` cannot be read: raise DataLossError, or leave them out."""
         offsets = f"offset {first}" if first == last else f"offsets {first} to {last}"
         file = "" if piece is None else f", file {piece.key!r}"
         if self._fails or (self._known is not None and (first, last) not in self._known):
@@ -38,6 +39,6 @@ class Losses:
         self.ranges.add((first, last))
 
     def check_complete(self) -> None:
-        """At the end of a later pass. Raises DataLossError when it met less than the first."""
+        """Check a later pass at its end. Raises DataLossError when it met fewer losses than the first."""
         if self._known is not None and self.ranges != set(self._known):
             raise DataLossError(f"{self._where}: records that could not be read before can be now", remedy="scan again")

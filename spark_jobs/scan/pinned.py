@@ -1,9 +1,9 @@
-"""A snapshot of a topic whose files are protected from deletion for as long as it is used.
+"""A snapshot of a topic whose files are protected from deletion as long as it is used.
 
-Order: the pin is taken first, the snapshot then, so that whatever the snapshot names lives or dies after the pin. A
-thread renews the pin at a third of its time to live, while the snapshot is taken already; `close` ends it. A reader
-that is killed leaves a pin that runs out by itself. A pin that could not be renewed in time is *lost*: every later
-`check` raises PinLostError. (Files are never changed, so what was read until then is right.)
+Order: first the pin, then the snapshot, so that no file of the snapshot dies before the pin. A thread renews the pin at
+a third of its time to live, also while the snapshot is being taken; `close` ends it. The pin of a killed reader runs
+out by itself. A pin that could not be renewed in time is *lost*: every later `check` raises PinLostError. (Files are
+never changed, so everything read until then is right.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLUSTER_FILE_BYTES = 1 << 16
 
 
 class PinnedSnapshot:
-    """A context manager; `snapshot` is there inside of it."""
+    """A context manager; `snapshot` is available inside it."""
 
     def __init__(
         self,
@@ -44,15 +44,16 @@ class PinnedSnapshot:
         ttl_ms: int = PIN_TTL_MS,
         clock: Clock | None = None,
     ) -> None:
-        """`metadata`: its URL, or what makes a service that is not open yet; a role that may only read will do
-        (`siltstone migrate --reader`)."""
+        """`metadata`: its URL, or a factory of a service that is not open yet. A role that may only read is enough
+        (`siltstone migrate --reader`).
+        """
         self._make = metadata if callable(metadata) else lambda: open_metadata(metadata)
         self._topic, self._holder, self._ttl_ms = topic, holder, ttl_ms
         self._clock = clock or SystemClock()
         self._thread: LoopThread | None = None
         self._metadata: Metadata | None = None
         self._pins: list[int] = []
-        """The newest last."""
+        """The newest comes last."""
         self._until_ms = 0.0
         """The pins hold at least until then, by our own clock."""
         self._lost = ""
@@ -67,7 +68,7 @@ class PinnedSnapshot:
         self.close()
 
     def open(self) -> PinnedSnapshot:
-        """Raises UnknownTopicError, MetadataUnavailableError, SchemaMismatchError."""
+        """Take the pin and the snapshot. Raises UnknownTopicError, MetadataUnavailableError, SchemaMismatchError."""
         self._thread = LoopThread("siltstone-pin")
         try:
             self._thread.call(self._open())
@@ -89,25 +90,26 @@ class PinnedSnapshot:
         if self._lost:
             raise PinLostError(
                 f"the pin on topic {self._topic!r} is lost: {self._lost}",
-                remedy="what was read until now is right; scan again, from where it ended",
+                remedy="everything read until now is right; scan again from where it ended",
             )
 
     def check_store(self, store: BlockingStore) -> None:
-        """Raises ClusterMismatchError when the objects there are another cluster's, or nobody's."""
+        """Raises ClusterMismatchError when the objects there belong to another cluster, or to none."""
         body = store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES).result()
         if body is None and not self._identity.store_bound:
-            return  # nobody has written there yet
+            return  # the store is still empty
         stored = None if body is None else decode_cluster_file(body)
         if stored is None or stored.cluster_id != self._identity.cluster_id:
             found = "no cluster's" if stored is None else f"of the cluster {stored.cluster_id}"
             raise ClusterMismatchError(
-                f"the object store is {found}, the metadata are of {self._identity.cluster_id}",
+                f"the object store is {found}, but the metadata belong to cluster {self._identity.cluster_id}",
                 remedy="check that both URLs are of one system",
             )
 
     def renew(self, *, keep: bool = True) -> TopicSnapshot:
-        """A new pin, then a new snapshot, which is the present one from now on. `keep`: the older pins go on until
-        `let_go`, for those who still read by an older snapshot. Raises as `open`, and PinLostError."""
+        """Take a new pin, then a new snapshot, which replaces the present one. `keep`: the older pins last until
+        `let_go`, for readers that still use an older snapshot. Raises as `open`, and PinLostError.
+        """
         self.check()
         snapshot = self._call(self._take)
         if not keep:
@@ -115,15 +117,15 @@ class PinnedSnapshot:
         return snapshot
 
     def let_go(self) -> None:
-        """Ends all pins but the newest."""
+        """End all pins but the newest."""
         old, self._pins = self._pins[:-1], self._pins[-1:]
         for pin_id in old:
             self._call(lambda metadata, pin_id=pin_id: metadata.unpin(pin_id))
 
     def close(self) -> None:
-        """Ends the pins. May be repeated; a store that does not answer is not waited for, its pins run out."""
+        """End the pins. May be repeated. If the metadata store does not answer, the pins run out by themselves."""
         thread, self._thread = self._thread, None
-        if thread is None or not thread.is_here:  # a forked child ends no pin of its parent's
+        if thread is None or not thread.is_here:  # a forked child must not end its parent's pins
             return
         try:
             thread.call(self._close())

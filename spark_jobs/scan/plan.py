@@ -1,12 +1,12 @@
-"""Which slices a scan is made of. Pure: a snapshot and options in, slices out; no byte of a record is looked at.
+"""Cuts a scan into slices. Pure: a snapshot and options in, slices out; it looks at no byte of a record.
 
-1. each partition's bounds: what was asked for, held against its log start and its end at the snapshot;
-2. its extents, of whatever level, in offset order; what lies outside of the bounds is left out;
-3. slices of about `slice_bytes`: extents are put together up to that size, and one that is larger is cut into equal
-   stretches of offsets, each slice finding its place by the extent's block index (L0 extents, whose offsets are only
-   known from their beginning, are never cut).
+1. Each partition's bounds: the request, compared with its log start and its end at the snapshot.
+2. Its extents, of whatever level, in offset order, without those outside the bounds.
+3. Slices of about `slice_bytes`: extents are put together up to that size. A larger extent is cut into equal stretches
+   of offsets, and each slice finds its place by the extent's block index. L0 extents are never cut, because their
+   offsets are known only from their beginning.
 
-Offsets that no extent covers are not looked for here: a reader meets them and says which.
+Offsets that no extent covers are not looked for here: a reader meets and reports them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _log = get_logger(__name__)
 
 
 def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: int = SLICE_BYTES) -> tuple[Slice, ...]:
-    """By partition, then offset; a partition of which nothing is asked for has none.
+    """The slices by partition, then offset; a partition from which nothing is wanted has none.
 
-    Raises UnknownPartitionError, OffsetOutOfRangeError, BadScanError, DataLossError (an offset below the log start,
-    unless that is to be skipped).
+    Raises UnknownPartitionError, OffsetOutOfRangeError, BadScanError, and DataLossError (an offset below the log start,
+    unless that may be skipped).
     """
     slices: list[Slice] = []
     for partition, (start, end) in partition_bounds(snapshot, options).items():
@@ -53,7 +53,7 @@ def plan_slices(snapshot: TopicSnapshot, options: ScanOptions, *, slice_bytes: i
 
 
 def partition_bounds(snapshot: TopicSnapshot, options: ScanOptions) -> Mapping[int, tuple[int, int]]:
-    """Of each partition that is read: the first offset, and the end (exclusive). Raises as `plan_slices`."""
+    """The first offset and the end (exclusive) of each partition that is read. Raises as `plan_slices`."""
     chosen = _chosen(snapshot, options)
     for spec in (options.starting, options.ending):
         if isinstance(spec, Mapping):
@@ -62,7 +62,7 @@ def partition_bounds(snapshot: TopicSnapshot, options: ScanOptions) -> Mapping[i
 
 
 def slice_of(part: PartitionSnapshot, start: int, end: int, *, isolation: str) -> Slice:
-    """One slice of all between two offsets of a partition."""
+    """One slice of everything between two offsets of a partition."""
     pieces = [_l0_piece(each) for each in part.l0] + [_merged_piece(each) for each in part.extents]
     aborted = tuple(part.aborted) if isolation == READ_COMMITTED else ()
     return Slice(
@@ -76,7 +76,7 @@ def slice_of(part: PartitionSnapshot, start: int, end: int, *, isolation: str) -
 
 
 def end_offset(part: PartitionSnapshot, isolation: str) -> int:
-    """Where a reader of this isolation ends."""
+    """The end of the partition for a reader of this isolation."""
     return part.last_stable_offset if isolation == READ_COMMITTED else part.high_watermark
 
 
@@ -113,13 +113,13 @@ def _bounds(topic: str, part: PartitionSnapshot, options: ScanOptions) -> tuple[
     if until > end:
         raise OffsetOutOfRangeError(f"ending offset {until} lies above the end of {where}, which is {end}")
     if until < first and isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):
-        raise BadScanError(f"{where} is to be read from {first} up to {until}, which is below")
+        raise BadScanError(f"{where} cannot be read from {first} up to {until}, which is lower")
     low = min(first, until)
     if low < part.log_start_offset:
         if options.fail_on_data_loss:
             raise DataLossError(
                 f"offset {low} of {where} is gone: its log starts at {part.log_start_offset}",
-                remedy="begin later, or let what is gone be skipped (fail_on_data_loss)",
+                remedy="begin later, or skip records that are gone (fail_on_data_loss=false)",
             )
         _log.warning("offsets below the log start are skipped", topic=topic, partition=part.partition, asked=low)
     return max(first, part.log_start_offset), until

@@ -1,8 +1,8 @@
-"""Reading slices: bytes from the object store in, Arrow record batches out. Synchronous, in bounded memory.
+"""Reads slices: bytes from the object store in, Arrow record batches out. Synchronous, in bounded memory.
 
-What is held at once: the bytes asked for ahead (`windows.py`), one window, what some MiB of it unfold to and the
-columns made of that; for `view="latest"` also the table of keys and a bit a record (`latest.py`). Nothing asks the
-metadata.
+Held at once: the bytes requested ahead (`windows.py`), one window, some MiB of it decompressed and the columns made of
+that; for `view="latest"` also the table of keys and one bit per record (`latest.py`). It does not use the metadata
+store.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def read_slice(
 ) -> Iterator[Any]:
     """The slice's records as `pyarrow.RecordBatch`es of `schema_of(options.columns)`, in offset order.
 
-    `store`: its URL (opened once a process), one that was opened already, or a store that bears calls from any event
+    `store`: its URL (opened once per process), one that is already open, or a store that allows calls from any event
     loop (memory, a directory). Of the options only topic, columns, view and fail_on_data_loss count; the rest is in the
-    slice. Raises DataLossError, and what the store raises when it does not answer.
+    slice. Raises DataLossError, and the store's errors when it does not answer.
     """
     with _blocking(store) as blocking:
         if options.view == LATEST_VIEW:
-            from spark_jobs.scan.latest import latest_blocks  # the table of keys is not for every reader
+            from spark_jobs.scan.latest import latest_blocks  # only this view needs the table of keys
 
             blocks = latest_blocks(blocking, part, options)
         else:

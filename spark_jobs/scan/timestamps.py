@@ -1,9 +1,9 @@
-"""Times made offsets, with Kafka's meaning: the first offset whose record has that timestamp or a later one.
+"""Turns times into offsets, with Kafka's meaning: the first offset whose record has that timestamp or a later one.
 
-By record, in offset order, not in order of time. What may hold the answer is known without reading: extents tell their
-largest timestamp, and the block index of a large one that of each block. Of those that may, each is looked into in
-offset order. An extent may promise more than it holds: dedupe keeps the timestamps of what it emptied. What cannot be
-read is passed over.
+First means in offset order, not in order of time. Candidates are known without reading: extents tell their largest
+timestamp, and the block index of a large extent tells that of each block. Each candidate is read in offset order. An
+extent may promise more than it holds, because dedupe keeps the timestamps of emptied batches. Unreadable batches are
+skipped.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from spark_jobs.scan.windows import block_entries
 
 
 def look_up(store: BlockingStore, snapshot: TopicSnapshot, options: ScanOptions) -> ScanOptions:
-    """The options with offsets where there were times; a partition without such a record begins, or ends, at its end.
+    """The options with offsets in place of times. A partition without such a record begins, or ends, at its end.
 
-    Reads some MiB a partition. Raises UnknownPartitionError, and what the store raises when it does not answer.
+    Reads some MiB per partition. Raises UnknownPartitionError, and the store's errors when it does not answer.
     """
     chosen = [
         part for part in snapshot.partitions if options.partitions is None or part.partition in options.partitions
@@ -61,7 +61,7 @@ def _offset_in(store: BlockingStore, whole: Slice, piece: Piece, options: ScanOp
 
 
 def _stretches(store: BlockingStore, piece: Piece, timestamp_ms: int) -> Sequence[tuple[int, int]]:
-    """(first offset, end) of what may hold such a record."""
+    """(first offset, end) of each stretch that may hold such a record."""
     whole = [(piece.base_offset, piece.last_offset + 1)]
     if not piece.block_index_length:
         return whole

@@ -1,13 +1,12 @@
 """From a slice to *windows*: whole batches with their true offsets, their CRC-32C checked, in offset order.
 
-Bytes are asked for ahead, in ranges of up to 8 MiB, at most `AHEAD_BYTES` (and one request) beyond what is at hand.
-Small extents that follow one another are joined, so that thousands of them cost a few kernel calls; a batch that lies
-across two reads is carried over. A slice that begins or ends inside of a large extent reads the blocks that its block
-index names.
+Bytes are requested ahead, in ranges of up to 8 MiB, at most `AHEAD_BYTES` (and one request) beyond what is at hand.
+Small extents in a row are joined, so that thousands of them cost a few kernel calls; a batch that lies across two reads
+is carried over. A slice that begins or ends inside a large extent reads the blocks that its block index names.
 
-What is damaged is judged extent by extent. Flagged extents, and those whose bytes turn out not to be the batches they
-should be, are looked through whole by `storage/format/survey.py`, which says which of their batches are sound and which
-offsets they have; the rest is lost (`losses.py`). So is what no extent covers, and what lay in an object that is gone.
+Damage is judged extent by extent. `storage/format/survey.py` looks through a whole extent if it is flagged, or if its
+bytes turn out not to be the batches they should be. It tells which of the batches are sound and which offsets they
+have; the rest is lost (`losses.py`). Lost too are offsets that no extent covers, and those of an object that is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ READ_BYTES = 8 << 20
 AHEAD_BYTES = 24 << 20
 READS_AHEAD = 16
 JOINED_BYTES = 4 << 20
-"""Small extents are put together up to that."""
+"""Small extents are joined up to this size in bytes."""
 SMALL_BYTES = 1 << 20
 SURVEY_STEP_BYTES = 1 << 20
 _GONE = "its object is not in the store: the pin on the snapshot ran out, or the topic was deleted"
@@ -47,7 +46,7 @@ class Window(NamedTuple):
     """Offsets are true; positions are in `data`."""
     pieces: Sequence[Piece]
     from_offset: int
-    """Records below are not wanted."""
+    """Records below this offset are not wanted."""
 
     def piece_of(self, offset: int) -> Piece:
         return next(piece for piece in self.pieces if offset <= piece.last_offset)
@@ -55,14 +54,14 @@ class Window(NamedTuple):
 
 class _Read(NamedTuple):
     piece: int
-    """Number in the slice."""
+    """Its number in the slice."""
     start: int
     length: int
     begins: bool
-    """The first read of the piece."""
+    """Whether this is the first read of the piece."""
     ends: bool
     is_whole: bool
-    """All of a small piece: may be joined."""
+    """Whether it is all of a small piece, which may be joined."""
 
 
 class _UnreadableError(CorruptBatchError):
@@ -70,7 +69,7 @@ class _UnreadableError(CorruptBatchError):
 
 
 class _Fetcher:
-    """Carries out reads in order, some ahead."""
+    """Carries out reads in order, some of them ahead."""
 
     def __init__(self, store: BlockingStore, pieces: Sequence[Piece], reads: Iterator[_Read]) -> None:
         self._store, self._pieces, self._reads = store, pieces, reads
@@ -101,7 +100,7 @@ class _Fetcher:
 
 
 def block_entries(store: BlockingStore, piece: Piece) -> Sequence[BlockEntry]:
-    """The piece's block index; () where it cannot be read (whoever reads the records will hear what is wrong)."""
+    """The piece's block index; () if it cannot be read. The reader of the records will meet the damage."""
     found = store.get_range(piece.key, piece.block_index_position, piece.block_index_length).result()
     try:
         return decode_block_index(found or b"", extent_length=piece.length)
@@ -110,7 +109,7 @@ def block_entries(store: BlockingStore, piece: Piece) -> Sequence[BlockEntry]:
 
 
 def windows(store: BlockingStore, part: Slice, losses: Losses) -> Iterator[Window]:
-    """Batches that reach into the slice, and some that do not. Raises DataLossError, ObjectStoreError."""
+    """The batches that reach into a slice, and some that do not. Raises DataLossError, ObjectStoreError."""
     return _Windows(store, part, losses).run()
 
 
@@ -136,7 +135,7 @@ class _Windows:
                 cursor = piece.last_offset + 1
                 stream = _Stream(piece, carries_offsets=piece.level > 0)
             if stream is None:
-                continue  # this piece is done with
+                continue  # nothing more of this piece is wanted
             if not read.length and piece.flagged_reason is None:
                 continue
             found, damage = None, piece.flagged_reason
@@ -176,7 +175,7 @@ class _Windows:
                 yield _Read(number, piece.position + at, length, at == low, at + length == high, is_whole)
 
     def _stretch(self, piece: Piece) -> tuple[int, int]:
-        """Of the piece's bytes, those that hold batches of the slice."""
+        """The stretch of the piece's bytes that holds batches of the slice."""
         inside = self.part.start <= piece.base_offset and piece.last_offset < self.part.end
         if inside or piece.level == 0 or piece.length <= BLOCK_BYTES or not piece.block_index_length:
             return 0, piece.length
@@ -190,7 +189,7 @@ class _Windows:
     # -- small extents
 
     def _joined(self, group: Sequence[tuple[Piece, bytes]]) -> Iterator[Window]:
-        """One window of all; where something is wrong, each for itself."""
+        """One window of all; if anything is wrong, a window for each."""
         if not group:
             return
         try:
@@ -208,7 +207,7 @@ class _Windows:
     # -- damage
 
     def _damaged(self, piece: Piece, from_offset: int, reason: str) -> Iterator[Window]:
-        """What can be read of it from an offset on."""
+        """The readable batches from an offset on."""
         end = min(piece.last_offset + 1, self.part.end)
         cursor = max(from_offset, piece.base_offset, self.part.start)
         stretches: Sequence[SoundStretch] = ()
@@ -284,7 +283,7 @@ class _Stream:
         self._carried: list[bytes] = []
 
     def windows(self, data: bytes, *, is_last: bool, from_offset: int) -> Window | None:
-        """What is whole after the next bytes, if any batch is. Raises CorruptBatchError."""
+        """The whole batches after the next bytes, if there are any. Raises CorruptBatchError."""
         self._carried.append(data)
         joined = self._carried[0] if len(self._carried) == 1 else b"".join(self._carried)
         table = read_batches(joined, allow_cut=not is_last)
@@ -325,7 +324,7 @@ def _joined_window(group: Sequence[tuple[Piece, bytes]], from_offset: int) -> Wi
 
 
 def _stamped(table: BatchTable, base_offset: int) -> BatchTable:
-    """Batches of which each begins where the one before ends."""
+    """The batches with offsets: each begins where the one before ends."""
     counts = table.last_offsets - table.base_offsets + 1
     last_offsets = np.cumsum(counts) + (base_offset - 1)
     return table._replace(base_offsets=last_offsets - counts + 1, last_offsets=last_offsets)
@@ -340,5 +339,5 @@ def _check_offsets(table: BatchTable, first: int, last: int) -> None:
     if len(wrong):
         base = int(table.base_offsets[wrong[0]])
         raise CorruptBatchError(
-            f"a batch of base offset {base} where offsets from {int(after[wrong[0]]) + 1} on belong"
+            f"a batch has base offset {base}, but offsets from {int(after[wrong[0]]) + 1} on belong there"
         )

@@ -1,4 +1,4 @@
-"""Who starts the driver of a heavy merge, chosen by the setting `spark.submitter`. Nothing here imports PySpark."""
+"""Starts the driver of a heavy merge in the way that `spark.submitter` says. Nothing here imports PySpark."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from runtime.settings.table import Settings
 
 
 def open_submitter(settings: Settings, *, environ: Mapping[str, str] | None = None) -> Submitter | None:
-    """None for `none`. Opens and starts nothing yet, but looks whether what it needs is there.
+    """The submitter, or None for `none`. It starts nothing yet, but checks that everything it needs is there.
 
-    Raises SparkMissingError and JavaMissingError (of `spark_jobs/environment.py`) where drivers are to run on this
-    machine and cannot, SubmitError where `spark.submit.path` leads nowhere.
+    Raises SparkMissingError and JavaMissingError (of `spark_jobs/environment.py`) if drivers should run on this machine
+    and cannot, and SubmitError if `spark.submit.path` names no file.
     """
     found = os.environ if environ is None else environ
     match settings.spark_submitter:

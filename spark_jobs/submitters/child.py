@@ -1,8 +1,8 @@
-"""A driver as a child process, under `spark_jobs/submitters/supervise.py`, and what it said last.
+"""A driver as a child process, under `spark_jobs/submitters/supervise.py`, and its last words.
 
-The supervisor's stdin is the lifeline: a pipe that ends with this process. Its stdout carries what the driver prints,
-which is read as it comes (a full pipe would stop the driver): lines of JSON tell of finished units and are for the log,
-of the others the last are kept to explain a failure.
+The supervisor's stdin is the lifeline: a pipe that ends with this process. Its stdout carries the driver's output,
+which is read as it comes, because a full pipe would stop the driver. Lines of JSON report finished units and go to the
+log; the last of the other lines are kept to explain a failure.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LIBPQ_PREFIX = "PG"
 LINES_KEPT = 30
 LINE_CHARS_MAX = 400
 KILL_AFTER_S = 4.0
-"""What the supervisor needs beyond the time that it gives the driver."""
+"""The seconds that the supervisor needs beyond the driver's own."""
 LEFT_OPEN_S = 1.0
-"""How long the end of the output is waited for when the supervisor has gone: what is left of a driver whose supervisor
-was killed may hold it open."""
+"""The seconds to wait for the end of the output after the supervisor has gone: if the supervisor was killed, the
+remains of its driver may hold the output open."""
 _log = get_logger(__name__)
 
 
@@ -54,12 +54,12 @@ class ChildSubmission:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor."""
+        """The supervisor's process id."""
         return self._process.pid
 
     @property
     def last_lines(self) -> Sequence[str]:
-        """What it said last, oldest first, without its lines of JSON."""
+        """The last output, oldest first, without the lines of JSON."""
         return list(self._said)
 
     @property
@@ -91,11 +91,11 @@ class ChildSubmission:
         await self._read_to_end()
 
     async def let_go(self) -> None:
-        """It ends with this process, and nobody else has it."""
+        """Do nothing: the driver ends with this process, and no other process has it."""
         await self.cancel()
 
     async def _read_to_end(self) -> None:
-        """Once the supervisor has ended."""
+        """Read the rest of the output after the supervisor has ended."""
         await asyncio.wait({self._reading}, timeout=LEFT_OPEN_S)
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
@@ -105,7 +105,7 @@ class ChildSubmission:
             while True:
                 try:
                     raw = await self._output.readline()
-                except ValueError:  # a line longer than the reader's buffer, which was dropped
+                except ValueError:  # a line longer than the reader's buffer, which dropped it
                     continue
                 if not raw:
                     return
@@ -116,15 +116,16 @@ class ChildSubmission:
 
 
 def driver_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a driver gets of our environment: no way into Postgres, neither by a setting of ours nor by what libpq reads
-    (PGHOST, PGPASSWORD, PGSERVICE ...). Tasks need none."""
+    """Our environment for a driver, without any way into Postgres: neither our settings nor the variables that libpq
+    reads (PGHOST, PGPASSWORD, PGSERVICE ...). Tasks need none.
+    """
     return {name: value for name, value in environ.items() if not name.startswith((ENVIRONMENT_PREFIX, LIBPQ_PREFIX))}
 
 
 async def start_child(
     command: Sequence[str], environ: Mapping[str, str], *, grace_s: float = GRACE_S
 ) -> ChildSubmission:
-    """`grace_s`: from SIGTERM to SIGKILL. Raises SubmitError."""
+    """Start a driver. `grace_s`: from SIGTERM to SIGKILL. Raises SubmitError."""
     root = str(Path(spark_jobs.__file__).parents[1])
     supervisor = [sys.executable, "-P", "-m", "spark_jobs.submitters.supervise", str(grace_s), *command]
     ours, theirs = os.pipe()
@@ -143,7 +144,7 @@ async def start_child(
         )
     except OSError as error:
         pipe.close()
-        raise SubmitError(f"no driver could be started: {error}") from error
+        raise SubmitError(f"the Spark driver could not be started: {error}") from error
     finally:
         os.close(theirs)
     return ChildSubmission(process, output, pipe, command, grace_s)

@@ -1,8 +1,8 @@
 """A driver on Amazon EMR Serverless: StartJobRun, GetJobRun, CancelJobRun by aioboto3.
 
-Region and credentials come by the AWS chain (`AWS_ENDPOINT_URL_EMR_SERVERLESS` names another endpoint). The token goes
-along as clientToken, so a restarted compactor is given the job run that it started before. A run ends by itself after
-the merge's time limit, whatever becomes of us: nothing is left running that nobody pays attention to.
+The AWS chain gives region and credentials (`AWS_ENDPOINT_URL_EMR_SERVERLESS` names another endpoint). The token is sent
+as clientToken, so a restarted compactor gets the job run that it started before. A run ends by itself after the merge's
+time limit, so that none is left running when the compactor is gone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PHASES: Mapping[str, Phase] = {
     "FAILED": Phase.FAILED,
     "CANCELLED": Phase.FAILED,
 }
-"""All that the API knows (JobRunState)."""
+"""All states that the API knows (JobRunState)."""
 _TRANSIENT = {
     "InternalServerException",
     "RequestTimeout",
@@ -46,17 +46,17 @@ _TRANSIENT = {
     "TooManyRequestsException",
 }
 _OVER = {"ConflictException", "ResourceNotFoundException", "ValidationException"}
-"""What CancelJobRun answers for a run that has ended."""
+"""CancelJobRun's answers for a run that has ended."""
 _REMEDIES = {
     "ResourceNotFoundException": "check spark.emr.application.id and the region of this process",
     "AccessDeniedException": "this process needs emr-serverless:StartJobRun, GetJobRun and CancelJobRun on the"
     " application, and iam:PassRole on spark.emr.role.arn for emr-serverless.amazonaws.com",
     "ValidationException": "check spark.emr.role.arn, spark.emr.entry.url and spark.submit.args",
-    "ConflictException": "settings were changed since this merge was submitted: it is planned anew when it fails",
+    "ConflictException": "settings were changed since this merge was submitted: it is planned again when it fails",
 }
 _OUR_SIDE = "check the AWS credentials and region of this process, and the settings spark.emr.*"
 ASK_EVERY_S = 5.0
-"""GetJobRun is asked no more often: calls are counted by AWS, and manifests tell how far it is."""
+"""The seconds between two calls of GetJobRun: AWS limits the rate of calls, and manifests show the progress."""
 _log = get_logger(__name__)
 
 
@@ -86,7 +86,7 @@ class EmrServerlessSubmitter:
         return EmrSubmission(application, run_id)
 
     async def about(self) -> Mapping[str, Any]:
-        """What EMR Serverless says of the application. Raises SubmitError, SubmitUnavailableError."""
+        """EMR Serverless's account of the application. Raises SubmitError, SubmitUnavailableError."""
         application = await Application.opened(self._session, self._application_id)
         try:
             return (await application.call("get_application"))["application"]
@@ -112,7 +112,7 @@ class EmrServerlessSubmitter:
 
 
 class Application:
-    """The API, about one application."""
+    """The API for one application."""
 
     def __init__(self, client: Any, stack: AsyncExitStack, application_id: str) -> None:
         self._client, self._stack, self._application_id = client, stack, application_id
@@ -125,7 +125,7 @@ class Application:
         try:
             client = await stack.enter_async_context(session.client("emr-serverless", config=config))
         except BotoCoreError as error:
-            raise SubmitError(f"EMR Serverless cannot be asked: {error}", remedy=_OUR_SIDE) from error
+            raise SubmitError(f"EMR Serverless cannot be called: {error}", remedy=_OUR_SIDE) from error
         return Application(client, stack, application_id)
 
     async def close(self) -> None:
@@ -139,9 +139,9 @@ class Application:
             raise _answered(operation, error) from error
         except (ConnectionError, HTTPClientError, HttpError, TimeoutError, OSError) as error:
             raise SubmitUnavailableError(f"EMR Serverless does not answer {operation}: {error}") from error
-        except BotoCoreError as error:  # no region, no credentials, a parameter that cannot be
+        except BotoCoreError as error:  # no region, no credentials, or an impossible parameter
             raise SubmitError(
-                f"EMR Serverless cannot be asked to {operation}: {error}",
+                f"EMR Serverless cannot be called for {operation}: {error}",
                 remedy=_OUR_SIDE,
             ) from error
 
@@ -157,7 +157,7 @@ class EmrSubmission:
         self._is_closed = False
 
     async def state(self) -> SubmissionState:
-        """Of a few seconds ago at most. Raises SubmitError, SubmitUnavailableError."""
+        """The state, a few seconds old at most. Raises SubmitError, SubmitUnavailableError."""
         now_s = asyncio.get_running_loop().time()
         if self._known is None or (not self._known.phase.is_over and now_s - self._known_s >= ASK_EVERY_S):
             self._known, self._known_s = await self._asked(), now_s
@@ -172,7 +172,7 @@ class EmrSubmission:
         return SubmissionState(phase, f"job run {self.run_id} is {said}" + (f": {details}" if details else ""))
 
     async def cancel(self) -> None:
-        """One that cannot be reached ends by its own timeout."""
+        """Cancel the run. A run that cannot be reached ends by its own timeout."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -187,14 +187,14 @@ class EmrSubmission:
             await self._application.close()
 
     async def let_go(self) -> None:
-        """The token is honoured: it may be another's by now."""
+        """Do nothing: the next compactor gets the same run by its token, and may have it by now."""
         if not self._is_closed:
             self._is_closed = True
             await self._application.close()
 
 
 def _archive_arguments(url: str) -> list[str]:
-    """Driver and executors both unpack it."""
+    """The driver and the executors both unpack it."""
     if not url:
         return []
     python = f"./{UNPACKED}/bin/python"

@@ -1,8 +1,8 @@
-"""A driver by `spark-submit`: standalone, Kubernetes, YARN, or wherever `spark.submit.args` sends it.
+"""A driver by `spark-submit`: standalone, Kubernetes, YARN, or another cluster named in `spark.submit.args`.
 
-`spark.submit.path` empty means the PySpark that is installed beside us. Executors need a Python that can import
-`spark_jobs`: the one of this process where it lies at the same path on every host, else the archive that
-`siltstone spark archive` builds (`spark.archive.url`), which Spark unpacks beside each executor.
+If `spark.submit.path` is empty, the PySpark that is installed beside us is used. Executors need a Python that can
+import `spark_jobs`: that of this process if it lies at the same path on every host, else the archive that `siltstone
+spark archive` builds (`spark.archive.url`), which Spark unpacks beside each executor.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ UNPACKED = "environment"
 
 
 class SparkSubmitSubmitter:
-    """A `compactor.heavy.submitter.Submitter`. Spark knows no tokens: the driver, in client mode, ends with this
-    process; one in cluster mode that is left over runs beside the next, and the first manifest of each unit counts."""
+    """A `compactor.heavy.submitter.Submitter`. Spark knows no tokens. A driver in client mode ends with this process.
+    An old one in cluster mode runs beside the next, and the first manifest of each unit counts.
+    """
 
     name = "spark-submit"
 
@@ -50,7 +51,7 @@ class SparkSubmitSubmitter:
             *master_arguments(settings.spark_master),
             *("--conf", f"spark.driver.memory={settings.spark_driver_memory}"),
             *archive_arguments(settings.spark_archive_url),
-            *shlex.split(settings.spark_submit_args),  # last, so that what people write wins
+            *shlex.split(settings.spark_submit_args),  # last, so that people's own arguments win
         ]
 
     async def submit(self, plan_url: str, *, job_id: int, token: str, limit_ms: int) -> ChildSubmission:
@@ -62,12 +63,14 @@ class SparkSubmitSubmitter:
 
 
 def master_arguments(master: str) -> list[str]:
-    """A master on this machine is the setting's default, and leaves the choice to Spark's own configuration."""
+    """The arguments for a master. A master on this machine is the setting's default and leaves the choice to Spark's
+    own configuration.
+    """
     return [] if is_local_master(master) else ["--master", master]
 
 
 def archive_arguments(url: str) -> list[str]:
-    """For an environment that executors unpack; the driver, in client mode, has ours."""
+    """The arguments for an environment that executors unpack. The driver, in client mode, uses ours."""
     if not url:
         return []
     python = f"./{UNPACKED}/bin/python"

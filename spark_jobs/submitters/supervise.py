@@ -1,13 +1,13 @@
-"""Between a compactor and a Spark driver: `python -m spark_jobs.submitters.supervise SECONDS COMMAND...`.
+"""A process between a compactor and a Spark driver: `python -m spark_jobs.submitters.supervise SECONDS COMMAND...`.
 
 The command runs in a session and process group of its own, because a driver is several processes (a JVM, Python and
-`bash` between them) which have to end together. It is ended when this process is told to (SIGTERM, SIGINT, SIGHUP) and
-when stdin ends: that is a pipe whose other end the compactor holds, so that a compactor killed with -9 leaves no driver
-behind. First SIGTERM to the group, which lets Spark give its executors back, and after SECONDS SIGKILL. Should this
-process be killed itself, the kernel kills the command.
+`bash` between them) that must end together. The supervisor ends it on SIGTERM, SIGINT or SIGHUP, and when stdin ends.
+Stdin is a pipe whose other end the compactor holds, so that a compactor killed with -9 leaves no driver behind. It
+sends SIGTERM to the group first, which lets Spark give its executors back, and SIGKILL after SECONDS. If the supervisor
+itself is killed, the kernel kills the command.
 
-The exit code is the command's, or 128 + the signal that ended it. Only the standard library is imported: it starts fast
-and must not fail.
+The exit code is the command's, or 128 + the signal that ended it. The supervisor imports only the standard library: it
+must start fast and must not fail.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Sequence
 from types import FrameType
 
 GRACE_S = 8.0
-"""From SIGTERM to SIGKILL."""
+"""The seconds from SIGTERM to SIGKILL."""
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.05
 
 
 def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
-    """Blocks until the command has ended, one way or the other."""
+    """Run the command; returns when it has ended in any way."""
     stop = threading.Event()
 
     def told_to_end(_number: int, _frame: FrameType | None) -> None:
@@ -38,12 +38,12 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, told_to_end)
 
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork, where as little as possible may happen
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork, after which as little as possible may happen
 
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    # no other thread runs yet, so what preexec_fn warns of cannot happen
+    # No other thread runs yet, so the danger that preexec_fn's documentation warns of does not exist.
     child = subprocess.Popen(  # noqa: S603 - what we were told to run
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
     )
@@ -61,7 +61,7 @@ def run(command: Sequence[str], *, grace_s: float = GRACE_S) -> int:
     for thread in threads:
         thread.start()
     stop.wait()
-    _signal_group(child.pid, signal.SIGTERM)  # also after it ended by itself: something of it may be left
+    _signal_group(child.pid, signal.SIGTERM)  # also after it ended by itself: some of its processes may be left
     threads[1].join(grace_s)
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()

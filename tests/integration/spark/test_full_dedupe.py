@@ -258,7 +258,7 @@ async def test_two_tries_at_once_at_a_slice_that_read_it_otherwise_do_not_both_c
     read = await read_result(store, plan, other.number)
     assert read is not None
     # when another, at the same time, says first that it found something else there
-    with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* have read other keys"):
+    with pytest.raises(ManifestMismatchError, match=f"two tries at unit {unit.number} .* read different keys"):
         async for _ in full_dedupe._key_blocks(url, unit.number):
             found = {**read.details, "rows": read.details["rows"] + 1}
             await settle(store, plan, replace(read, unit=unit.number, details=found))
