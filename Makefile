@@ -25,7 +25,7 @@ COMPILE_KERNELS = $(BIN)/siltstone compactor warm >/dev/null
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo check test mutants lint types infra-check bench soak lock clean
+.PHONY: help install demo check test conformance mutants lint types infra-check bench soak lock clean
 
 help:  ## print this list
 	@echo "Siltstone: a Kafka-compatible log on an object store and Postgres"
@@ -46,6 +46,9 @@ check: lint types  ## lint, types, unit and property tests: the inner loop
 test: $(STAMP_ALL)  ## all tests but the long proofs
 	@$(COMPILE_KERNELS)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+
+conformance: $(STAMP_ALL)  ## Kafka clients in Go, which `make test` leaves out (needs Go)
+	$(BIN)/python -m pytest -n 0 -k "franz-go or sarama" tests/conformance/test_scenarios.py
 
 mutants: $(STAMP_ALL)  ## plant bugs that the tests must find (MUTANTS="name ..." for some)
 	@$(COMPILE_KERNELS)

@@ -7,6 +7,7 @@ pytest_plugins = [
     "tests.fixtures.agents",
     "tests.fixtures.dev",
     "tests.fixtures.distribution",
+    "tests.fixtures.exercised",
     "tests.fixtures.log_lines",
     "tests.fixtures.postgres",
     "tests.fixtures.s3",
