@@ -63,7 +63,7 @@ WIRE = (
         file="wire/records.py",
         text="if reached != position:",
         replacement="if reached > position:",
-        tests=("tests/property/test_kernels_walks.py::test_any_bytes_are_judged_alike",),
+        tests=("tests/unit/wire/test_records.py::test_a_malformed_record_is_named_by_its_index",),
     ),
 )
 
