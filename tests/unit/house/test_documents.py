@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from runtime.settings.removed import REMOVED_SETTINGS
+from siltstone.ops.compaction import texts
 
 ROOT = Path(__file__).resolve().parents[3]
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -77,6 +78,15 @@ def test_no_guide_names_a_setting_that_was_removed() -> None:
         if name in REMOVED_SETTINGS.keys() - NOT_OURS_ALONE
     }
     assert named == set()
+
+
+def test_the_guide_to_compaction_explains_every_code_of_explain() -> None:
+    text = (ROOT / "docs" / "compacted-topics.md").read_text(encoding="utf-8").split("| code | background |")[1]
+    explained = {
+        code for cell in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for code in re.findall("`(.+?)`", cell)
+    }
+    rows = [*vars(texts).values(), *texts.BLOCKED.values()]
+    assert explained == {row.code for row in rows if isinstance(row, texts.Text)}
 
 
 def test_every_decision_is_in_their_list() -> None:
