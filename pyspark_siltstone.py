@@ -1,7 +1,8 @@
-"""The module by which Spark finds `spark.read.format("siltstone")`: Spark imports every `pyspark_*` on the Python path.
+"""The module by which Spark finds `spark.read.format("siltstone")`: it looks into every module on the Python path
+called `pyspark_*`.
 
-The source itself is in `spark_jobs/source/source.py`. This module must be quick and must not fail: Spark imports it
-whenever it looks for any source, and an error here would hide all of them.
+All of the source is in `spark_jobs/source/source.py`. Keep this module quick and quiet: Spark imports it to see which
+sources exist, whichever is asked for, and an error here would hide all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PySpark's data source API as it is in 4.0 to 4.3, in one place.
 
 4.0 and 4.1 have no read limits and no `availableNow` for Python sources: `ADMISSION_CONTROL` is False there, and a
-limit that was asked for is refused rather than left out. 3.5 has no Python data sources at all.
+requested limit is refused rather than ignored. 3.5 has no Python data sources at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.errors import BadInputError
 
 
 class PySparkTooOldError(BadInputError, ImportError):
-    """This PySpark knows no data sources in Python."""
+    """This PySpark has no data sources in Python."""
 
 
 try:
@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     if error.name != "pyspark.sql.datasource":
         raise
     raise PySparkTooOldError(
-        "spark.read.format('siltstone') needs PySpark 4.0 or later: earlier ones know no data sources in Python",
+        "spark.read.format('siltstone') needs PySpark 4.0 or later: earlier versions have no data sources in Python",
         remedy="upgrade, or read by siltstone.read_topic(), which needs no Spark",
     ) from None
 
@@ -50,11 +50,11 @@ else:
         ReadAllAvailable = ReadLimit = ReadMaxRows = Any
 
         class SupportsTriggerAvailableNow:
-            """Not there before 4.2: `availableNow` reads what there is in one batch."""
+            """Missing before 4.2: `availableNow` then reads everything in one batch."""
 
 
 def from_arrow_schema(schema: Any) -> StructType:
-    """Spark's schema of an Arrow one."""
+    """Spark's schema for an Arrow one."""
     return cast(Any, _arrow_types).from_arrow_schema(schema)
 
 

@@ -1,8 +1,8 @@
-"""The metadata store for code that runs in no event loop: PySpark calls a data source from plain threads.
+"""The metadata store for code without an event loop: PySpark calls a data source from plain threads.
 
-A loop of its own in a thread, one connection pool in it. What says that it may be tried again is tried again for half a
-minute, so that a failover of Postgres does not end a streaming query; where it was never reached, for a few seconds
-only, for then it is mostly the URL that is wrong. That it is tried again is logged, which Spark shows on stderr.
+A thread runs a loop with one connection pool. Retriable errors are retried for half a minute, so that a failover of
+Postgres does not end a streaming query. If the store was never reached, they are retried only for a few seconds,
+because then the URL is mostly wrong. Retries are logged, and Spark shows the log on stderr.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ T = TypeVar("T")
 _log = get_logger(__name__)
 RETRY_MS = 30_000
 FIRST_RETRY_MS = 3_000
-"""Of what has not answered yet."""
+"""The retry time of a store that has never answered."""
 RETRY_WAIT_MS = 500
 
 
 class MetadataThread:
-    """Context manager. Opens nothing before the first call; every call may raise what the contract says there."""
+    """A context manager. It opens nothing before the first call; every call may raise the errors of the contract."""
 
     def __init__(self, url: str, *, clock: Clock | None = None, retry_ms: float | None = None) -> None:
-        """`retry_ms`: of every call, the first too."""
+        """`retry_ms`: the retry time of every call, including the first."""
         self._url, self._clock, self._retry_ms = url, clock or SystemClock(), retry_ms
         self._thread: LoopThread | None = None
         self._metadata: Metadata | None = None
@@ -47,7 +47,7 @@ class MetadataThread:
         self.close()
 
     def call(self, work: Callable[[Metadata], Awaitable[T]], *, retry_ms: float | None = None) -> T:
-        """Blocks. From any thread."""
+        """Run `work` and wait for it. Callable from any thread."""
         with self._starting:
             if self._thread is None:
                 self._thread = LoopThread("siltstone-source-metadata")
@@ -84,7 +84,7 @@ class MetadataThread:
         return metadata
 
     def close(self) -> None:
-        """May be repeated; a call after it opens anew."""
+        """Close the pool. May be repeated; a later call opens it again."""
         with self._starting:
             thread, self._thread = self._thread, None
             metadata, self._metadata = self._metadata, None

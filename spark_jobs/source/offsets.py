@@ -1,9 +1,9 @@
-"""Where a stream stands: offsets per partition of one topic, as Spark keeps them in its checkpoint. Pure.
+"""The position of a stream: offsets per partition of one topic, as Spark keeps them in its checkpoint. Pure.
 
-Spark compares offsets by their text and asks for the next batch when the text has changed. So the same place is always
-written the same way: partitions in order, and nothing in it that moves by itself.
-The topic's id is in it: a topic that was deleted and made anew under the same name has other records at the same
-offsets, and a checkpoint of the old one must not be taken for one of the new.
+Spark compares offsets by their text and asks for the next batch when the text has changed. So the same position always
+has the same text: partitions in order, and nothing that changes by itself. The topic's id is part of it: a topic that
+was deleted and made again under the same name has other records at the same offsets, so a checkpoint of the old one
+must not be used for the new one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 
 class CheckpointError(BadInputError):
-    """The offsets in a checkpoint are not ours, of another release, or of another topic."""
+    """The offsets in a checkpoint are not ours, come from another release, or belong to another topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class StreamOffset:
     topic: str
     topic_id: uuid.UUID
     next_offsets: Mapping[int, int]
-    """By partition: the offset that is read next."""
+    """The offset that is read next, by partition."""
 
     def as_document(self) -> Document:
-        """What Spark stores as JSON."""
+        """The JSON that Spark stores."""
         return {
             "version": VERSION,
             "topic": self.topic,
@@ -42,16 +42,16 @@ class StreamOffset:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], *, topic: str) -> StreamOffset:
-        """Raises CheckpointError."""
+        """Read the JSON back. Raises CheckpointError."""
         version = document.get("version")
         if version != VERSION:
             raise CheckpointError(
-                f"the checkpoint has offsets of version {version!r}, this release reads {VERSION}",
+                f"the checkpoint has offsets of version {version!r}, but this release reads {VERSION}",
                 remedy="go on with the release that wrote it, or start with a new checkpoint",
             )
         if document.get("topic") != topic:
             raise CheckpointError(
-                f"the checkpoint is of topic {document.get('topic')!r}, the query reads {topic!r}",
+                f"the checkpoint belongs to topic {document.get('topic')!r}, but the query reads {topic!r}",
                 remedy="give every query its own checkpointLocation",
             )
         try:
@@ -63,11 +63,11 @@ class StreamOffset:
 
 
 def limited(start: Mapping[int, int], end: Mapping[int, int], offsets_max: int) -> dict[int, int]:
-    """An end at most `offsets_max` offsets after `start`: shared out by what waits in each partition, and at least one
-    to each where something waits, so that none starves beside a large one (Kafka's source does the same; only where
-    more partitions wait than `offsets_max` does the sum go above it).
+    """An end at most `offsets_max` offsets after `start`, never above `end` and never below `start`.
 
-    Partitions that are not in `start` begin at 0. Never above `end`, never below `start`.
+    The limit is shared out in proportion to what waits in each partition, with at least one offset for each partition
+    where something waits, so that none starves beside a large one. Kafka's source does the same. Only if more
+    partitions wait than `offsets_max` is the sum above it. Partitions that are not in `start` begin at 0.
     """
     waiting = {partition: last - start.get(partition, 0) for partition, last in end.items()}
     waiting = {partition: count for partition, count in waiting.items() if count > 0}
@@ -75,7 +75,7 @@ def limited(start: Mapping[int, int], end: Mapping[int, int], offsets_max: int) 
     if total <= offsets_max:
         return {partition: max(last, start.get(partition, 0)) for partition, last in end.items()}
     spare = max(0, offsets_max - len(waiting))
-    # one each; the rest by what more waits: floor keeps the sum within the limit
+    # One for each, and the rest in proportion to what waits; floor keeps the sum within the limit.
     more = total - len(waiting)
     share = {partition: 1 + spare * (count - 1) // max(more, 1) for partition, count in waiting.items()}
     return {partition: start.get(partition, 0) + share.get(partition, 0) for partition in end}

@@ -1,8 +1,8 @@
 """Options of `spark.read.format("siltstone")`: from Spark's text to values. Pure, and without PySpark.
 
-Names and meanings are those of Spark's Kafka source where it has them. Names are case-insensitive, as all of Spark's
-are; a name that is not known is refused with the one that was probably meant, because an option that is silently left
-out reads the wrong records. URLs that are not given come from the environment of the driver, and travel from there.
+Names and meanings are those of Spark's Kafka source if it has them. Names are case-insensitive, like all of Spark's. An
+unknown name is refused with the one that was probably meant, because an option that is silently ignored reads the wrong
+records. URLs that are not given come from the driver's environment, and travel from there.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ ELSEWHERE = {
 
 PIN_TTL_MS = 30 * 60_000
 STREAM_PIN_TTL_MS = 2 * 60_000
-"""Shorter: a stream's planner renews it for as long as the query lives, and Spark ends that process without a word."""
+"""Shorter than a batch query's: a stream's planner renews it as long as the query lives, and Spark ends that process
+without notice."""
 PIN_TTL_MS_MIN = 500
 _KAFKA_EDGES = {-2: EARLIEST, -1: LATEST}
-"""As Kafka's ListOffsets and Spark's offsets JSON write them."""
+"""The numbers in Kafka's ListOffsets and in Spark's offsets JSON."""
 _BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
 _MILLISECONDS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _INT64_MAX = 2**63 - 1
@@ -87,16 +88,17 @@ class SourceOptions:
     metadata_url: str
     object_store_url: str
     slice_bytes: int = SLICE_BYTES
-    """What a Spark task reads, about."""
+    """The size of a Spark task, about."""
     min_partitions: int = 1
-    """At least so many Spark tasks, where the records allow it."""
+    """The least number of Spark tasks, if there are enough records."""
     max_offsets_per_trigger: int | None = None
     pin_ttl_ms: int = PIN_TTL_MS
-    """How long the files of a snapshot are kept after planning, or after a reading task last renewed its pin."""
+    """The time for which files of a snapshot are kept after planning, or after a reading task last renewed its pin."""
 
 
 def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """`streaming` None: not known yet, so all is checked but what means something in one of the two alone.
+    """Read the options. With `streaming` None, the mode is not known yet, so options that mean something in only one
+    mode are not checked.
 
     Raises SourceOptionError, and BadScanError for a combination that means nothing.
     """
@@ -134,7 +136,7 @@ def parse_options(given: Mapping[str, str], environ: Mapping[str, str], *, strea
 
 
 def _known_options(given: Mapping[str, str]) -> dict[str, str]:
-    """By the names as the documentation writes them."""
+    """The options by their names as in the documentation."""
     options: dict[str, str] = {}
     for name, value in given.items():
         known = _KNOWN.get(name.lower())
@@ -168,7 +170,7 @@ def _topic(options: Mapping[str, str]) -> str:
 
 
 def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:
-    """What means nothing in a batch query, or in a stream."""
+    """Refuse options that mean nothing in a batch query, or in a stream."""
     if not streaming:
         if "maxOffsetsPerTrigger" in options:
             raise SourceOptionError(
@@ -179,7 +181,7 @@ def _check_mode(options: Mapping[str, str], *, streaming: bool) -> None:
         if name in options:
             raise SourceOptionError(
                 f"a stream has no end, so {name} means nothing in it",
-                remedy="trigger(availableNow=True) ends at what there is now; a batch query takes an end",
+                remedy="trigger(availableNow=True) stops at the present end; a batch query takes an end",
             )
     if options.get("view", LOG).strip().lower() == LATEST_VIEW:
         raise SourceOptionError(
@@ -206,7 +208,7 @@ def _edge(
 
 
 def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
-    """Of `{"flights": {"0": 23, "1": -1}}`; -2 is the earliest, -1 the latest."""
+    """Read `{"flights": {"0": 23, "1": -1}}`; -2 is the earliest, -1 the latest."""
     remedy = f'write earliest, latest, or {{"{topic}": {{"0": 23}}}}; -2 is the earliest, -1 the latest'
     try:
         document: object = json.loads(text)
@@ -214,7 +216,7 @@ def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
         raise SourceOptionError(f"{name} cannot be read: {text!r}", remedy=remedy) from None
     by_topic: Mapping[str, object] = cast(Mapping[str, object], document) if isinstance(document, dict) else {}
     if list(by_topic) != [topic] or not isinstance(by_topic[topic], dict):
-        raise SourceOptionError(f"{name} is not of topic {topic!r}: {text!r}", remedy=remedy)
+        raise SourceOptionError(f"{name} does not name topic {topic!r}: {text!r}", remedy=remedy)
     offsets: dict[int, int | Edge] = {}
     for partition, offset in cast(Mapping[str, object], by_topic[topic]).items():
         is_offset = isinstance(offset, int) and not isinstance(offset, bool) and -2 <= offset <= _INT64_MAX
@@ -227,7 +229,7 @@ def _offsets(name: str, text: str, topic: str) -> dict[int, int | Edge]:
 
 
 def _time_ms(name: str, text: str) -> int:
-    """Milliseconds since 1970, as the Kafka source takes them, or an ISO time (UTC where it names no zone)."""
+    """Milliseconds since 1970, as in the Kafka source, or an ISO time (UTC if it names no zone)."""
     plain = text.strip()
     if re.fullmatch(r"\d{1,18}", plain, re.ASCII):
         return int(plain)
@@ -236,7 +238,7 @@ def _time_ms(name: str, text: str) -> int:
         return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise SourceOptionError(
-            f"{name} {text!r} is no time", remedy="milliseconds since 1970, or for example 2026-01-31T12:00:00Z"
+            f"{name} {text!r} is not a time", remedy="milliseconds since 1970, or for example 2026-01-31T12:00:00Z"
         ) from None
 
 
@@ -269,18 +271,18 @@ def _count(options: Mapping[str, str], name: str) -> int:
 
 
 def _size(text: str) -> int:
-    """Bytes, as Spark writes sizes: 134217728, 128m, 1g."""
+    """A size in bytes, in Spark's spelling: 134217728, 128m, 1g."""
     found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", text.strip().lower(), re.ASCII)
     if found is None or found[2] not in _BYTES or int(found[1]) < 1:
-        raise SourceOptionError(f"sliceBytes {text!r} is no size", remedy="for example 134217728, 128m or 1g")
+        raise SourceOptionError(f"sliceBytes {text!r} is not a size", remedy="for example 134217728, 128m or 1g")
     return int(found[1]) * _BYTES[found[2]]
 
 
 def _duration_ms(text: str) -> int:
-    """As Spark writes times: 90s, 30m, 2h."""
+    """A time in Spark's spelling: 90s, 30m, 2h."""
     found = re.fullmatch(r"(\d{1,12})\s*([a-z]+)", text.strip().lower(), re.ASCII)
     if found is None or found[2] not in _MILLISECONDS:
-        raise SourceOptionError(f"pinTtl {text!r} is no time", remedy="for example 90s, 30m or 2h")
+        raise SourceOptionError(f"pinTtl {text!r} is not a duration", remedy="for example 90s, 30m or 2h")
     return int(found[1]) * _MILLISECONDS[found[2]]
 
 

@@ -1,22 +1,22 @@
-"""Keeps the files of a planned read from deletion: who renews the pin, and who lets go of it.
+"""Keeps the files of a planned read from deletion: rules for renewing and dropping its pin.
 
-Planning a batch query runs in a Python process of Spark that ends with it, and there is no call at the query's end. So:
+Spark plans a batch query in a Python process that ends with the planning, and makes no call at the query's end. So:
 
-- planning takes a pin with a time to live (option `pinTtl`), and lets it be;
-- the tasks that read renew it, from a third of that time after planning on and then every third: a query that is done
-  within ten minutes never asks Postgres from an executor;
-- nobody unpins. After the last renewal the pin runs out, and files that died meanwhile live that much longer.
+- Planning takes a pin with a time to live (option `pinTtl`) and leaves it.
+- The reading tasks renew it, first a third of that time after planning and then every third: a query that finishes
+  within ten minutes never asks Postgres from an executor.
+- Nobody unpins. After the last renewal the pin runs out, and files that died meanwhile live that much longer.
 
-Unpinning at the end of "the last task" would need a count of tasks that retries, speculation and a second action on the
-same DataFrame make wrong, and the price of being wrong is files deleted under a reader. The price of waiting is some
-disk space for half an hour.
+Unpinning at the end of "the last task" would need a count of tasks. Retries, speculation and a second action on the
+same DataFrame make such a count wrong, and then files would be deleted under a reader. Waiting costs some disk space
+for half an hour.
 
-A stream is planned by one process for as long as the query runs. It renews the pins of its batches itself and drops
-each when Spark says that the batch is done. Spark says so of a batch when it begins the next one, and ends the process
-of a query that has ended without asking it, so the last batch's pin runs out too; its time to live is two minutes.
+One process plans a stream for as long as the query runs. It renews the pins of its batches itself and drops each when
+Spark says that the batch is done. Spark says so when it begins the next batch, and it ends the process of a finished
+query without a call, so the last batch's pin runs out too; its time to live is two minutes.
 
 A pin that ran out all the same (a DataFrame kept for hours before an action, Postgres away for longer than the time to
-live) is no loss by itself: a task that meets it, or a file that is gone, plans its own slice anew
+live) is no loss by itself: a task that finds its pin or a file gone plans its own slice again
 (`spark_jobs/source/reading.py`).
 """
 
@@ -43,7 +43,7 @@ class Pin:
     pin_id: int
     ttl_ms: int
     made_ms: int
-    """By the planner's own clock: tells a task about when to begin renewing, and nothing hangs on it."""
+    """The planner's own clock. It only tells a task about when to begin renewing; nothing else depends on it."""
 
     @property
     def renew_every_ms(self) -> float:
@@ -51,19 +51,19 @@ class Pin:
 
 
 def take_pin(metadata: MetadataThread, holder: str, *, ttl_ms: int, clock: Clock) -> Pin:
-    """What lives now, and what dies from now on, stays. Take the snapshot after it."""
+    """Pin everything that lives now: it stays, also if it dies later. Take the snapshot after it."""
     made_ms = clock.wall_ms()
     pin_id = metadata.call(lambda opened: opened.pin(holder, ttl_ms=ttl_ms))
     return Pin(pin_id=pin_id, ttl_ms=ttl_ms, made_ms=made_ms)
 
 
 def renew(metadata: MetadataThread, pin: Pin) -> bool:
-    """False when it had run out."""
+    """Renew the pin. False if it had run out."""
     return metadata.call(lambda opened: opened.beat_pin(pin.pin_id, ttl_ms=pin.ttl_ms))
 
 
 def let_go(metadata: MetadataThread, pins: Iterable[Pin]) -> None:
-    """Failing to is no reason to end a query, nor to wait at its end: a pin runs out by itself."""
+    """Drop the pins. A failure must not end a query or delay its end: a pin runs out by itself."""
     try:
         for pin in pins:
             metadata.call(_unpin(pin), retry_ms=0)
@@ -76,10 +76,10 @@ def _unpin(pin: Pin) -> Callable[[Metadata], Awaitable[None]]:
 
 
 class Renewal:
-    """Calls `ask` every `every_ms` in a thread, first after `first_ms`, until it is stopped. Context manager.
+    """Calls `ask` every `every_ms` in a thread, first after `first_ms`, until it is stopped. A context manager.
 
-    `ask` says False when the pin had run out: `lost` is set, and nothing is renewed any more. An error of ours means
-    "could not ask": it is logged, and the next time asks again.
+    `ask` returns False when the pin had run out: this sets `lost` and ends the renewals. An error of ours means "could
+    not ask": it is logged, and the next turn asks again.
     """
 
     def __init__(self, ask: Callable[[], bool], *, first_ms: float, every_ms: float) -> None:
@@ -114,7 +114,9 @@ class Renewal:
 
 
 def task_renewal(metadata_url: str, pin: Pin, *, now_ms: int) -> Renewal:
-    """For a task that reads under `pin`. A connection lives as long as one renewal: executors have many tasks."""
+    """The renewal for a task that reads under `pin`. Each renewal opens a connection of its own, because executors have
+    many tasks.
+    """
     every_ms = pin.renew_every_ms
 
     def ask() -> bool:

@@ -1,11 +1,12 @@
-"""What a Spark task does: read one slice, renew its pin meanwhile, and plan anew when its files have gone all the same.
+"""The work of a Spark task: read one slice, renew its pin meanwhile, and plan again if its files have gone all the
+same.
 
-A slice names the files that held its offsets when it was planned. Under a pin they stay. Where the pin ran out they may
-have been swapped and deleted, and the object store answers "not there"; then the task pins, asks what holds its offsets
-now, and goes on after the last record it has handed on: nothing twice, nothing left out. That needs Postgres within
-reach of the executor; without it the error says what to do.
-The latest view cannot go on in the middle (what is the latest of a key is decided over the whole slice), so such a task
-fails, if it has handed on anything, and Spark runs it again from its start.
+A slice names the files that held its offsets when it was planned. Under a pin they stay. If the pin ran out they may
+have been replaced and deleted, and the object store answers "not there". Then the task takes a new pin, asks which
+files hold its offsets now, and goes on after the last record it has handed on: nothing twice, nothing left out. That
+needs Postgres within reach of the executor; without it the error says what to do. The latest view cannot go on in the
+middle, because it decides the latest record of a key over the whole slice. So such a task fails if it has handed on
+anything, and Spark runs it again from its start.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ from storage.objects import ObjectStoreError
 
 _log = get_logger(__name__)
 REPLANS_MAX = 5
-"""Of one task. Each comes after a pin that ran out; a system in which that goes on has another problem."""
+"""The most new plans of one task. Each comes after a pin that ran out; if this goes on, the system has another problem.
+"""
 OFFSET = "offset"
 
 Read = Callable[[Slice, ScanOptions, Collection[str]], Iterator[Any]]
-"""Record batches of a slice, in offset order; of these objects it is known that they are lost. Raises FileGoneError."""
+"""Record batches of a slice, in offset order. The objects in the last argument are known to be lost. Raises
+FileGoneError."""
 Replan = Callable[[int], Sequence[Slice]]
-"""The slices that hold what is left of the task from an offset on."""
+"""The slices that hold the rest of the task from an offset on."""
 
 
 class FileGoneError(ObjectStoreError):
-    """An object of the plan is not in the store any more: merged and deleted, or lost."""
+    """An object of the plan is no longer in the store: merged and deleted, or lost."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"object {key!r} is not in the store")
@@ -67,9 +70,9 @@ def read_task(task: SliceTask, options: SourceOptions, clock: Clock | None = Non
 
 
 def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan) -> Iterator[Any]:
-    """Batches of the columns of `scan`; where files have gone, what is left is read from others.
+    """Batches of the columns of `scan`; if files have gone, the rest is read from others.
 
-    An object that is gone and that the new plan names again is not swapped but lost: the scan room decides on it.
+    An object that is gone but named again by the new plan was not replaced but lost: the scan room decides about it.
     """
     has_offset = OFFSET in scan.columns
     asked = scan if has_offset else replace(scan, columns=(OFFSET, *scan.columns))
@@ -100,7 +103,7 @@ def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan)
 
 
 class _Planned(BlockingStore):
-    """The process's store, in which an object that is not there means that the plan is old."""
+    """The process's store, in which a missing object means that the plan is old."""
 
     def __init__(self, store: BlockingStore, lost: Collection[str]) -> None:  # pyright: ignore[reportMissingSuperCall]
         self._shared, self._lost = store, lost
@@ -112,7 +115,7 @@ class _Planned(BlockingStore):
 
         def told(found: Future[bytes | None]) -> None:
             if not answer.set_running_or_notify_cancel():
-                return  # nobody waits any more
+                return  # nobody is waiting any more
             error = found.exception() if not found.cancelled() else CancelledError()
             if error is None and found.result() is None:
                 error = FileGoneError(key)
@@ -125,11 +128,11 @@ class _Planned(BlockingStore):
         return answer
 
     def close(self, *, patience_s: float | None = None) -> None:
-        """Not ours to close."""
+        """Do nothing: the store belongs to the process."""
 
 
 class _Anew:
-    """Plans what is left of a task once its own pin is gone, under pins of its own."""
+    """Plans the rest of a task once its own pin is gone, under pins of its own."""
 
     def __init__(self, task: SliceTask, whole: Slice, options: SourceOptions, clock: Clock) -> None:
         self._task, self._whole, self._options, self._clock = task, whole, options, clock
@@ -137,7 +140,7 @@ class _Anew:
         self._pins = ExitStack()
 
     def slices(self, start: int) -> Sequence[Slice]:
-        """Raises PinLostError where Postgres cannot be asked from here, DataLossError."""
+        """The new slices. Raises DataLossError, and PinLostError if Postgres cannot be reached from here."""
         whole, scan = self._whole, self._options.scan
         if self._metadata is None:
             self._metadata = MetadataThread(self._options.metadata_url, clock=self._clock)
@@ -155,7 +158,7 @@ class _Anew:
         except UnknownTopicError as error:
             return self._lost(f"topic {scan.topic!r} was deleted while it was read", error.remedy)
         if str(snapshot.topic.topic_id) != self._task.topic_id:
-            return self._lost(f"topic {scan.topic!r} was deleted and made anew while it was read", "run it again")
+            return self._lost(f"topic {scan.topic!r} was deleted and created again while it was read", "run it again")
         left = replace(scan, partitions=(number,), starting={number: start}, ending={number: whole.end})
         return ScanPlanner(self._options).slices(snapshot, left) if start < whole.end else ()
 

@@ -1,4 +1,4 @@
-"""From options and a snapshot to the tasks of a query: where the Spark source calls the scan room."""
+"""From options and a snapshot to the tasks of a query: the Spark source calls the scan room here."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ CLUSTER_FILE_BYTES_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceTask:
-    """Travels pickled from the driver to a task."""
+    """A slice that travels pickled from the driver to a task."""
 
     slice: str
     """JSON."""
     topic_id: str
     pin: Pin | None = None
-    """To be renewed by the task; None: the driver does it."""
+    """The pin that the task must renew; None if the driver renews it."""
 
 
 class ScanPlanner:
-    """Opens the object store when it needs it."""
+    """Plans scans; opens the object store when it needs it."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
 
     def look_up(self, snapshot: TopicSnapshot, scan: ScanOptions) -> ScanOptions:
-        """Offsets instead of timestamps."""
+        """The scan with offsets in place of timestamps."""
         if not any(isinstance(edge, AtTimestamp) for edge in (scan.starting, scan.ending)):
             return scan
         from spark_jobs.scan.timestamps import look_up  # loads the compiled kernels
@@ -46,7 +46,7 @@ class ScanPlanner:
         return look_up(self._store, snapshot, scan)
 
     def slices(self, snapshot: TopicSnapshot, scan: ScanOptions) -> Sequence[Slice]:
-        """At least `minPartitions`, where the records allow it. Raises as `plan_slices`."""
+        """The slices: at least `minPartitions`, if there are enough records. Raises as `plan_slices`."""
         found = plan_slices(snapshot, scan, slice_bytes=self._options.slice_bytes)
         wanted = self._options.min_partitions
         if 0 < len(found) < wanted and scan.view != LATEST_VIEW:
@@ -55,7 +55,7 @@ class ScanPlanner:
         return found
 
     def check_cluster(self, identity: ClusterIdentity) -> None:
-        """Whether the object store is the one that this metadata is of. Raises ClusterMismatchError."""
+        """Check that the object store belongs to this metadata. Raises ClusterMismatchError."""
         body = self._store.get_range(CLUSTER_KEY, 0, CLUSTER_FILE_BYTES_MAX).result()
         if body is None:
             raise ClusterMismatchError(

@@ -1,12 +1,12 @@
 """`spark.read.format("siltstone")` and `spark.readStream.format("siltstone")`: a topic, straight from the object store.
 
 Spark finds the source by the module `pyspark_siltstone` on the Python path; nothing is registered. Options are in
-`spark_jobs/source/options.py`, pins in `spark_jobs/source/pins.py`, streams in `spark_jobs/source/stream.py`, what a
-task does in `spark_jobs/source/reading.py`. Here is only what PySpark asks for. It asks in a new Python process each
-time (which sources are there, which schema, which tasks, read), so each method imports what it needs, and no more.
+`spark_jobs/source/options.py`, pins in `spark_jobs/source/pins.py`, streams in `spark_jobs/source/stream.py`, and the
+work of a task in `spark_jobs/source/reading.py`. This module holds only PySpark's own interface. PySpark starts a new
+Python process for each step (list the sources, schema, tasks, read), so each method imports only what it needs.
 
-`pushFilters` is not overridden on purpose: unless a configuration is set, Spark refuses a source that has it. What is
-to be left out is said by options, before anything is read.
+`pushFilters` is not overridden on purpose: Spark refuses a source that has it unless a configuration is set. Options
+leave records out before anything is read.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """The name is Spark's: it looks for it in every module called `pyspark_*`."""
+    """Spark gives the name: it looks for it in every module called `pyspark_*`."""
 
     @classmethod
     def name(cls) -> str:
         return "siltstone"
 
     def schema(self) -> StructType:
-        """Of the chosen columns. Options are checked here first, at `load()`. Raises SourceOptionError."""
+        """The schema of the chosen columns. This call, at `load()`, is the first to check the options. Raises
+        SourceOptionError.
+        """
         return _schema(parse_options(self.options, os.environ, streaming=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -58,13 +60,13 @@ class DefaultSource(DataSource):
         if options.max_offsets_per_trigger is not None and not ADMISSION_CONTROL:
             raise SourceOptionError(
                 "maxOffsetsPerTrigger needs PySpark 4.2 or later",
-                remedy="upgrade, or leave it out: every batch then reads all there is",
+                remedy="upgrade, or leave it out: every batch then reads everything",
             )
         return TopicStreamReader(_checked(options, schema))
 
 
 class TopicReader(DataSourceReader):
-    """Made on the driver, which plans; a copy of it reads in each task."""
+    """Spark makes it on the driver, which plans; a copy of it reads in each task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -82,7 +84,7 @@ class TopicReader(DataSourceReader):
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One for a query's life on the driver; a fresh copy of it reads in each task."""
+    """Spark keeps one on the driver for a query's life; a fresh copy of it reads in each task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -104,7 +106,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream.initial()
 
     def latestOffset(self, start: Document | None = None, limit: ReadLimit | None = None) -> Document:
-        """4.0 and 4.1 call it without arguments."""
+        """The end of the next batch. 4.0 and 4.1 call it without arguments."""
         if not ADMISSION_CONTROL or not isinstance(limit, ReadMaxRows):
             return self._stream.latest(start, None)
         return self._stream.latest(start, limit.max_rows)
@@ -138,12 +140,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _schema(options: SourceOptions) -> StructType:
-    """Made from the Arrow schema of the scan: Spark takes a task's batches only if the two agree to the last flag."""
+    """Made from the Arrow schema of the scan: Spark takes a task's batches only if the two agree in every detail."""
     return from_arrow_schema(schema_of(options.scan.columns))
 
 
 def _checked(options: SourceOptions, schema: StructType) -> SourceOptions:
-    """A schema that was given to `spark.read.schema(...)` cannot change what a topic has. Raises SourceOptionError."""
+    """Refuse a schema from `spark.read.schema(...)` that differs: it cannot change a topic's columns. Raises
+    SourceOptionError.
+    """
     if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in _schema(options)]:
         raise SourceOptionError(
             f"the schema of a topic is its own, not {schema.simpleString()}",
@@ -155,7 +159,7 @@ def _checked(options: SourceOptions, schema: StructType) -> SourceOptions:
 def _read(partition: InputPartition, options: SourceOptions) -> Iterator[Any]:
     task = cast("SliceTask | None", partition.value)
     if task is None:
-        return iter(())  # Spark's own, where nothing was planned
+        return iter(())  # Spark's own partition when nothing was planned
     from spark_jobs.source.reading import read_task
 
     return read_task(task, options)

@@ -1,13 +1,14 @@
-"""A topic as a stream of micro-batches: where it begins, how far the next batch goes, which slices that is.
+"""A topic as a stream of micro-batches: its begin, the end of the next batch, and the slices of that batch.
 
-Without PySpark: `spark_jobs/source/source.py` calls it in the process that Spark keeps for as long as the query runs.
-For every batch, in this order: `latest` decides its end from the watermarks, Spark keeps that in its checkpoint, `plan`
-pins what lives and then takes the snapshot it cuts into slices, tasks read, Spark calls `commit`, the pin goes. A crash
-anywhere leaves a pin that runs out; the restart plans the same offsets again, from whatever files hold them by then.
+Without PySpark: `spark_jobs/source/source.py` calls it in the process that Spark keeps as long as the query runs. For
+every batch, in this order: `latest` decides its end from the watermarks; Spark keeps that in its checkpoint; `plan`
+takes a pin and then the snapshot that it cuts into slices; tasks read; Spark calls `commit`; the pin is dropped. A
+crash anywhere leaves a pin that runs out. The restart plans the same offsets again, from the files that hold them by
+then.
 
-What was lost is decided here too, in one place: a topic that is gone, one that was made anew under its name, offsets
-that retention or DeleteRecords took before they were read, an end that went back. Each raises `DataLossError`, or with
-`failOnDataLoss` false is told in the log and left out.
+This module also decides about losses: a topic that is gone, one that was created again under its name, offsets that
+retention or DeleteRecords removed before they were read, an end that went back. Each raises `DataLossError`, or with
+`failOnDataLoss` false is logged and skipped.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from spark_jobs.source.options import SourceOptions
 from spark_jobs.source.pins import Pin, Renewal, let_go, renew, take_pin
 
 _log = get_logger(__name__)
-SKIP = "failOnDataLoss=false goes on with what is there"
+SKIP = "failOnDataLoss=false goes on without the lost records"
 
 
 class Planner(Protocol):
-    """Where the scan room is called (`spark_jobs/source/scan.py`)."""
+    """The interface to the scan room (`spark_jobs/source/scan.py`)."""
 
     def look_up(self, snapshot: TopicSnapshot, scan: ScanOptions) -> ScanOptions:
-        """Offsets instead of timestamps."""
+        """The scan with offsets in place of timestamps."""
         ...
 
     def slices(self, snapshot: TopicSnapshot, scan: ScanOptions) -> Sequence[Slice]: ...
@@ -69,7 +70,7 @@ class _Planned:
 
 
 class TopicStream:
-    """One query's. Nothing is opened before the first call, so a fresh one can be pickled."""
+    """The stream of one query. It opens nothing before the first call, so a fresh one can be pickled."""
 
     def __init__(self, options: SourceOptions, metadata: MetadataThread, planner: Planner, clock: Clock) -> None:
         self._options, self._scan = options, options.scan
@@ -79,10 +80,10 @@ class TopicStream:
         self._planned: list[_Planned] = []
         self._renewal: Renewal | None = None
 
-    # -- where it is
+    # -- the position
 
     def initial(self) -> Document:
-        """Where a query without a checkpoint begins. Raises UnknownTopicError, OffsetOutOfRangeError."""
+        """The begin of a query without a checkpoint. Raises UnknownTopicError, OffsetOutOfRangeError."""
         if isinstance(self._scan.starting, AtTimestamp):
             return self._initial_by_timestamp()
         now = self._now()
@@ -116,12 +117,12 @@ class TopicStream:
         )
 
     def until_now(self) -> None:
-        """From here on what is there at this moment is all there is (`availableNow`)."""
+        """From here on the stream ends at what exists at this moment (`availableNow`)."""
         now = self._now()
         self._target = StreamOffset(now.topic.name, now.topic.topic_id, now.ends)
 
     def latest(self, start: Document | None, offsets_max: int | None) -> Document:
-        """The end of the next batch after `start`; `start` itself where nothing is new. Raises DataLossError."""
+        """The end of the next batch after `start`, or `start` itself if nothing is new. Raises DataLossError."""
         begin = StreamOffset.from_document(start, topic=self._scan.topic) if start is not None else None
         try:
             now = self._now()
@@ -139,7 +140,7 @@ class TopicStream:
         return self._document(now.topic, chosen)
 
     def last_seen(self) -> Document | None:
-        """For the query's progress report."""
+        """The newest known end, for the query's progress report."""
         return self._last_seen
 
     def _up_to_target(self, now: _Ends) -> Mapping[int, int]:
@@ -149,7 +150,7 @@ class TopicStream:
         return {at: min(end, target.next_offsets[at]) for at, end in now.ends.items() if at in target.next_offsets}
 
     def _starts(self, begin: StreamOffset, now: _Ends, ends: Mapping[int, int]) -> dict[int, int]:
-        """Where each partition of the next batch begins, as `plan` will have it."""
+        """The start of each partition in the next batch, in agreement with `plan`."""
         if begin.topic_id != now.topic.topic_id:
             self._lost_topic(begin)
             return {partition: now.log_starts[partition] for partition in ends}
@@ -168,7 +169,7 @@ class TopicStream:
         return starts
 
     def _now(self) -> _Ends:
-        """Raises UnknownTopicError."""
+        """The topic's present ends. Raises UnknownTopicError."""
         name = self._scan.topic
 
         async def look(metadata: Metadata) -> tuple[Topic, Mapping[int, Watermarks]]:
@@ -189,7 +190,7 @@ class TopicStream:
             topic,
             {number: each.log_start_offset for number, each in by_number.items()},
             {
-                # the log start passes the last stable offset where DeleteRecords cuts into an open transaction
+                # The log start passes the last stable offset if DeleteRecords cuts into an open transaction.
                 number: max(each.last_stable_offset, each.log_start_offset) if committed else each.high_watermark
                 for number, each in by_number.items()
             },
@@ -212,7 +213,7 @@ class TopicStream:
     def _document(self, topic: Topic, offsets: Mapping[int, int]) -> Document:
         return StreamOffset(topic.name, topic.topic_id, offsets).as_document()
 
-    # -- what a batch reads
+    # -- the slices of a batch
 
     def plan(self, start: Document, end: Document) -> Sequence[Slice]:
         """The slices from `start` up to `end`, pinned until `commit` or `stop`. Raises DataLossError."""
@@ -225,11 +226,11 @@ class TopicStream:
         if begin == until:
             return []
         planned = _Planned(text, end, self._pin(), [])
-        self._planned.append(planned)  # it is renewed from now on
+        self._planned.append(planned)  # from now on it is renewed
         try:
             self._renew_from_now_on()
             planned.slices = self._slices(begin, until)
-        except BaseException:  # asked again, it is planned anew: nothing must say that this batch is empty
+        except BaseException:  # a repeated call must plan it again: nothing may say that this batch is empty
             self._planned.remove(planned)
             let_go(self._metadata, [planned.pin])
             raise
@@ -259,7 +260,7 @@ class TopicStream:
         return self._planner.slices(snapshot, scan)
 
     def commit(self, end: Document) -> None:
-        """Everything up to `end` is done with: let go of what was kept for it."""
+        """Spark is done with everything up to `end`: drop the pins for it."""
         done = next((at for at, planned in enumerate(self._planned) if planned.end == end), None)
         if done is not None:
             let_go(self._metadata, [planned.pin for planned in self._planned[: done + 1]])
@@ -286,7 +287,7 @@ class TopicStream:
             self._renewal.__enter__()
 
     def _renew_all(self) -> bool:
-        """Always True: a pin that ran out is found by the task whose file is gone, which plans anew."""
+        """Always True: the task whose file is gone notices a pin that ran out, and plans again."""
         for planned in list(self._planned):
             renew(self._metadata, planned.pin)
         return True

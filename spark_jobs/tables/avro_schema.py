@@ -1,9 +1,9 @@
 """Columns from an Avro schema, and values decoded by it. Pure; needs fastavro.
 
 Values are single datums without a container. With Confluent's framing each begins with a zero byte and the id of its
-schema, four bytes big-endian (Confluent Schema Registry, wire format); without a registry the given schema stands for
-every id, and the id is kept in a column. A union of null and one type is a column that may be null; a union of several
-has no column type that a reader would expect, and is refused by name.
+schema, four bytes big-endian (Confluent Schema Registry, wire format). There is no registry here, so the given schema
+stands for every id, and a column keeps the id. A union of null and one type is a nullable column. A union of several
+types has no column type that a reader would expect, and is refused by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOGICAL = {
 
 
 class NotAvroError(ValueError):
-    """These bytes are no datum of the schema."""
+    """The bytes are not a datum of the schema."""
 
 
 def read_schema(text: str) -> tuple[Any, list[Field]]:
@@ -55,7 +55,7 @@ def read_schema(text: str) -> tuple[Any, list[Field]]:
         parsed = fastavro.parse_schema(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
         raise BadTableError(f"the Avro schema is not JSON: {error}") from None
-    except Exception as error:  # fastavro's own, which have no common root
+    except Exception as error:  # fastavro's own errors have no common root
         raise BadTableError(f"the Avro schema cannot be read: {error}") from None
     if not isinstance(parsed, dict) or cast("Mapping[str, Any]", parsed).get("type") != "record":
         raise BadTableError("the Avro schema is no record, so it names no columns")
@@ -65,15 +65,15 @@ def read_schema(text: str) -> tuple[Any, list[Field]]:
 
 
 def decoder(parsed: Any) -> Decode:
-    """From the bytes of one datum (its frame taken off) to its fields. The result raises NotAvroError."""
+    """A function from the bytes of one datum (without its frame) to its fields; it raises NotAvroError."""
     read = _fastavro().schemaless_reader
 
     def decode(data: bytes) -> Mapping[str, Any]:
         source = io.BytesIO(data)
         try:
             value = read(source, parsed, None)
-        except Exception as error:  # whatever the bytes led it to: EOFError, IndexError, ValueError, OverflowError...
-            raise NotAvroError(f"no datum of the schema: {str(error) or type(error).__name__}") from None
+        except Exception as error:  # any error that bad bytes cause: EOFError, IndexError, ValueError, OverflowError...
+            raise NotAvroError(f"not a datum of the schema: {str(error) or type(error).__name__}") from None
         if source.tell() != len(data):
             raise NotAvroError(f"{len(data) - source.tell()} bytes are left over after the datum")
         return _plain(value)
@@ -89,7 +89,7 @@ def unframed(value: bytes) -> tuple[int, bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """What pyarrow takes: it knows no UUID objects in a string column."""
+    """A value that pyarrow takes: it does not take UUID objects in a string column."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _fastavro() -> Any:
 
 
 def _type_of(schema: Any, names: dict[str, Any], at: str, above: tuple[str, ...]) -> Any:
-    """The Arrow type. `names` are the named types seen so far, `above` those we are inside of."""
+    """The Arrow type. `names` are the named types seen so far, `above` those that enclose this one."""
     if isinstance(schema, str) and schema in names:
         if schema in above:
             raise BadTableError(f"the Avro type {schema} holds itself, which no column can (at {at or 'the top'})")

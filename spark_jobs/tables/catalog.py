@@ -1,11 +1,12 @@
-"""Iceberg catalogs, as pyiceberg opens them.
+"""Iceberg catalogs, opened by pyiceberg.
 
-Unless another is named, it is pyiceberg's SQL catalog in the Postgres that holds our metadata, in a schema of its own
+The default is pyiceberg's SQL catalog in the Postgres that holds our metadata, in a schema of its own
 (`siltstone_tables`), so that one backup holds both and nothing of ours shares a name with it. It is made on first use,
-under an advisory lock: pyiceberg looks whether its tables are there and then makes them, which two at once cannot.
+under an advisory lock, because pyiceberg looks for its tables and then makes them, which two processes at once cannot
+do.
 
-What goes wrong with a catalog comes from pyiceberg, SQLAlchemy, psycopg2 or an HTTP client, whose errors have no common
-root: `asked` makes one of ours of all that pyiceberg does not say itself.
+Errors of a catalog come from pyiceberg, SQLAlchemy, psycopg2 or an HTTP client and have no common root: `asked` turns
+all but pyiceberg's own into one of ours.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from storage.urls import parse_store_url
 SCHEMA = "siltstone_tables"
 NAME = "siltstone"
 LOCK = 0x5117_7AB1
-"""Of pg_advisory_lock, while the catalog's tables are made."""
+"""The key of pg_advisory_lock while the catalog's tables are made."""
 CONNECT_TIMEOUT_S = 10
 _LIBPQ = ("sslmode", "sslrootcert", "sslcert", "sslkey", "host", "port", "user", "dbname", "passfile", "service")
 
@@ -38,15 +39,15 @@ class CatalogUnavailableError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogPlace:
-    """What names a catalog."""
+    """The name of a catalog and where its tables go."""
 
     url: str = ""
     """postgresql://..., sqlite:///FILE, http(s)://... of a REST catalog, or the name of one in pyiceberg's own
     configuration."""
     warehouse: str = ""
-    """Where new tables go, in the form of an object store's URL; endpoint and region count for all files."""
+    """The place of new tables, in the form of an object store's URL; its endpoint and region apply to all files."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str])
-    """More of pyiceberg's; they win."""
+    """More properties of pyiceberg's; they win."""
 
 
 def open_catalog(place: CatalogPlace) -> Any:
@@ -68,8 +69,9 @@ def open_catalog(place: CatalogPlace) -> Any:
 
 
 def properties_of(place: CatalogPlace) -> Mapping[str, str]:
-    """pyiceberg's, by which anybody opens the catalog: `load_catalog("siltstone", **properties)`. Where its URL has
-    a password, that is among them. Raises BadTableError."""
+    """pyiceberg's properties, with which any program opens the catalog: `load_catalog("siltstone", **properties)`. They
+    include the password if the catalog's URL has one. Raises BadTableError.
+    """
     return {**_files(place), **_kind(place), **place.properties}
 
 
@@ -90,14 +92,14 @@ def shown(place: CatalogPlace) -> str:
 
 @contextmanager
 def asked(catalog: str, known: tuple[type[Exception], ...] = ()) -> Generator[None]:
-    """Around a call of pyiceberg: what is neither ours nor `known` becomes CatalogUnavailableError."""
+    """A block around calls of pyiceberg: any error that is neither ours nor `known` becomes CatalogUnavailableError."""
     try:
         yield
     except (SiltstoneError, *known):
         raise
     except Exception as error:
         said = _cause(error)
-        if type(error).__module__ == "builtins" and isinstance(error, OSError):  # of the file system below pyiceberg
+        if type(error).__module__ == "builtins" and isinstance(error, OSError):  # from the file system below pyiceberg
             raise PlaceUnavailableError(
                 f"files of the Iceberg table cannot be read or written: {said}",
                 remedy="check the place of the table (--warehouse, where new ones go) and the rights to it",
@@ -114,10 +116,10 @@ def asked(catalog: str, known: tuple[type[Exception], ...] = ()) -> Generator[No
 
 
 def _unanswered(error: BaseException, said: str) -> bool:
-    """By kind, without loading the libraries that the error may be of."""
+    """Judge by kind, without loading the libraries that the error may come from."""
     kinds = {each.__name__ for each in type(error).__mro__}
     if "FATAL:" in said or type(getattr(error, "orig", None)).__module__ == "sqlite3":
-        return False  # it did, or is a file
+        return False  # it did answer, or is a file
     return bool(kinds & {"OperationalError", "ConnectionError", "Timeout", "ConnectTimeout", "ServiceUnavailableError"})
 
 
@@ -155,7 +157,7 @@ def _in_postgres(place: CatalogPlace) -> bool:
 
 
 def sqlalchemy_url(url: str) -> str:
-    """For psycopg2, with our schema as the only one that it sees."""
+    """The URL for psycopg2, with our schema as the only one that it sees."""
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name in _LIBPQ]
     query = urlencode([*kept, ("options", f"-csearch_path={SCHEMA}")], quote_via=quote)
@@ -189,7 +191,7 @@ def _connect(place: CatalogPlace) -> Any:
 
 
 def _made(connection: Any, load: Any) -> Any:
-    """With the schema there, and nobody else making the catalog's tables meanwhile."""
+    """Make the schema if need be, and load the catalog while nobody else makes its tables."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         cursor.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (SCHEMA,))
@@ -209,12 +211,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """In one line, of the error that lies deepest: what is wrapped around it tells of pools and retries."""
+    """The message of the innermost error, in one line: the outer ones tell of pools and retries."""
     said = _first_line(error)
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        pooled = getattr(error.args[0], "reason", None) if error.args else None  # of requests
+        pooled = getattr(error.args[0], "reason", None) if error.args else None  # an error of requests
         if isinstance(pooled, Exception):
             return _first_line(pooled).partition("): ")[2] or _first_line(pooled)
         error = error.__cause__ or error

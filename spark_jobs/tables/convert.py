@@ -1,10 +1,10 @@
 """Batches of records into batches of table rows. Pure.
 
-Every row begins with where its record lay; then come the columns of its value. A value that does not fit keeps its
-bytes in `kafka_value` and the reason in `kafka_error`, and what of it does fit is in its columns; or, where that is
-asked for, it ends the export. Nothing of a value is left out without being in one of these places.
+Every row begins with its record's place; then come the columns of its value. A value that does not fit keeps its bytes
+in `kafka_value` and the reason in `kafka_error`, and its fitting parts are in its columns; or, if so configured, it
+ends the export. Every part of a value is in one of these places.
 
-For JSON the converter also collects the kind of all that it saw, from which the columns are made that a table lacks.
+For JSON the converter also collects the kind of everything that it saw; from that the table's missing columns are made.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RAW, JSON_VALUES, AVRO = "raw", "json", "avro"
 CONFLUENT = "confluent"
 TO_COLUMN, FAIL = "column", "fail"
 KINDS_MAX = 10_000
-"""Objects of so many shapes are remembered as judged."""
+"""The most shapes of objects whose judgement is remembered."""
 _PLACE = (
     pa.field("kafka_partition", pa.int32(), nullable=False),
     pa.field("kafka_offset", pa.int64(), nullable=False),
@@ -53,21 +53,22 @@ _TOMBSTONE = pa.field("kafka_tombstone", pa.bool_())
 _ERROR = pa.field("kafka_error", pa.string())
 _SCHEMA_ID = pa.field("kafka_schema_id", pa.int32())
 BASE_NAMES = tuple(field.name for field in (*_PLACE, _TOMBSTONE, _ERROR, _SCHEMA_ID))
-"""Names of our own columns."""
+"""The names of our own columns."""
 _OF_ICEBERG = (
     *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
     *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
 )
-"""Columns that its readers make themselves (`org.apache.iceberg.MetadataColumns`): they refuse tables that have one."""
+"""Columns that Iceberg's readers make themselves (`org.apache.iceberg.MetadataColumns`): they refuse tables that have
+one."""
 TAKEN_NAMES = (*BASE_NAMES, *_OF_ICEBERG)
 """Names that no column of a value can have, in any case of letters."""
 REASONS_MAX = 10
-"""So many fields that do not fit are told by name."""
+"""The most fields that do not fit and are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueFormat:
-    """How values are read. Raises BadTableError for what means nothing."""
+    """The way to read values. Raises BadTableError for one that means nothing."""
 
     kind: str = RAW
     """raw, json or avro."""
@@ -90,7 +91,7 @@ class ValueFormat:
 
     @property
     def infers(self) -> bool:
-        """Whether columns are made of what the values hold."""
+        """Whether columns are made from the contents of the values."""
         return self.kind == JSON_VALUES and not self.schema_text
 
     def given_fields(self) -> list[Field]:
@@ -110,7 +111,7 @@ class ValueFormat:
 
     @property
     def text(self) -> str:
-        """Of which kind a table's values are, for ever."""
+        """The format of a table's values, which never changes."""
         return f"{self.kind} with {self.framing}'s frame" if self.framing else self.kind
 
 
@@ -132,7 +133,7 @@ def value_fields(schema: Any) -> list[Field]:
 
 
 class Row:
-    """What became of one value. `fields` None: its columns are null."""
+    """The result of one value. `fields` None: its columns are null."""
 
     __slots__ = ("error", "fields", "schema_id")
 
@@ -148,7 +149,7 @@ class Reader(Protocol):
 
 
 class Converter:
-    """Of one file or several with the same columns. `errors` counts the values that did not fit."""
+    """The converter of one file or of several with the same columns. `errors` counts the values that did not fit."""
 
     def __init__(self, values: ValueFormat, fields: Sequence[Field]) -> None:
         self._values, self._fields = values, list(fields)
@@ -158,11 +159,11 @@ class Converter:
 
     @property
     def seen(self) -> Kind:
-        """The kind of all objects so far; null where nothing is inferred."""
+        """The kind of all objects so far; null if columns are not inferred."""
         return NULL if self._reader is None else self._reader.seen
 
     def convert(self, batch: Any) -> Any:
-        """A `pyarrow.RecordBatch` of `schema`. Raises BadValueError where values that do not fit are to end it."""
+        """A `pyarrow.RecordBatch` of `schema`. Raises BadValueError if values that do not fit should end the export."""
         place = {name: batch.column(batch.schema.get_field_index(name)) for name in batch.schema.names}
         columns = [place[name] for name in ("partition", "offset", "timestamp", "key", "value", "headers")]
         if self._reader is None:
@@ -233,7 +234,7 @@ class JsonReader:
             self._columns.add(field)
         self._texts = {field.name: field for field in fields if has_text(field)}
         self._known: dict[Kind, str | None] = {}
-        """What is wrong with objects of a kind; None: nothing."""
+        """The problem with objects of a kind; None: no problem."""
 
     @property
     def seen(self) -> Kind:

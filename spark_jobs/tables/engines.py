@@ -1,4 +1,4 @@
-"""Where an export's tasks run: one after another in this process, or on Spark, loaded when it is wanted."""
+"""The engines that run an export's tasks: one after another in this process, or on Spark, loaded on demand."""
 
 from __future__ import annotations
 

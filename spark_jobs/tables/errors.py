@@ -1,4 +1,4 @@
-"""How an export fails. Every error but `StaleWriterError` means: nothing was committed."""
+"""The errors of an export. After any of them but `StaleWriterError`, nothing was committed."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from runtime.errors import BadInputError, FencedError, SiltstoneError, Unavailab
 
 
 class TableError(SiltstoneError):
-    """Root of the errors of this package that are not the user's input."""
+    """The root of this package's errors that are not the user's input."""
 
 
 class BadTableError(BadInputError):
-    """An option, a place or a schema that cannot be."""
+    """An impossible option, place or schema."""
 
 
 class PlaceUnavailableError(UnavailableError):
-    """Where the table's files lie does not answer, is full or refuses us."""
+    """The place of the table's files does not answer, is full or refuses us."""
 
 
 class WrongTableError(BadInputError):
-    """The table holds something else than what this export would add to."""
+    """The table holds something else than this export would add."""
 
 
 class RecreatedTopicError(WrongTableError):
-    """The table was filled from a topic of this name that was deleted since."""
+    """The table was filled from an earlier topic of this name, which was deleted since."""
 
 
 class BadValueError(SiltstoneError):
-    """A value that does not fit, where the user asked for a failure."""
+    """A value does not fit, and the user asked for a failure in that case."""
 
 
 class StaleWriterError(FencedError):
-    """Somebody committed to the table since we read its offsets. Our commit certainly did not happen."""
+    """Another writer committed to the table since we read its offsets. Our commit certainly did not happen."""

@@ -1,13 +1,13 @@
 """From a topic to a table, exactly once.
 
-One run: pin the topic, snapshot it; read how far the table is; plan what lies between; write files; commit
-them with the offsets they end at. Large runs commit in groups of `commit_bytes`. A crash before a commit leaves
-files that nobody names, and the next run begins where the last commit ends. Who is fenced removes what it wrote, reads
-the offsets again and decides anew: mostly that the other has done the work.
+One run: pin the topic and take a snapshot; read the table's end; plan the records in between; write files; commit them
+with the offsets they end at. Large runs commit in groups of `commit_bytes`. A crash before a commit leaves files that
+nobody names, and the next run begins at the end of the last commit. A fenced run removes its files, reads the offsets
+again and decides again: mostly the other writer has done the work.
 
-Columns are found as the values are read (`spark_jobs/tables/file_task.py`): a first table is begun with what a sample
-shows, and slices in which there turned out to be more are written again, with all columns of the group, before it is
-committed. Columns only ever come on; none changes its type.
+Columns are found as the values are read (`spark_jobs/tables/file_task.py`). A new table begins with the columns of a
+sample. Slices that turn out to have more are written again, with all columns of the group, before the commit. Columns
+are only added; none changes its type.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from spark_jobs.tables.progress import (
 
 SLICE_BYTES = 64 << 20
 COMMIT_BYTES = 4 << 30
-"""Of the log, in one commit."""
+"""The bytes of the log in one commit."""
 SAMPLE_RECORDS = 1_000
 TRIES = 10
-"""How often in a row others may be quicker."""
+"""The most times in a row that other writers may be quicker."""
 From = Edge | AtTimestamp | Mapping[int, int] | int
 _log = get_logger(__name__)
 
@@ -84,25 +84,25 @@ class Pinned(Protocol):
 
 
 class Source(Protocol):
-    """The topic."""
+    """The topic to read."""
 
     @property
     def reader(self) -> SliceReader: ...
 
     def pinned(self) -> AbstractContextManager[Pinned]:
-        """A snapshot that can be read for as long as the block lasts."""
+        """A snapshot that can be read as long as the block lasts."""
         ...
 
     def at_time(self, snapshot: TopicSnapshot, timestamp_ms: int) -> Mapping[int, int]: ...
 
 
 class Engine(Protocol):
-    """Where tasks run."""
+    """The engine that runs tasks."""
 
     name: str
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
-        """All of them, results in the same order; `done` is told how many have ended."""
+        """Run all tasks; results are in the same order, and `done` is called with the number of finished ones."""
         ...
 
 
@@ -114,28 +114,28 @@ class Report:
     files: int = 0
     rows: int = 0
     errors: int = 0
-    """Rows among them with something in `kafka_error`."""
+    """The rows among them with something in `kafka_error`."""
     size_bytes: int = 0
     fenced: int = 0
-    """How often another writer was quicker."""
+    """The number of times that another writer was quicker."""
     offsets: Mapping[int, tuple[int, int]] | None = None
-    """Partition -> from, up to: what this run read."""
+    """Partition -> from, up to: the offsets that this run read."""
     added_columns: tuple[str, ...] = ()
     held: Mapping[int, int] | None = None
-    """Partition -> where the table now ends."""
+    """Partition -> the table's present end."""
     behind: int = 0
-    """Offsets that lay above it when the run began: those of open transactions."""
+    """The offsets above it when the run began: those of open transactions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """What an export is asked for."""
+    """The request for an export."""
 
     topic: str
     mode: str
     values: ValueFormat
     begin: From = Edge.EARLIEST
-    """Where a table begins that holds nothing yet."""
+    """The begin of a table that holds nothing yet."""
     recreated: bool = False
     skip_lost: bool = False
     slice_bytes: int = SLICE_BYTES
@@ -143,14 +143,14 @@ class Ask:
 
 
 ShowProgress = Callable[[int, int], None]
-"""Slices done, of how many."""
+"""Slices done, of all slices."""
 
 
 def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: Ask, show: ShowProgress) -> Report:
-    """One run. `choose` gives the engine for so many bytes of the log.
+    """One run. `choose` gives the engine for a number of bytes of the log.
 
     Raises WrongTableError, RecreatedTopicError, BadValueError, StaleWriterError (others were quicker each time), and
-    what scanning and the table's store raise.
+    the errors of the scan and of the table's store.
     """
     for fenced in range(TRIES):
         with source.pinned() as pinned:
@@ -161,7 +161,7 @@ def export(source: Source, table: Table, choose: Callable[[int], Engine], ask: A
                 _log.warning("another writer was quicker: reading the table's offsets again", reason=error.message)
     raise StaleWriterError(
         f"others committed to {table.name} before us, {TRIES} times in a row",
-        remedy="one export a table is enough: stop the others",
+        remedy="one export per table is enough: stop the others",
     )
 
 
@@ -234,7 +234,7 @@ class _Run:
     # ---- columns
 
     def _fixed(self) -> Any:
-        """The value's columns that the table has, with those of a given schema. Raises WrongTableError."""
+        """The value's columns in the table, with those of a given schema. Raises WrongTableError."""
         columns = self._table.columns
         have = [] if columns is None else value_fields(columns)
         names = {field.name: field for field in have}
@@ -248,7 +248,7 @@ class _Run:
         return pa.schema(have + [field for field in self._given if field.name not in names])
 
     def _begin_table(self, slices: Sequence[Slice], options: ScanOptions) -> None:
-        """The columns to begin with; a table that is not there yet is made with them."""
+        """The first columns; a table that does not exist yet is made with them."""
         fixed = self._fixed()
         self._columns = fixed
         if self._table.columns is None and self._ask.values.infers and slices:
@@ -265,7 +265,7 @@ class _Run:
         return sample.seen
 
     def _whole(self, fields: Any) -> Any:
-        """All columns of the table: those it has, and those that files with these columns of the value have."""
+        """All columns of the table: those it has, and those of files with these columns of the value."""
         columns = self._table.columns
         ours = table_schema(self._ask.values, list(fields))
         if columns is None:
@@ -279,7 +279,7 @@ class _Run:
     def _written(
         self, engine: Engine, group: Sequence[Slice], options: ScanOptions, done: int, total: int
     ) -> list[WriteResult]:
-        """Files of all slices, with columns that hold everything."""
+        """The files of all slices, with columns that hold everything."""
         fixed = self._fixed()
         tasks = [self._task(part, options, fixed) for part in group]
         results = list(engine.run(tasks, lambda count: self._show(done + count, total)))
@@ -306,7 +306,7 @@ class _Run:
         return results
 
     def _warn_of_width(self, wanted: Any, seen: Kind) -> None:
-        """Once a run: a table as wide as it may be, of values with more fields."""
+        """Warn, once per run, that values have more fields than a table may have columns."""
         if self._warned or sum(map(size, wanted)) < COLUMNS_MAX or not isinstance(seen, tuple):
             return
         without = [name for name, _ in seen[1] if wanted.get_field_index(name) < 0]
@@ -338,7 +338,7 @@ class _Run:
         moved = base.moved({result.partition: result.end for result in results})
         before: set[str] = set() if self._table.columns is None else set(self._table.columns.names)
         columns = self._whole(self._columns)
-        self._pinned.check()  # what a lost pin let go may have been left out
+        self._pinned.check()  # files that a lost pin released may be missing
         try:
             name = self._table.commit(files, columns, moved, replaces=replaces)
         except StaleWriterError:
@@ -365,5 +365,5 @@ class _Run:
 
 
 def ends_of(begins: Mapping[int, int], limits: Mapping[int, int]) -> dict[int, int]:
-    """Where partitions end, or begin where that is above: below the records of transactions that are open."""
+    """The end of each partition, or its begin if that is higher: below the records of open transactions."""
     return {number: max(begins[number], limits[number]) for number in begins}

@@ -1,6 +1,6 @@
-"""pyarrow's file systems and pyiceberg's properties for the URLs that object stores of ours have.
+"""pyarrow's file systems and pyiceberg's properties for the URLs of our object stores.
 
-Credentials are in neither: pyarrow finds them as the AWS chain does (environment, profile, role).
+Neither holds credentials: pyarrow finds them as the AWS chain does (environment, profile, role).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from storage.urls import ObjectStoreUrl, parse_store_url
 
 
 def parse_place(url: str, option: str) -> ObjectStoreUrl:
-    """A place for tables that `option` names. Raises BadTableError, in the words of that option."""
+    """Read a place for tables. The BadTableError names `option`."""
     forms = "DIR, s3://BUCKET/PREFIX?endpoint=http://HOST:PORT&region=NAME or file:///DIR"
     try:
         place = parse_store_url(url)
@@ -30,7 +30,8 @@ def parse_place(url: str, option: str) -> ObjectStoreUrl:
 
 def file_system(url: str) -> tuple[Any, str]:
     """A `pyarrow.fs.FileSystem`, and the path of the URL's directory in it. Raises StoreMisconfiguredError,
-    BadTableError."""
+    BadTableError.
+    """
     import pyarrow.fs as _fs  # pyright: ignore[reportMissingTypeStubs]
 
     fs: Any = _fs
@@ -49,7 +50,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def io_properties(place: ObjectStoreUrl) -> dict[str, str]:
-    """Of pyiceberg's file IO, for the endpoint and region of an object store."""
+    """Properties of pyiceberg's file IO for the endpoint and region of an object store."""
     properties = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
     if place.endpoint:
         properties["s3.endpoint"] = place.endpoint
@@ -59,7 +60,7 @@ def io_properties(place: ObjectStoreUrl) -> dict[str, str]:
 
 
 def bare_url(place: ObjectStoreUrl) -> str:
-    """Without endpoint and region: the form of locations in an Iceberg table. Raises BadTableError."""
+    """The URL without endpoint and region, as locations in an Iceberg table. Raises BadTableError."""
     if place.scheme == "file":
         return place.directory.as_uri()
     if place.scheme != "s3":
@@ -68,7 +69,7 @@ def bare_url(place: ObjectStoreUrl) -> str:
 
 
 def check_outside(destination: ObjectStoreUrl, records: str) -> None:
-    """Tables do not lie among the records, which the janitor sweeps. Raises BadTableError."""
+    """Refuse a table among the records, which the janitor sweeps. Raises BadTableError."""
     if not records:
         return
     theirs = parse_store_url(records)

@@ -1,11 +1,11 @@
-"""One slice of a topic written as Parquet files: what a task of an export does, in this process or inside Spark.
+"""One slice of a topic written as Parquet files: the work of an export's task, in this process or inside Spark.
 
-The task reads the slice, turns values into columns, and writes files of its own names. It commits nothing: what it
-wrote is in a table only once the export's driver says so, and a task that dies leaves files that nobody names. Where
-the columns it was given turn out not to hold all that it saw, it writes nothing more, reads on to see the rest, and
-says so; the driver then gives it better ones.
+The task reads the slice, turns values into columns, and writes files under names of its own. It commits nothing: the
+driver's commit alone puts its files into a table, and a task that dies leaves files that nobody names. If the given
+columns turn out not to hold everything, the task writes nothing more, reads on to see the rest, and reports it; the
+driver then gives it better columns.
 
-Memory: one file at most (`FILE_BYTES`, compressed) beside what the scan takes.
+Memory: one file at most (`FILE_BYTES`, compressed) beside that of the scan.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from spark_jobs.tables.kinds import NULL, Field, Kind, extended, fits, merge
 FILE_BYTES = 256 << 20
 COMPRESSION = "zstd"
 ROW_GROUP_BYTES = 32 << 20
-"""Of Arrow in memory; a row group is what readers decode at once."""
+"""Arrow's bytes in memory; readers decode one row group at once."""
 parquet: Any = _parquet
 
 
 class Place(Protocol):
-    """Where files are put; travels to tasks by pickle, without credentials."""
+    """The place for files; travels to tasks by pickle, without credentials."""
 
     def put(self, name: str, body: memoryview) -> None:
         """Write a file that nobody has written before."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Of files that no commit names, and none can name any more."""
+        """Remove files that no commit names, and none can name any more."""
         ...
 
 
 class SliceReader(Protocol):
-    """Batches of one slice, opened where it is called; travels to tasks by pickle."""
+    """Yields batches of one slice and opens it where it is called; travels to tasks by pickle."""
 
     def read(self, part: Slice, options: ScanOptions) -> Iterator[Any]: ...
 
@@ -55,15 +55,15 @@ class WriteTask:
     place: Place
     values: ValueFormat
     fixed: Any
-    """`pyarrow.Schema` of the value's columns that the table has for ever."""
+    """`pyarrow.Schema` of the value's columns that the table has for good."""
     columns: Any
-    """`pyarrow.Schema` of those to write."""
+    """`pyarrow.Schema` of the columns to write."""
     file_schema: Any
-    """`pyarrow.Schema` that has, by name, the columns of the files with what the table adds to them: field ids."""
+    """`pyarrow.Schema` of the files' columns, by name, with the table's additions: field ids."""
     stem: str
-    """Part of the names of its files."""
+    """A part of the names of its files."""
     final: bool = False
-    """The columns were made of all there is: what does not fit them never will."""
+    """Whether the columns were made from all values, so that no better ones will come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class WrittenFile:
     name: str
     partition: int
     start: int
-    """First offset it stands for, inclusive."""
+    """The first offset it stands for."""
     end: int
     """Exclusive."""
     rows: int
@@ -87,7 +87,7 @@ class WriteResult:
     errors: int
     files: tuple[WrittenFile, ...]
     complete: bool
-    """False: the columns did not hold all; `files` must not be committed."""
+    """False: the columns did not hold everything, so `files` must not be committed."""
     seen: Kind
 
 
@@ -118,7 +118,7 @@ class _OpenFile:
 
 
 def write_slice(task: WriteTask) -> WriteResult:
-    """Raises what the scan raises, BadValueError, and what putting a file raises."""
+    """Run one task. Raises the errors of the scan, BadValueError, and the errors of putting a file."""
     return _Writing(task).run()
 
 
@@ -196,17 +196,17 @@ class _Writing:
 
 
 def file_name(partition: int, start: int, end: int, stem: str) -> str:
-    """Sorts by partition and offset; `end` is exclusive. No two attempts at one task make the same name."""
+    """Names sort by partition and offset; `end` is exclusive. No two attempts at one task make the same name."""
     return f"p{partition:05}-{start:019}-{end:019}-{stem}-{SystemIds().uuid4().hex[:12]}.parquet"
 
 
 def wanted_columns(fixed: Any, seen: Kind) -> Any:
-    """`pyarrow.Schema` of the columns for all that was seen, those that are fixed first."""
+    """`pyarrow.Schema` of the columns for everything that was seen, the fixed ones first."""
     return pa.schema(extended(list(fixed), seen, TAKEN_NAMES))
 
 
 def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
-    """Whether there are no better columns for what was seen: all fits that could be made to fit."""
+    """Whether these are the best columns for everything that was seen: all that could be made to fit does."""
     kinds: dict[str, Kind] = dict(seen[1]) if isinstance(seen, tuple) else {}
     have: dict[str, Field] = {each.name: each for each in columns}
     settled = set(fixed.names)
@@ -222,7 +222,7 @@ def suits(columns: Any, fixed: Any, seen: Kind) -> bool:
 
 
 def same(columns: Any, wanted: Any) -> bool:
-    """Whether files with these columns are files with those: field ids are given to all new columns of a commit."""
+    """Whether files with these columns equal files with those: all new columns of a commit get field ids."""
     have: dict[str, Field] = {each.name: each for each in columns}
     return len(have) == len(wanted) and all(
         each.name in have and have[each.name].equals(each, check_metadata=True) for each in wanted

@@ -1,21 +1,21 @@
-"""A table as an Iceberg table: files are added and offsets written in one snapshot.
+"""A table as an Iceberg table: one snapshot adds files and writes offsets.
 
-Each snapshot of ours carries in its summary, under `siltstone.progress`, how far the table is. A run goes on from the
+Each snapshot of ours carries the table's progress in its summary, under `siltstone.progress`. A run goes on from the
 newest snapshot of the main branch that carries it, so that other programs may compact or expire in between, and a
 rollback of the table rolls its offsets back with it.
 
-**The fence.** A commit asserts that the branch still is at the snapshot whose offsets were read. pyiceberg repairs a
-failed append by itself: it loads the table again and puts the same files on top of what is there now, which for us
-would be the same records twice. So the repair is refused here, and a stale writer learns that it is one. (A commit
-whose answer was lost and that did arrive is still found by its snapshot's id and counts as done.)
+**The fence.** A commit asserts that the branch is still at the snapshot whose offsets were read. pyiceberg repairs a
+failed append by itself: it loads the table again and puts the same files on top of the present ones, which for us would
+be the same records twice. So the repair is refused here, and a stale writer learns that it is one. (A commit whose
+answer was lost but that did arrive is still found by its snapshot's id and counts as done.)
 
 **Columns are known by their ids**, which files carry: a name that another writer gave to another column, or took away,
-reads as what it was when the file was written. New columns get their ids in the commit; a file's are those that this
-commit gives, worked out before on the same schema, so all files of a commit have the same columns. Where somebody else
-changes the schema in between, a commit with new columns is refused like any stale one.
+reads as it was when the file was written. New columns get their ids in the commit. The ids in a file are computed
+before, on the same schema, so all files of a commit have the same columns. If somebody else changes the schema in
+between, a commit with new columns is refused like any stale one.
 
-Files without a commit are left where they lie when their writer dies; Iceberg's removal of orphan files takes them. One
-that is fenced removes its own.
+Files without a commit stay where they are when their writer dies; Iceberg's removal of orphan files deletes them. A
+fenced writer removes its own.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ except ModuleNotFoundError as _error:
 PROGRESS = "siltstone.progress"
 TOPIC = "siltstone.topic"
 FIELD_ID = b"PARQUET:field_id"
-"""What pyarrow's Parquet writer calls it."""
+"""The name in pyarrow's Parquet writer."""
 _REPAIR = "_rebuild_snapshot_updates"
-"""pyiceberg has no public name for it; `tests/integration/spark/test_tables.py` sees a stale writer refused."""
+"""pyiceberg's private name, because it has no public one; `tests/integration/spark/test_tables.py` proves that a stale
+writer is refused."""
 _OF_FILES = ("py-io-impl", "s3.", "gcs.", "adls.", "hdfs.", "hf.", "client.")
-"""Beginnings of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
+"""Prefixes of the properties that tasks need; the catalog's own, with its passwords, stay with the driver."""
 _KNOWN = (
     _exceptions.CommitFailedException,
     _exceptions.CommitStateUnknownException,
@@ -61,21 +62,21 @@ _load_io: Any = load_file_io
 
 
 class CommitUnknownError(TableError):
-    """Whether the commit happened is not known. The next run reads it from the table and goes on from there."""
+    """It is unknown whether the commit happened. The next run reads that from the table and goes on from there."""
 
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
     retriable: ClassVar[bool] = True
 
 
 class FencedTransaction(Transaction):
-    """Commits on top of the snapshot that it began with, or not at all."""
+    """Commits on top of the snapshot with which it began, or not at all."""
 
     def _rebuild_snapshot_updates(self) -> None:
         raise _exceptions.CommitFailedException("the table has a newer snapshot")
 
 
 if not hasattr(Transaction, _REPAIR):
-    raise BugError(f"this pyiceberg may commit on top of other writers: its Transaction has no {_REPAIR} any more")
+    raise BugError(f"this pyiceberg may commit on top of other writers: its Transaction no longer has {_REPAIR}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class IcebergPlace:
 
     directory: str
     properties: Mapping[str, str]
-    """Of the file IO. Credentials are among them where the catalog has some; else tasks find their own."""
+    """Properties of the file IO. They hold credentials if the catalog has some; else tasks find their own."""
 
     def path(self, name: str) -> str:
         return f"{self.directory}/{name}"
@@ -125,7 +126,7 @@ class IcebergTable:
 
     @property
     def columns(self) -> Any:
-        """`pyarrow.Schema`; None where there is no table yet."""
+        """`pyarrow.Schema`; None if there is no table yet."""
         return None if self._table is None else arrow_schema(self._table.schema())
 
     @property
@@ -139,7 +140,7 @@ class IcebergTable:
         return IcebergPlace(directory=f"{self._table.location()}/data", properties=properties)
 
     def load(self) -> Progress | None:
-        """Read how far the table is. Raises WrongTableError for one that somebody else filled, BadProgressError."""
+        """Read the table's progress. Raises WrongTableError for a table that somebody else filled, BadProgressError."""
         try:
             with self._asked():
                 self._table = self._catalog.load_table(self._identifier)
@@ -163,7 +164,7 @@ class IcebergTable:
         )
 
     def ensure(self, columns: Any, topic: str) -> None:
-        """Make the table if it is not there. Somebody who makes it at the same time is no trouble."""
+        """Make the table if it does not exist. Another process may make it at the same time."""
         if self._table is not None:
             return
         try:
@@ -174,7 +175,7 @@ class IcebergTable:
             raise StaleWriterError(f"somebody else made the table {self._identifier}") from None
 
     def file_schema(self, columns: Any) -> Any:
-        """`columns`, all those of the table after the next commit, with the ids that they have then."""
+        """`columns`, all those of the table after the next commit, with the ids that they will have then."""
         transaction: Any = FencedTransaction(self._table)
         self._extend(transaction, columns)
         return arrow_schema(transaction.table_metadata.schema(), ids=True)
@@ -195,7 +196,7 @@ class IcebergTable:
             raise StaleWriterError(f"somebody else committed to {self._identifier}: {error}") from error
         except _exceptions.CommitStateUnknownException as error:
             raise self._unknown() from error
-        except Exception as error:  # the catalog's connection broke, before or after it had heard us
+        except Exception as error:  # the catalog's connection broke, before or after it heard us
             raise self._unknown(f": {str(error).partition(chr(10))[0]}") from error
         return str(self._table.current_snapshot().snapshot_id)
 
@@ -215,12 +216,12 @@ class IcebergTable:
 
     def _unknown(self, why: str = "") -> CommitUnknownError:
         return CommitUnknownError(
-            f"whether the commit to {self._identifier} happened is not known{why}",
-            remedy="run the export again: it reads from the table how far it is, and goes on there",
+            f"it is not known whether the commit to {self._identifier} happened{why}",
+            remedy="run the export again: it reads the table's offsets and goes on from there",
         )
 
     def _asked(self) -> AbstractContextManager[None]:
-        """Around calls of pyiceberg. Raises CatalogUnavailableError, PlaceUnavailableError."""
+        """A block around calls of pyiceberg. Raises CatalogUnavailableError, PlaceUnavailableError."""
         uri = str(self._catalog.properties.get("uri", "")) or self._catalog.name
         return asked(shown(CatalogPlace(url=uri)), _KNOWN)
 
@@ -230,13 +231,13 @@ class IcebergTable:
 
 
 def arrow_schema(schema: Any, *, ids: bool = False) -> Any:
-    """Of an Iceberg schema, in the types that files of ours have; with `ids`, as Parquet has them."""
+    """The Arrow schema of an Iceberg one, in the types that our files have; with `ids`, in Parquet's form."""
     kept = (DOC, FIELD_ID) if ids else (DOC,)
     return pa.schema([_plain(field, kept) for field in _to_arrow(schema, include_field_ids=ids)])
 
 
 def _plain(field: Field, kept: Sequence[bytes]) -> Field:
-    """pyiceberg reads strings, bytes and lists into their large forms. Of the metadata that is kept which is named."""
+    """pyiceberg reads strings, bytes and lists into their large forms; undo that. Only the named metadata is kept."""
     told = {name: field.metadata[name] for name in kept if field.metadata and name in field.metadata}
     return pa.field(field.name, _plain_type(field.type, kept), field.nullable, told or None)
 

@@ -1,8 +1,8 @@
 """Columns from a JSON Schema file, for values that are JSON. Pure.
 
-Of JSON Schema (json-schema.org, any draft) what names types: `type`, `properties`, `items`, and unions with null. What
-says several things at once (`oneOf`, `$ref`, ...) becomes a column of JSON text, which holds any value; so do lists and
-objects inside of DEPTH_MAX others, as they do where columns are made from the values.
+It reads the parts of JSON Schema (json-schema.org, any draft) that name types: `type`, `properties`, `items`, and
+unions with null. A part that allows several things at once (`oneOf`, `$ref`, ...) becomes a column of JSON text, which
+holds any value. So do lists and objects inside DEPTH_MAX others, as in columns that are made from the values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SIMPLE = {"integer": pa.int64(), "number": pa.float64(), "string": pa.string(),
 
 
 def fields_of_json_schema(text: str) -> list[Field]:
-    """Raises BadTableError."""
+    """The columns of a schema. Raises BadTableError."""
     try:
         schema: Any = json.loads(text)
     except ValueError as error:
@@ -40,7 +40,7 @@ def fields_of_json_schema(text: str) -> list[Field]:
 
 
 def _field(name: str, schema: Any, depth: int) -> Field:
-    """`depth`: lists and objects around it."""
+    """`depth`: the lists and objects around it."""
     if not can_name(name):
         raise BadTableError(f"the schema names a column {shown(name)!r}, which cannot be")
     if not isinstance(schema, dict):

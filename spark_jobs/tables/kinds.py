@@ -1,14 +1,13 @@
-"""What JSON values are, and which columns hold them. Pure.
+"""The kinds of JSON values, and the columns that hold them. Pure.
 
-A value's *kind* is a name, or a list or object of kinds; kinds of many values are merged, and a merged kind becomes an
-Arrow type. What the values disagree about, what lies deeper than readers of tables follow, and whole numbers beyond 64
-bits become columns of JSON text. A fraction is the double next to it, as every JSON reader of doubles has it, in JSON
-text too: of digits that no double holds the rest is not kept, and that is no error. One that is beyond all doubles
-(1e400) fits nothing and is. A column of a table that has been committed keeps its type for ever; values that do not fit
-it are the caller's to report.
+A value's *kind* is a name, or a list or object of kinds. Kinds of many values are merged, and a merged kind becomes an
+Arrow type. Three things become columns of JSON text: parts in which the values disagree, parts deeper than readers of
+tables follow, and whole numbers beyond 64 bits. A fraction is the double next to it, as in every JSON reader of
+doubles, in JSON text too: digits that no double holds are lost, and that is no error. A number beyond all doubles
+(1e400) fits nothing and is an error. A column of a committed table keeps its type for ever; the caller reports values
+that do not fit it.
 
-**Every name that a table has must be one that all its readers can have.** Which names of a value get no column:
-`Columns`.
+**Every name in a table must be one that all its readers can have.** `Columns` says which names get no column.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ Kind: TypeAlias = "str | tuple[str, Any]"
 """A name of those below, or ("list", kind of its elements), or ("struct", ((name, kind), ...) by name)."""
 
 NULL, BOOL, SMALL, LONG, DOUBLE, STRING, JSON = "null", "bool", "small", "long", "double", "string", "json"
-"""SMALL is a whole number that a double holds exactly, LONG any other of 64 bits, JSON whatever is beyond all types."""
+"""SMALL is a whole number that a double holds exactly, LONG any other of 64 bits, JSON everything beyond all types."""
 HUGE = "huge"
-"""A number beyond all doubles, which was read as infinity: it fits no column, and none is made for it."""
+"""A number beyond all doubles, which was read as infinity: it fits no column, and no column is made for it."""
 DEPTH_MAX = 20
-"""Lists and objects inside of so many others are JSON text: readers refuse schemas of 40 to 50 levels."""
+"""Lists and objects inside this many others become JSON text: readers refuse schemas of 40 to 50 levels."""
 COLUMNS_MAX = 1_000
-"""Of a table's values, columns inside of columns among them: objects with ever new names are maps, not rows."""
+"""The most columns of a table's values, nested ones included. Objects with ever new names are maps, not rows."""
 SEEN_MAX = 10 * COLUMNS_MAX
-"""So many names are remembered; more would find no column."""
+"""The most names that are remembered; more would find no column."""
 NAME_CHARS_MAX = 255
 EXACT_MAX = 2**53
 LONG_MAX = 2**63
 JSON_DOC = "JSON text"
-"""The description by which a column of JSON text is known from one of plain strings."""
+"""The description that tells a column of JSON text from one of plain strings."""
 DOC = b"doc"
 Field: TypeAlias = Any
 """A `pyarrow.Field`; pyarrow carries no types."""
 
 
 def kind_of(value: Any, depth: int = 0) -> Kind:
-    """Of what `json.loads` gives; `depth`: lists and objects around it."""
+    """The kind of a value from `json.loads`; `depth`: the lists and objects around it."""
     if value is None:
         return NULL
     of = value.__class__
@@ -95,7 +94,7 @@ def merge(one: Kind, other: Kind) -> Kind:
 
 
 class Seen:
-    """The kind of many values, collected in place: a value costs what it holds, not what all before it held."""
+    """The kind of many values, collected in place: a value costs its own size, not that of all before it."""
 
     def __init__(self) -> None:
         self._tree: Any = NULL
@@ -139,7 +138,9 @@ def _frozen(tree: Any) -> Kind:
 
 
 def field_of(name: str, kind: Kind) -> Field | None:
-    """None for what is null throughout: such a column would have no type yet, and loses nothing by not being there."""
+    """The column, or None if all values are null: such a column would have no type yet, and leaving it out loses
+    nothing.
+    """
     if kind in (NULL, HUGE):
         return None
     if isinstance(kind, tuple) and kind[0] == "list":
@@ -149,19 +150,19 @@ def field_of(name: str, kind: Kind) -> Field | None:
         if len(kind[1]) > COLUMNS_MAX:
             return text_field(name)  # a map
         children = named_fields(kind[1])
-        # neither Parquet nor a reader that ignores case can hold the rest as columns
+        # Neither Parquet nor a reader that ignores case can hold the rest as columns.
         return pa.field(name, pa.struct(children)) if children else text_field(name)
     types = {BOOL: pa.bool_(), SMALL: pa.int64(), LONG: pa.int64(), DOUBLE: pa.float64(), STRING: pa.string()}
     return text_field(name) if kind == JSON else pa.field(name, types[kind])
 
 
 def named_fields(kinds: Iterable[tuple[str, Kind]], taken: Iterable[str] = ()) -> list[Field]:
-    """A column for each that can have one beside those before it, and those `taken`."""
+    """A column for each name that can have one beside those before it, and those `taken`."""
     return _fields(kinds, Columns(taken), COLUMNS_MAX)
 
 
 def _fields(kinds: Iterable[tuple[str, Kind]], names: Columns, room: int) -> list[Field]:
-    """At most `room`, counted with those inside of them; objects for which none is left are JSON text."""
+    """At most `room` columns, nested ones included; objects for which no room is left become JSON text."""
     found: list[Field] = []
     for name, kind in kinds:
         made = field_of(name, kind) if len(found) < room and names.can_have(name, kind) else None
@@ -180,20 +181,20 @@ def _fields(kinds: Iterable[tuple[str, Kind]], names: Columns, room: int) -> lis
 
 @dataclass(slots=True)
 class Columns:
-    """The names of columns side by side. These can be none:
+    """The names of columns side by side. Not allowed as names are:
 
-    - what cannot be printed or encoded (lone surrogates, control characters), what is very long, and nothing at all;
-    - what differs from another in case alone, as readers that ignore case would see one column twice;
-    - what the path of a column inside of another is: Iceberg knows columns by their paths joined by dots, so that
-      `a.b` is no column beside an `a` that has columns inside, nor the other way round. A name that is taken counts as
-      one of a column that has some: `kafka_headers` does.
+    - those that cannot be printed or encoded (lone surrogates, control characters), very long ones, and the empty name;
+    - those that differ from another in case alone, because readers that ignore case would see one column twice;
+    - those that equal the path of a nested column: Iceberg knows columns by their paths joined by dots, so `a.b` cannot
+      stand beside an `a` that has columns inside, nor the other way round. A taken name counts as one of a column with
+      others inside: `kafka_headers` has some.
     """
 
     taken: Iterable[str] = ()
     _names: set[str] = field(default_factory=set[str])
     _nested: set[str] = field(default_factory=set[str])
     _beginnings: set[str] = field(default_factory=set[str])
-    """Of names, up to each dot."""
+    """The beginnings of names, up to each dot."""
 
     def __post_init__(self) -> None:
         self._names.update(name.lower() for name in self.taken)
@@ -218,12 +219,12 @@ def _beginnings(name: str) -> list[str]:
 
 
 def can_name(name: str) -> bool:
-    """Whether there can be a column of that name at all."""
-    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()  # lone surrogates are not
+    """Whether a column can have that name at all."""
+    return 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()  # isprintable is false for lone surrogates
 
 
 def wrong_name(fields: Iterable[Field], taken: Iterable[str] = ()) -> str | None:
-    """The first, columns inside of others too, that cannot stand beside those before it; for people."""
+    """The first name, nested ones included, that cannot stand beside those before it; for people."""
     names = Columns(taken)
     for each in fields:
         nested = _children(each.type)
@@ -242,7 +243,7 @@ def shown(name: str) -> str:
 
 
 def size(column: Field) -> int:
-    """It and the columns inside of it."""
+    """The column and its nested columns."""
     return 1 + sum(map(size, _children(column.type)))
 
 
@@ -255,9 +256,9 @@ def is_text(field: Field) -> bool:
 
 
 def extended(fields: Sequence[Field], kind: Kind, taken: Iterable[str] = ()) -> list[Field]:
-    """`fields` as they are, then columns for what an object of that kind has beside them; inside of objects too.
+    """`fields` unchanged, then columns for everything else in an object of that kind, nested objects included.
 
-    At most COLUMNS_MAX of them all together, columns inside of others counted.
+    At most COLUMNS_MAX of them all together, nested ones included.
     """
     room = max(0, COLUMNS_MAX - sum(map(size, fields)))
     return _extended_all(fields, kind, taken, room)
@@ -290,7 +291,7 @@ def _extended(field: Field, kind: Kind, room: int) -> Field:
 
 
 def fits(kind: Kind, field: Field) -> bool:
-    """Whether every value of that kind can stand in the column exactly, with nothing of it left out."""
+    """Whether every value of that kind fits the column exactly, with nothing left out."""
     of = field.type
     if kind == NULL:
         return bool(field.nullable)
@@ -327,7 +328,8 @@ def _children(of: Any) -> list[Field]:
 
 def as_text(value: Any, field: Field) -> Any:
     """The value, with JSON text where the column has it. Raises ValueError (a number beyond all doubles), and
-    RecursionError."""
+    RecursionError.
+    """
     if value is None:
         return None
     if is_text(field):

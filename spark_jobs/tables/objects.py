@@ -28,14 +28,15 @@ _REMEDY = "check that it can be reached and written, or name another place by --
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A store by its URL; each call opens it, so that it travels by pickle."""
+    """A store by its URL. Each call opens it, so that the object can travel by pickle."""
 
     url: str
 
     def call(self, work: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """Raises what `work` raises, but BadTableError and PlaceUnavailableError for a store that cannot be used: the
-        words of its own errors are about the store of the records."""
-        thread = LoopThread("siltstone-tables")  # the caller's own thread may have a loop: a notebook's has
+        """Raises the errors of `work`, but BadTableError and PlaceUnavailableError for a store that cannot be used: its
+        own messages are about the store of the records.
+        """
+        thread = LoopThread("siltstone-tables")  # the caller's own thread may have a loop, as in a notebook
         try:
             return thread.call(self._call(work))
         except StoreMisconfiguredError as error:

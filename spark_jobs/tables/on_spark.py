@@ -1,7 +1,7 @@
-"""An export's tasks on Spark: each reads its slice and writes its files itself, only names and counts come back.
+"""An export's tasks on Spark: each reads its slice and writes its files itself; only names and counts come back.
 
-A task that is tried again, or run twice, writes files of other names; those of the attempt that Spark did not take are
-named by no commit. The commit is the driver's alone.
+A task that is tried again, or run twice, writes files under other names. No commit names the files of the attempt that
+Spark did not take. Only the driver commits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_S = 0.5
 
 
 class OnSpark:
-    """In a given session, or one of its own on this machine, begun at the first task."""
+    """Runs tasks in a given session, or in one of its own on this machine, started at the first task."""
 
     name = "spark"
 
@@ -28,7 +28,7 @@ class OnSpark:
         self._session, self._given = session, session is not None
 
     def run(self, tasks: Sequence[WriteTask], done: Callable[[int], None]) -> Sequence[WriteResult]:
-        """Raises what a task raised, where it was an error of ours."""
+        """Run the tasks. Raises a task's error if it was one of ours."""
         if not tasks:
             return []
         if self._session is None:
@@ -60,7 +60,7 @@ class OnSpark:
 
 
 class _Work:
-    """Travels to the tasks by reference to this module."""
+    """The function of the tasks; travels to them by reference to this module."""
 
     def __init__(self, counter: Any) -> None:
         self._counter = counter
@@ -72,7 +72,7 @@ class _Work:
             except SiltstoneError as error:
                 if error.retriable:
                     raise
-                yield error  # trying again would not help, and Spark would tell it as a Java stack trace
+                yield error  # trying again would not help, and Spark would show it as a Java stack trace
                 return
             self._counter.add(1)
             yield result

@@ -1,13 +1,14 @@
 """A table as a directory of Parquet files, with a log of commits beside them.
 
 `p<partition>-<start>-<end>-<sequence>-<id>.parquet` are the rows, `_siltstone/<sequence>.json` the commits, from 1 on.
-A commit names the files that it adds (or that replace all before it), the columns, and the offsets the table then
+A commit names the files that it adds (or that replace all before it), the columns, and the offsets that the table then
 holds. It is written if absent, which makes the sequence the fence: of two writers that read the same table one wins,
 and the other reads again. Files come first, the commit last; a crash in between leaves files that no commit names.
 
-**Readers and restarts go by the commits.** A file can be committed under the sequence in its name alone, so as soon as
-that commit is there without naming it, nobody ever will, and it is removed: by its writer when it is fenced, by the
-next commit and by the next run otherwise. Between a crash and that moment who lists the directory sees too many.
+**Readers and restarts go by the commits.** A file can be committed only under the sequence in its name. So once that
+commit exists without naming the file, no commit ever will, and the file is removed: by its writer when it is fenced,
+otherwise by the next commit and by the next run. Between a crash and that moment a listing of the directory shows too
+many files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from storage.objects import ObjectExistsError, ObjectStore
 COMMITS = "_siltstone/"
 FORMAT = 1
 SWEPT_BACK = 100
-"""Of so many of the newest commits a run looks, when it begins, whether files were left behind."""
+"""The newest commits in which a run looks, when it begins, for files that were left behind."""
 _COMMIT = re.compile(r"_siltstone/(\d{10})\.json", re.ASCII)
 _FILE = re.compile(r"p\d{5,}-\d{19}-\d{19}-(\d{10})-[0-9a-f]{12}\.parquet", re.ASCII)
 
@@ -43,9 +44,9 @@ class BadCommitError(TableError):
 class Commit:
     sequence: int
     writer: str
-    """A random id, so that no two writers' commits are the same bytes."""
+    """A random id, so that no two writers' commits have the same bytes."""
     replaces: bool
-    """The files are the whole table."""
+    """Whether the files are the whole table."""
     files: tuple[str, ...]
     rows: int
     columns: Any
@@ -68,7 +69,7 @@ class ParquetTable:
     """One writer's view of the directory, as of `load`."""
 
     def __init__(self, url: str) -> None:
-        """`url` as of an object store: file:///dir, s3://bucket/prefix?endpoint=...&region=..."""
+        """`url` has the form of an object store's: file:///dir, s3://bucket/prefix?endpoint=...&region=..."""
         self.url = url
         self.place = ParquetPlace(objects=Objects(url))
         self._newest: Commit | None = None
@@ -80,16 +81,16 @@ class ParquetTable:
 
     @property
     def columns(self) -> Any:
-        """`pyarrow.Schema` that the table has for ever; None before its first commit."""
+        """`pyarrow.Schema` that the table has for good; None before its first commit."""
         return None if self._newest is None else self._newest.columns
 
     @property
     def stem(self) -> str:
-        """Of the files of our next commit."""
+        """The part of the file names that belongs to our next commit."""
         return f"{self._sequence():010}"
 
     def load(self) -> Progress | None:
-        """Read how far the table is. Raises BadCommitError."""
+        """Read the table's progress. Raises BadCommitError."""
         self._newest = self.place.objects.call(_newest)
         if not self._swept:
             self._swept = True
@@ -97,14 +98,16 @@ class ParquetTable:
         return None if self._newest is None else self._newest.progress
 
     def ensure(self, columns: Any, topic: str) -> None:
-        """Nothing: its first commit makes the table."""
+        """Do nothing: the first commit makes the table."""
 
     def file_schema(self, columns: Any) -> Any:
-        """Columns are known by their names."""
+        """The columns unchanged: readers know them by their names."""
         return columns
 
     def commit(self, files: Sequence[WrittenFile], columns: Any, progress: Progress, *, replaces: bool) -> str:
-        """The name of the commit. Raises StaleWriterError; of anything else the outcome is known by `load` alone."""
+        """Commit; returns the commit's name. Raises StaleWriterError. After any other error only `load` tells whether
+        it happened.
+        """
         commit = Commit(
             sequence=self._sequence(),
             writer=SystemIds().uuid4().hex,
@@ -133,14 +136,14 @@ class ParquetTable:
 
 
 def live_files(url: str) -> list[str]:
-    """Keys of the files that the table is, below `url`. Raises BadCommitError."""
+    """The keys of the files that make up the table, below `url`. Raises BadCommitError."""
     return list(Objects(url).call(_live)[0])
 
 
 def open_dataset(url: str) -> Any:
     """The table as a `pyarrow.dataset.Dataset`: its committed files, with the columns of its newest commit.
 
-    For file:// and s3:// URLs. Raises BadCommitError, and TableError where there is no table.
+    For file:// and s3:// URLs. Raises BadCommitError, and TableError if there is no table.
     """
     import pyarrow.dataset as datasets  # pyright: ignore[reportMissingTypeStubs]
 
@@ -177,7 +180,7 @@ def decode(text: bytes, name: str) -> Commit:
     try:
         row: Mapping[str, Any] = json.loads(text)
         if row["format"] != FORMAT:
-            raise BadCommitError(f"{name} is of format {row['format']!r}, this release reads {FORMAT}")
+            raise BadCommitError(f"{name} has format {row['format']!r}, but this release reads {FORMAT}")
         return Commit(
             sequence=int(row["sequence"]),
             writer=str(row["writer"]),
@@ -188,7 +191,7 @@ def decode(text: bytes, name: str) -> Commit:
             progress=Progress.from_json(json.dumps(row["progress"])),
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException, BadProgressError) as error:
-        raise BadCommitError(f"{name} is no commit of a table: {error}") from error
+        raise BadCommitError(f"{name} is not a commit of a table: {error}") from error
 
 
 def _key(sequence: int) -> str:
@@ -209,7 +212,7 @@ async def _newest(store: ObjectStore) -> Commit | None:
 
 
 async def _live(store: ObjectStore) -> tuple[list[str], Any]:
-    """The files, and the columns; None where there is no commit."""
+    """The files, and the columns; None if there is no commit."""
     newest = await _newest(store)
     found: list[str] = []
     commit = newest
@@ -222,7 +225,7 @@ async def _live(store: ObjectStore) -> tuple[list[str], Any]:
 
 
 async def _left(store: ObjectStore, since: int, newest: int) -> list[str]:
-    """Files with a sequence from `since` to `newest` that no longer are, or never were, of the table."""
+    """Files with a sequence from `since` to `newest` that are not, or no longer, part of the table."""
     by_sequence: dict[int, list[str]] = {}
     async for stat in store.list("p"):
         found = _FILE.fullmatch(stat.key)

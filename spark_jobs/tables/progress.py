@@ -1,7 +1,7 @@
-"""How far a table is: the offsets that it holds, written in the same commit as the rows. Pure.
+"""The progress of a table: the offsets that it holds, written in the same commit as the rows. Pure.
 
-A table is filled from one topic, which it knows by id: a topic that was deleted and created anew begins at offset 0
-again, and what the table's offsets say of the old one means nothing for it.
+A table is filled from one topic, which it knows by id: a topic that was deleted and created again begins at offset 0
+again, and the table's offsets of the old one mean nothing for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FORMAT = 2
 
 
 class BadProgressError(TableError):
-    """What a table says of its offsets cannot be read."""
+    """The table's offsets cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Progress:
     topic: str
     topic_id: str
     mode: str
-    """log: every record; latest: the latest of each key, written anew each time."""
+    """log: every record; latest: the latest record of each key, written again each time."""
     values: str
-    """How values are read: what the columns of a row mean depends on it."""
+    """The format of the values: the meaning of a row's columns depends on it."""
     offsets: Mapping[int, int]
     """Partition -> the first offset that is not in the table."""
     starts: Mapping[int, int]
@@ -57,7 +57,7 @@ class Progress:
             row: Any = json.loads(text)
             if row["format"] != FORMAT:
                 raise BadProgressError(
-                    f"the table's offsets are of format {row['format']!r}, this release reads {FORMAT}",
+                    f"the table's offsets have format {row['format']!r}, but this release reads {FORMAT}",
                     remedy="export with the release that wrote them, or to another table",
                 )
             return cls(
@@ -82,7 +82,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[int, int]:
 def check_same(
     progress: Progress | None, snapshot: TopicSnapshot, *, mode: str, values: str, recreated: bool
 ) -> Progress | None:
-    """The progress to go on from; None where there is none, or where a recreated topic is begun with.
+    """The progress to go on from; None if there is none, or if a recreated topic is begun.
 
     Raises WrongTableError, RecreatedTopicError.
     """
@@ -106,7 +106,7 @@ def check_same(
         return progress
     if not recreated:
         raise RecreatedTopicError(
-            f"the topic {topic.name!r} was deleted and created anew since the table was written",
+            f"the topic {topic.name!r} was deleted and created again since the table was written",
             remedy="export to another table, or give --recreated to add the new topic's records, from its start, to "
             "the old one's",
         )
@@ -114,15 +114,16 @@ def check_same(
 
 
 def end_offset(partition: PartitionSnapshot, *, committed: bool = True) -> int:
-    """Where a scan of the snapshot ends."""
+    """The end of a scan of the snapshot."""
     return partition.last_stable_offset if committed else partition.high_watermark
 
 
 def start_offsets(
     snapshot: TopicSnapshot, progress: Progress | None, wanted: Mapping[int, int] | Edge
 ) -> dict[int, int]:
-    """Where this run begins in each partition: where the table ends, else as asked for; partitions that came since are
-    read from their start."""
+    """The start of this run in each partition: the table's end, else the requested offset; partitions that were added
+    since are read from their start.
+    """
     starts: dict[int, int] = {}
     for partition in snapshot.partitions:
         number = partition.partition
@@ -136,7 +137,7 @@ def start_offsets(
 
 
 def check_begin(snapshot: TopicSnapshot, offset: int) -> None:
-    """Whether each partition can be begun at that offset. Raises BadTableError."""
+    """Check that each partition can be begun at that offset. Raises BadTableError."""
     short = {each.partition: end_offset(each) for each in snapshot.partitions if end_offset(each) < offset}
     gone = {each.partition: each.log_start_offset for each in snapshot.partitions if each.log_start_offset > offset}
     for found, says in ((short, "ends at"), (gone, "starts at")):

@@ -68,7 +68,7 @@ def test_a_requirement_that_is_missing_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_name_that_spark_would_not_unpack_and_a_python_without_a_place_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="not the name of an archive"):
         write_archive(tmp_path / "out.zip")
-    with pytest.raises(BadInputError, match="no absolute path"):
+    with pytest.raises(BadInputError, match="not an absolute path"):
         write_archive(tmp_path / "out.tgz", python="python3.11")
 
 

@@ -28,7 +28,7 @@ def test_the_same_place_is_the_same_text_in_whatever_order_it_was_found() -> Non
     ("change", "told"),
     [
         ({"version": 2}, "version 2"),
-        ({"topic": "other"}, "is of topic 'other', the query reads 't'"),
+        ({"topic": "other"}, "belongs to topic 'other', but the query reads 't'"),
         ({"topicId": "x"}, "cannot be read"),
         ({"offsets": {"0": "many"}}, "cannot be read"),
         ({"offsets": None}, "cannot be read"),
