@@ -32,7 +32,6 @@ from wire.crc import crc32c
 MAGIC = b"SILTSURV"
 VERSION = 1
 BLOCK_OFFSETS = 1 << 16
-FINGERPRINT_BYTES = 16
 _HEAD = struct.Struct(">8sH16siqq")
 _BLOCK = struct.Struct(">IIqqB")
 _TAIL = struct.Struct(">QQII")

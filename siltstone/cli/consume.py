@@ -26,7 +26,7 @@ from siltstone.kafka.offset_spec import Anchor, OffsetRange, parse_offsets, pars
 from siltstone.kafka.record_format import VALUE_LINES, OutputRecord, json_record, parse_format, readable, render
 from siltstone.kafka.records import TopicPartition
 from siltstone.kafka.retrying import PATIENCE_MS, RetryingClient
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.stopping import stop_signals, unless
 from siltstone.terminal.output import print_when_taken
 
@@ -133,7 +133,7 @@ def _tell(line: str) -> None:
 
 
 async def _consume(
-    bootstrap: str, words: CommandWords, asked: _Asked, group: str | None, num: int | None, written: Written
+    bootstrap: str, words: HintOptions, asked: _Asked, group: str | None, num: int | None, written: Written
 ) -> None:
     async def find(inner: KafkaClient) -> Sequence[TopicPartition]:
         found: list[TopicPartition] = []

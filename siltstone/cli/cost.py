@@ -10,8 +10,8 @@ import click
 
 from runtime.text import plural
 from siltstone.cli.options.usage import WrongUsageError
+from siltstone.ops.cost.estimate import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
 from siltstone.ops.cost.prices import AS_OF, PRICES, REGION
-from siltstone.ops.cost.reckon import ASSUMPTIONS, Cost, Line, LingerStep, Load, cost_of, linger_steps, prices_with
 from siltstone.ops.cost.storage import STORAGE_CLASSES, class_day_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 
@@ -148,24 +148,24 @@ def cost(
     if options["class_day"] is not None and STORAGE_CLASSES[options["storage_class"]] is None:
         raise click.UsageError("--class-day needs a --storage-class to move files to: standard-ia, glacier-ir or ...")
     load = Load(zone_aware=not zone_unaware, **options)
-    reckoned, steps = cost_of(load, prices), linger_steps(load, prices)
+    estimated, steps = cost_of(load, prices), linger_steps(load, prices)
     if as_json:
-        print_json(cost_json(reckoned, steps))
+        print_json(cost_json(estimated, steps))
     else:
-        _print(reckoned, steps)
+        _print(estimated, steps)
 
 
-def cost_json(reckoned: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]:
-    flow = asdict(reckoned.flow)
+def cost_json(estimated: Cost, steps: Sequence[LingerStep]) -> Mapping[str, Any]:
+    flow = asdict(estimated.flow)
     return {
         "load": flow.pop("load"),
         "flow": flow,
-        "lines": [asdict(line) for line in reckoned.lines],
-        "usd_per_month": reckoned.usd,
-        "kafka": {"lines": [asdict(line) for line in reckoned.kafka], "usd_per_month": reckoned.kafka_usd},
+        "lines": [asdict(line) for line in estimated.lines],
+        "usd_per_month": estimated.usd,
+        "kafka": {"lines": [asdict(line) for line in estimated.kafka], "usd_per_month": estimated.kafka_usd},
         "linger": [asdict(step) for step in steps],
-        "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(reckoned.prices)},
-        "notes": [note] if (note := class_day_note(reckoned.flow.load)) else [],
+        "prices": {"region": REGION, "as_of": AS_OF, "usd": dict(estimated.prices)},
+        "notes": [note] if (note := class_day_note(estimated.flow.load)) else [],
         "assumptions": list(ASSUMPTIONS),
     }
 
@@ -188,12 +188,12 @@ def _price(text: str) -> tuple[str, float]:
     return name, value
 
 
-def _print(reckoned: Cost, steps: Sequence[LingerStep]) -> None:
-    flow, load = reckoned.flow, reckoned.flow.load
-    most = max((line.usd for line in (*reckoned.lines, *reckoned.kafka)), default=0) or 1
-    _print_lines(f"Siltstone, {load.mib_s:g} MiB/s in, {load.consumers} x out", reckoned.lines, reckoned.usd, most)
+def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
+    flow, load = estimated.flow, estimated.flow.load
+    most = max((line.usd for line in (*estimated.lines, *estimated.kafka)), default=0) or 1
+    _print_lines(f"Siltstone, {load.mib_s:g} MiB/s in, {load.consumers} x out", estimated.lines, estimated.usd, most)
     click.echo()
-    _print_lines("Kafka, three replicas on EBS", reckoned.kafka, reckoned.kafka_usd, most)
+    _print_lines("Kafka, three replicas on EBS", estimated.kafka, estimated.kafka_usd, most)
     click.echo()
     print_table(
         ["linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"],
@@ -219,7 +219,7 @@ def _print(reckoned: Cost, steps: Sequence[LingerStep]) -> None:
         console().print(note, style="bold", markup=False)
     print_pairs(
         {
-            "of Kafka": f"{reckoned.usd / reckoned.kafka_usd:.0%}",
+            "of Kafka": f"{estimated.usd / estimated.kafka_usd:.0%}",
             "write amplification": f"{1 + len(flow.outputs_mib)}: L0, and {plural(len(flow.outputs_mib), 'merge')}",
             "agents needed": f"{flow.agents_needed}, for {flow.agent_cores:.2f} cores",
             "prices": f"{REGION}, {AS_OF}; not fetched",

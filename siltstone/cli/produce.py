@@ -33,7 +33,7 @@ from siltstone.kafka.record_format import (
     parse_header,
 )
 from siltstone.kafka.retrying import RetryingClient
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.stopping import stop_signals, unless
 from siltstone.terminal.output import console, json_option, print_json
 from wire.codecs import Codec
@@ -224,7 +224,7 @@ def _opened(path: Path | None, what: RecordReader | Sequence[InputRecord]) -> Ge
 
 
 async def _produce(
-    bootstrap: str, words: CommandWords, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
+    bootstrap: str, words: HintOptions, topic: str, options: ProduceOptions, source: RecordInput, tally: Tally
 ) -> bool:
     """Write all records. True when a signal ended the input: records read until then are written all the same, unless
     the signal comes a second time."""

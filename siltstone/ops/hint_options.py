@@ -1,6 +1,6 @@
-"""The words that printed hints repeat, so that a hint runs as it is printed: where the user's system is. Pure.
+"""The options that a printed hint repeats from the command line, so that the hint runs as it is printed. Pure.
 
-Every part is empty or begins with a space, and stands after a command: f"siltstone topics explain {topic}{places}".
+Each is empty or begins with a space, so that it can follow a command: f"siltstone topics explain {topic}{places}".
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandWords:
+class HintOptions:
     places: str = ""
-    """For commands that read the metadata: --data or --metadata and what else was given."""
+    """For commands that read the metadata: --data or --metadata, with the settings that were given."""
     agents: str = ""
     """For commands that ask an agent: --data or --bootstrap."""
     compactor: str = "siltstone compactor"
-    """What starts a compactor for this system."""
+    """The command that starts a compactor for this system."""
 
 
-NO_WORDS = CommandWords()
+NO_HINT_OPTIONS = HintOptions()
 
 
 def option(name: str, value: str) -> str:
@@ -32,14 +32,14 @@ def option(name: str, value: str) -> str:
     return f" --{name} {shlex.quote(masked)}" if value else ""
 
 
-def words_for(
+def hint_options_for(
     *, data: str, metadata_url: str, object_store_url: str, config: str, assignments: Sequence[str], runs: bool
-) -> CommandWords:
-    """From what was given on the command line, each empty when it was not. `runs`: `siltstone dev` runs on `data`."""
+) -> HintOptions:
+    """Each argument is as it was given on the command line, empty if it was not. `runs`: `siltstone dev` runs on `data`."""
     settings = option("config", config) + "".join(option("set", each) for each in assignments)
     if data:
         place = option("data", data)
         start = f"siltstone compactor{place}" if runs else f"siltstone dev{place}"
-        return CommandWords(places=place + settings, agents=place, compactor=start + settings)
+        return HintOptions(places=place + settings, agents=place, compactor=start + settings)
     place = option("metadata", metadata_url) + option("object-store", object_store_url) + settings
-    return CommandWords(places=place, compactor=f"siltstone compactor{place}")
+    return HintOptions(places=place, compactor=f"siltstone compactor{place}")

@@ -22,7 +22,7 @@ from runtime.errors import BadInputError
 from siltstone.kafka.record_format import OutputRecord, shown_field
 from siltstone.ops.compaction.compact_now import find_topic
 from siltstone.ops.fsck import all_files
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.ops.record_report import BatchFacts, Diagnosis, Step, Stretch, Verdict
 from storage.format.block_index import decode_block_index
 from storage.format.file_format import CorruptFileError
@@ -46,7 +46,7 @@ class FoundBatch(NamedTuple):
 
 
 async def diagnose(
-    metadata: Metadata, store: ObjectStore, topic: str, partition: int, offset: int, words: CommandWords
+    metadata: Metadata, store: ObjectStore, topic: str, partition: int, offset: int, words: HintOptions
 ) -> Diagnosis:
     """Raises NoSuchTopicError, BadInputError for a partition that is not there, and errors of both stores."""
     try:
@@ -56,7 +56,7 @@ async def diagnose(
 
 
 class _Trace:
-    def __init__(self, metadata: Metadata, store: ObjectStore, words: CommandWords) -> None:
+    def __init__(self, metadata: Metadata, store: ObjectStore, words: HintOptions) -> None:
         self._metadata, self._store, self._words = metadata, store, words
 
     async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:

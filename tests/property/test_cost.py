@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from siltstone.ops.cost.estimate import Cost, Load, cost_of, flow_of, prices_with
 from siltstone.ops.cost.prices import PRICES
-from siltstone.ops.cost.reckon import Cost, Load, cost_of, flow_of, prices_with
 
 LIST = prices_with({})
 
@@ -33,8 +33,8 @@ LOADS = st.builds(
 )
 
 
-def usd(reckoned: Cost, item: str) -> float:
-    return sum(line.usd for line in reckoned.lines if line.item == item)
+def usd(estimated: Cost, item: str) -> float:
+    return sum(line.usd for line in estimated.lines if line.item == item)
 
 
 def grows(load: Load, items: tuple[str, ...], **more: Any) -> None:
@@ -75,8 +75,8 @@ def test_what_is_kept_for_longer_costs_no_less(load: Load, days: float) -> None:
 
 @given(LOADS)
 def test_no_line_is_negative_and_doubled_prices_double_the_bill(load: Load) -> None:
-    reckoned = cost_of(load, LIST)
-    assert all(line.usd >= 0 for line in (*reckoned.lines, *reckoned.kafka))
+    estimated = cost_of(load, LIST)
+    assert all(line.usd >= 0 for line in (*estimated.lines, *estimated.kafka))
     doubled = cost_of(load, prices_with({name: 2 * price.usd for name, price in PRICES.items()}))
-    assert abs(doubled.usd - 2 * reckoned.usd) <= 1e-6 * doubled.usd
-    assert abs(doubled.kafka_usd - 2 * reckoned.kafka_usd) <= 1e-6 * doubled.kafka_usd
+    assert abs(doubled.usd - 2 * estimated.usd) <= 1e-6 * doubled.usd
+    assert abs(doubled.kafka_usd - 2 * estimated.kafka_usd) <= 1e-6 * doubled.kafka_usd

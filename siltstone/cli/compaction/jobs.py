@@ -15,7 +15,7 @@ from runtime.text import age_text, plural, size_text
 from siltstone.cli.compaction.run_here import EngineChoice, engine_option, run_here
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
 from siltstone.cli.options.usage import WrongUsageError
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.processes.spark_note import ENGINE, spark_note
 from siltstone.terminal.output import console, json_option, print_json, print_pairs, print_table
 
@@ -29,7 +29,7 @@ class UnknownJobError(BadInputError):
     """There is no job of this id, or it ended so long ago that its row was deleted."""
 
 
-def _job_id(text: str, words: CommandWords) -> int:
+def _job_id(text: str, words: HintOptions) -> int:
     """Raises WrongUsageError."""
     if not text.isdecimal() or not int(text):
         raise WrongUsageError(

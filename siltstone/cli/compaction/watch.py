@@ -17,7 +17,7 @@ from siltstone.cli.options.system_options import SystemOptions, opened_metadata,
 from siltstone.kafka.client import KafkaClient, connected
 from siltstone.ops.compaction.compact_now import configs_in_force, find_topic, require_compacted
 from siltstone.ops.compaction.frame import Frame, ReadRecord, draw, frame_of
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.live import draw_until_stopped, quiet_interrupts
 from siltstone.terminal.output import console
 from wire.batch import iter_headers
@@ -99,7 +99,7 @@ class Watched:
     partition: int
     lines: int
     window: int
-    words: CommandWords
+    words: HintOptions
 
 
 async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: bool) -> None:

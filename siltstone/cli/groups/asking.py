@@ -13,11 +13,11 @@ from siltstone.kafka.client import EARLIEST, LATEST, KafkaClient, KafkaError, co
 from siltstone.kafka.groups import all_groups
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import LogEnds
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 
 
 @asynccontextmanager
-async def group_hints(bootstrap: str, name: str, words: CommandWords) -> AsyncGenerator[None]:
+async def group_hints(bootstrap: str, name: str, words: HintOptions) -> AsyncGenerator[None]:
     """Add a remedy to an unknown-group error of the block: the existing name that is most like `name`."""
     try:
         yield
@@ -27,7 +27,7 @@ async def group_hints(bootstrap: str, name: str, words: CommandWords) -> AsyncGe
         raise
 
 
-def nearest_group(name: str, names: Sequence[str], words: CommandWords) -> str:
+def nearest_group(name: str, names: Sequence[str], words: HintOptions) -> str:
     by_lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"did you mean {by_lower[near[0]]!r}?" if near else f"`siltstone groups list{words.agents}` shows the groups"

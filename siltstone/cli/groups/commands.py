@@ -25,7 +25,7 @@ from siltstone.ops.group_report import (
     lags,
     total_lag_text,
 )
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 STATES = ("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead")
@@ -103,7 +103,7 @@ def describe(names: Sequence[str], bootstrap: str, as_json: bool) -> None:
 
 
 async def _describe(
-    bootstrap: str, names: Sequence[str], words: CommandWords
+    bootstrap: str, names: Sequence[str], words: HintOptions
 ) -> Sequence[tuple[GroupDescription, Sequence[PartitionLag]]]:
     clock = SystemClock()
     described: list[tuple[GroupDescription, Sequence[PartitionLag]]] = []

@@ -20,7 +20,7 @@ from siltstone.kafka.groups import Committed, GroupClient, GroupDescription, all
 from siltstone.kafka.offset_spec import parse_partitions, parse_time
 from siltstone.kafka.records import TopicPartition, offsets_at
 from siltstone.ops.group_report import RESET_COLUMNS, LogEnds, Reset, reset_cells, reset_json, resets, shifted
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from siltstone.terminal.output import json_option, print_json, print_table
 
 Chosen = Sequence[tuple[str, Sequence[int] | None]]
@@ -133,7 +133,7 @@ def reset_command(
 
 
 async def _reset(
-    bootstrap: str, name: str, chosen: Chosen, target: Target, words: CommandWords, *, execute: bool
+    bootstrap: str, name: str, chosen: Chosen, target: Target, words: HintOptions, *, execute: bool
 ) -> Sequence[Reset]:
     client = GroupClient(bootstrap, name, SystemClock(), told=tell)
     group = await client.describe()
@@ -159,7 +159,7 @@ async def _reset(
     return rows
 
 
-def _require_no_members(group: GroupDescription, words: CommandWords) -> None:
+def _require_no_members(group: GroupDescription, words: HintOptions) -> None:
     if group.members or group.state not in ("Empty", "Dead"):
         raise GroupHasMembersError(
             f"group {group.group_id!r} is {group.state}, with {plural(len(group.members), 'member')}; no offset was"
@@ -169,14 +169,14 @@ def _require_no_members(group: GroupDescription, words: CommandWords) -> None:
         )
 
 
-async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, words: CommandWords) -> None:
+async def _tell_of_new(bootstrap: str, name: str, chosen: Chosen, words: HintOptions) -> None:
     hint = nearest_group(name, [each.group_id for each in await all_groups(bootstrap)], words)
     if not chosen:
         raise KafkaError(69, f"group {name!r}", remedies={"GROUP_ID_NOT_FOUND": hint})
     tell(f"note: group {name!r} does not exist; --execute creates it ({hint})")
 
 
-async def _partitions(client: KafkaClient, chosen: Chosen, words: CommandWords) -> Sequence[TopicPartition]:
+async def _partitions(client: KafkaClient, chosen: Chosen, words: HintOptions) -> Sequence[TopicPartition]:
     found: set[TopicPartition] = set()
     for topic, numbers in chosen:
         async with name_hints(client, topic, words):

@@ -19,7 +19,7 @@ from runtime.errors import UnavailableError
 from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import KafkaClient, KafkaError
 from siltstone.ops.compaction.compact_now import did_you_mean
-from siltstone.ops.hint_options import CommandWords, option
+from siltstone.ops.hint_options import HintOptions, option
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -79,11 +79,11 @@ def running_bootstrap(data: Path | None, bootstrap: str) -> str | None:
     return None if running is None else running.bootstrap
 
 
-def given_agents() -> CommandWords:
+def given_agents() -> HintOptions:
     """The `--data` or `--bootstrap` of the command line, for hints to repeat."""
     given = click.get_current_context().params
     typed = {name for name in ("data", "bootstrap") if is_typed(name)}
-    return CommandWords(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
+    return HintOptions(agents="".join(option(name, str(given[name])) for name in sorted(typed)))
 
 
 def is_typed(parameter: str) -> bool:
@@ -91,7 +91,7 @@ def is_typed(parameter: str) -> bool:
 
 
 @asynccontextmanager
-async def name_hints(client: KafkaClient, name: str, words: CommandWords) -> AsyncGenerator[None]:
+async def name_hints(client: KafkaClient, name: str, words: HintOptions) -> AsyncGenerator[None]:
     """Add a remedy to an unknown-topic error of the block: the existing name that is most like `name`."""
     try:
         yield

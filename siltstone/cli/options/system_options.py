@@ -26,7 +26,7 @@ from runtime.settings.table import Settings
 from siltstone.cli.options.setting_options import read_settings, setting_options
 from siltstone.embedded.attach import attach, objects_url
 from siltstone.embedded.run_file import read_run_file
-from siltstone.ops.hint_options import NO_WORDS, CommandWords, words_for
+from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions, hint_options_for
 from storage.cluster import Action, decide, decode_cluster_file
 from storage.keys import CLUSTER_KEY, PROBE_PREFIX
 from storage.objects import ObjectNotFoundError, ObjectStore
@@ -45,7 +45,7 @@ class SystemOptions:
     object_store_url: str
     settings: Settings
     """Every setting of the command: from options, the environment and the file."""
-    words: CommandWords = NO_WORDS
+    words: HintOptions = NO_HINT_OPTIONS
     """The options that printed hints repeat, so that a hint can be run as it is printed."""
 
 
@@ -114,7 +114,7 @@ def url_options(command: Callable[..., T]) -> Callable[..., T]:
             metadata_url=settings.metadata_url if data is None else "",
             object_store_url=settings.object_store_url if data is None else "",
             settings=settings,
-            words=words_for(
+            words=hint_options_for(
                 data="" if data is None else str(data),
                 metadata_url=metadata_url or "",
                 object_store_url=object_store_url or "",

@@ -20,7 +20,7 @@ from siltstone.kafka.client import EARLIEST, LATEST, ConfigEntry, connected
 from siltstone.ops.compaction.compact_now import configs_in_force
 from siltstone.ops.compaction.report import is_compacted
 from siltstone.ops.compaction.shown import brief_lines, states_json, troubles_json
-from siltstone.ops.hint_options import CommandWords, option
+from siltstone.ops.hint_options import HintOptions, option
 from siltstone.terminal.output import json_option, print_json, print_pairs, print_table
 
 SET_ON_TOPIC = "topic"
@@ -70,7 +70,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
             described = None if address is None else asyncio.run(_ask(address, name, given.words))
             explained = asyncio.run(read_explained(urls.metadata, name, given))
     else:
-        described = asyncio.run(_ask(bootstrap, name, CommandWords(agents=option("bootstrap", bootstrap))))
+        described = asyncio.run(_ask(bootstrap, name, HintOptions(agents=option("bootstrap", bootstrap))))
     if described is None:
         if explained is None:
             raise TypeError("neither an agent nor the metadata was asked")
@@ -82,7 +82,7 @@ def describe_command(name: str, all_configs: bool, bootstrap: str, given: System
         _print(name, described, explained, all_configs=all_configs)
 
 
-async def _ask(bootstrap: str, name: str, words: CommandWords) -> Described:
+async def _ask(bootstrap: str, name: str, words: HintOptions) -> Described:
     async with connected(bootstrap) as client:
         async with name_hints(client, name, words):
             topic = await client.topic(name)

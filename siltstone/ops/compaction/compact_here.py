@@ -23,7 +23,7 @@ from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from siltstone.ops.compaction import compact_now
 from siltstone.ops.compaction.run_job import JobFailedError, Parts, check_limit
-from siltstone.ops.hint_options import NO_WORDS, CommandWords
+from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 from siltstone.processes.spark_note import EngineChoice
 
 _log = get_logger(__name__)
@@ -40,7 +40,7 @@ async def compact_here(
     timeout_ms: float,
     *,
     choice: EngineChoice,
-    words: CommandWords = NO_WORDS,
+    words: HintOptions = NO_HINT_OPTIONS,
 ) -> compact_now.Compacted:
     """Until every partition is cleaned through the stable offset it had, or what the lag leaves of it.
 

@@ -21,7 +21,7 @@ from metadata.rules.packed_index import iter_index
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from siltstone.ops.compaction.report import deduped_partitions, is_compacted
-from siltstone.ops.hint_options import NO_WORDS, CommandWords
+from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 
 POLL_MS = 200
 JOBS_READ = 1_000
@@ -145,12 +145,12 @@ class Request:
     last_job_id: int
     live_job_ids: frozenset[int]
     """What they do is done since, and an earlier pass may have left one that does all of it."""
-    words: CommandWords
+    words: HintOptions
     is_stored: bool
     """Whether compactors act upon it when nobody waits any more."""
 
 
-async def find_topic(metadata: MetadataService, name: str, *, words: CommandWords = NO_WORDS) -> Topic:
+async def find_topic(metadata: MetadataService, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Topic:
     """Raises NoSuchTopicError."""
     topics = await metadata.topics()
     for topic in topics:
@@ -161,7 +161,7 @@ async def find_topic(metadata: MetadataService, name: str, *, words: CommandWord
     )
 
 
-def did_you_mean(name: str, names: Sequence[str], words: CommandWords = NO_WORDS) -> str:
+def did_you_mean(name: str, names: Sequence[str], words: HintOptions = NO_HINT_OPTIONS) -> str:
     """A remedy for a topic name that is not there. Names that differ in case alone are near, and are two topics."""
     import difflib
 
@@ -172,7 +172,7 @@ def did_you_mean(name: str, names: Sequence[str], words: CommandWords = NO_WORDS
     return f"`siltstone topics list{words.agents}` shows the topics there are"
 
 
-def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: CommandWords = NO_WORDS) -> None:
+def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: HintOptions = NO_HINT_OPTIONS) -> None:
     """`configs`: of a view of the topic, where the cluster's defaults count too. Raises NotCompactedError."""
     if not is_compacted(configs):
         policy = configs.get("cleanup.policy", "delete")
@@ -188,7 +188,7 @@ def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[st
     return views[0].configs if views else topic.configs
 
 
-async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
+async def request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
 
     async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
@@ -197,7 +197,7 @@ async def request(metadata: Metadata, name: str, *, words: CommandWords = NO_WOR
     return await _measured(metadata, name, ask, words, is_stored=True)
 
 
-async def unstored_request(metadata: Metadata, name: str, *, words: CommandWords = NO_WORDS) -> Request:
+async def unstored_request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
     """As `request`, but nobody is asked: the caller sees to it himself."""
 
     async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
@@ -210,7 +210,7 @@ async def _measured(
     metadata: Metadata,
     name: str,
     ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
-    words: CommandWords,
+    words: HintOptions,
     *,
     is_stored: bool,
 ) -> Request:

@@ -13,7 +13,7 @@ from runtime.text import age_text, numbers_text
 from siltstone.ops.compaction.report import PartitionState
 from siltstone.ops.compaction.texts import Text
 from siltstone.ops.compaction.trouble import Troubled
-from siltstone.ops.hint_options import NO_WORDS, CommandWords
+from siltstone.ops.hint_options import NO_HINT_OPTIONS, HintOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Evidence:
     """Memory of the merges of one compactor (`compactor.memory.bytes`)."""
     young_l0_from: Mapping[int, int] = field(default_factory=dict[int, int])
     """Partition id -> the first offset in L0 that is younger than `min.compaction.lag.ms`, if there is one."""
-    words: CommandWords = NO_WORDS
+    words: HintOptions = NO_HINT_OPTIONS
     """Options that printed commands repeat."""
 
 

@@ -1,4 +1,4 @@
-"""What a load causes, a formula a function: requests, bytes kept, processor time. Pure; units are in the names.
+"""The requests, stored bytes and processor time that a load causes, one formula per function. Pure; units in names.
 
 Sizes are MiB and GiB (powers of two), rates are per second, a month is 730 hours. "Per MB" of measured processor times
 is per 1,000,000 bytes, as in docs/benchmarks.md.
@@ -7,6 +7,7 @@ is per 1,000,000 bytes, as in docs/benchmarks.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil
 
 HOURS_PER_MONTH = 730
@@ -28,11 +29,12 @@ def l0_files_per_second(
     early_mib: float,
     early_per_second: float,
 ) -> float:
-    """Of all agents. A file is sealed when it is full or `linger_ms` old, or early, when it holds `early_mib` already.
+    """L0 files of all agents. An agent seals a file when it is full or `linger_ms` old, or early once it holds
+    `early_mib`.
 
-    Early seals are taken as frequent as the setting allows, which is what one blocked producer does; that no early
-    file is smaller than `early_mib` bounds the sum. Files early and larger than `produce.early.free.bytes`, which are
-    not counted by the setting, are left out: an agent that is driven to its limit seals up to twice as many.
+    Early seals are assumed as frequent as the setting allows: one blocked producer causes that. No early file is smaller
+    than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does not
+    count, are left out: an agent at its limit seals up to twice as many.
     """
     of_one = mib_per_s / agents
     unhurried = max(1000 / linger_ms, of_one / file_mib)
@@ -42,7 +44,7 @@ def l0_files_per_second(
 def l1_run_mib(
     mib_per_s: float, *, files_per_second: float, files_min: int, wait_s: float, wait_s_max: float, job_mib_max: float
 ) -> float:
-    """What one merge of L0 files takes: those of the wait, unless the largest merge is smaller."""
+    """Input of one merge of L0 files: the files of the wait, up to the largest merge."""
     waited_s = min(wait_s_max, max(wait_s, files_min / files_per_second))
     return min(job_mib_max, mib_per_s * waited_s)
 
@@ -83,30 +85,34 @@ def merge_get_requests_per_second(mib_per_s: float, *, files_per_second: float, 
 
 
 def reading_zones(zones: int, groups: int) -> float:
-    """In how many zones a partition is read, on average: each group reads it in one, whichever."""
+    """Average number of zones in which a partition is read: each group reads it in one zone, chosen at random."""
     return zones * (1 - (1 - 1 / zones) ** groups)
 
 
-def tail_get_requests_per_second(
-    *,
-    files_per_second: float,
-    file_mib: float,
-    block_mib: float,
-    agents: int,
-    zones: int,
-    groups: int,
-    partitions: int,
-) -> float:
-    """Clients of their own zone: what one zone wrote, another fetches from the store, once for all its groups.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """The agents that serve readers of the tail, and the groups and partitions that are read."""
 
-    A file holds the partitions of the agent that wrote it; their readers in another zone are spread over its agents,
-    each of which fetches the blocks that its partitions touch. What an agent wrote itself is in its memory.
+    agents: int
+    zones: int
+    groups: int
+    partitions: int
+
+
+def tail_get_requests_per_second(
+    readers: Readers, *, files_per_second: float, file_mib: float, block_mib: float
+) -> float:
+    """GET requests for records that were just written, by clients that read from an agent of their own zone.
+
+    Each other zone fetches a file from the store once for all its groups; the agent that wrote the file has it in
+    memory. A file holds the partitions of the agent that wrote it. In another zone their readers are spread over the
+    agents there, and each agent fetches the blocks that its partitions touch.
     """
-    of_zone = max(1.0, agents / zones)
-    in_file = max(1.0, partitions / of_zone)
+    of_zone = max(1.0, readers.agents / readers.zones)
+    in_file = max(1.0, readers.partitions / of_zone)
     blocks = max(1.0, file_mib / block_mib)
     gets_per_file = min(of_zone * blocks, in_file + file_mib / block_mib)
-    elsewhere = reading_zones(zones, groups) * (1 - 1 / zones)
+    elsewhere = reading_zones(readers.zones, readers.groups) * (1 - 1 / readers.zones)
     return files_per_second * elsewhere * gets_per_file
 
 

@@ -89,7 +89,7 @@ def class_day_note(load: StoredLoad) -> str:
         return ""
     return (
         f"--class-day {load.class_day:g}: S3 moves nothing to {load.storage_class} before day {kind.from_day:g}, from"
-        " which on this is reckoned"
+        " which on this is estimated"
     )
 
 

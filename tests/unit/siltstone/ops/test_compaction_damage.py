@@ -19,7 +19,7 @@ from siltstone.ops.compaction.reasons import explain
 from siltstone.ops.compaction.report import PartitionState, partition_states
 from siltstone.ops.compaction.shown import brief_lines, states_json, troubles_json
 from siltstone.ops.compaction.trouble import troubled_by_partition
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from tests.fixtures.compaction_views import COMPACT, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()
@@ -75,7 +75,7 @@ HOLED = partition(
 
 
 def test_a_lost_l0_object_names_file_offsets_job_and_remedy() -> None:
-    words = CommandWords(places=" --data X", agents=" --data X")
+    words = HintOptions(places=" --data X", agents=" --data X")
     failed = job(14, JobState.FAILED, error=GONE, kind="level", spec={"l0_file_ids": [4, 5]})
     states, found = judged([HOLED], view(lost()), [l0(5, (1, 50, 59), (9, 0, 4))], jobs=[failed], words=words)
     reason = only(found, "object lost")

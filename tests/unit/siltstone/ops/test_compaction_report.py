@@ -20,7 +20,7 @@ from siltstone.ops.compaction.report import (
 )
 from siltstone.ops.compaction.shown import states_json
 from siltstone.ops.compaction.trouble import troubled_by_partition
-from siltstone.ops.hint_options import CommandWords
+from siltstone.ops.hint_options import HintOptions
 from tests.fixtures.compaction_views import COMPACT, DAY_MS, HOUR_MS, NOW_MS, extent, file, job, partition, view
 
 OPTIONS = PlanOptions()
@@ -190,7 +190,7 @@ def test_what_is_asked_for_and_too_young_is_not_said_to_be_next() -> None:
 
 
 def test_remedies_repeat_where_the_system_is() -> None:
-    words = CommandWords(places=" --data X", agents=" --data X", compactor="siltstone dev --data X")
+    words = HintOptions(places=" --data X", agents=" --data X", compactor="siltstone dev --data X")
     in_l0 = partition(extent(0, 89), end=100, cleaned_through=90, last_cleaned_ms=NOW_MS)
     found = reasons(in_l0, words=words, compactors=(), jobs=[job(14, JobState.FAILED, error="gone")])
     assert "`siltstone compact users --now --data X`" in only(found, "in L0").remedy

@@ -18,8 +18,8 @@ from runtime.settings.table import Settings
 from siltstone.cli import main
 from siltstone.cli.cost import bar
 from siltstone.ops.cost import formulas
+from siltstone.ops.cost.estimate import Cost, Load, cost_of, flow_of, linger_steps, prices_with
 from siltstone.ops.cost.prices import PRICES
-from siltstone.ops.cost.reckon import Cost, Load, cost_of, flow_of, linger_steps, prices_with
 from siltstone.ops.cost.storage import tiering_usd_per_month
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "operations" / "sizing.md"
@@ -27,8 +27,8 @@ MIB = 1 << 20
 LIST = prices_with({})
 
 
-def usd(reckoned: Cost) -> Mapping[str, float]:
-    return {line.item.strip(): line.usd for line in reckoned.lines}
+def usd(estimated: Cost) -> Mapping[str, float]:
+    return {line.item.strip(): line.usd for line in estimated.lines}
 
 
 def files(mib_per_s: float, *, agents: int = 1, early: float = 20, linger_ms: float = 250) -> float:
@@ -88,12 +88,12 @@ def test_the_tail_is_fetched_once_by_each_zone_that_did_not_write_it() -> None:
     assert formulas.reading_zones(3, 3) == pytest.approx(3 * (1 - 8 / 27))
     # one group, three agents in three zones, files of 8 MiB: of 12 files 2/3 are another zone's, 8 blocks each
     gets = formulas.tail_get_requests_per_second(
-        files_per_second=12, file_mib=8, block_mib=1, agents=3, zones=3, groups=1, partitions=100
+        formulas.Readers(agents=3, zones=3, groups=1, partitions=100), files_per_second=12, file_mib=8, block_mib=1
     )
     assert gets == pytest.approx(12 * 2 / 3 * 8)
     # 30 agents: ten of another zone share a file, of 10 partitions each, so that blocks are read by several
     gets = formulas.tail_get_requests_per_second(
-        files_per_second=12, file_mib=8, block_mib=1, agents=30, zones=3, groups=1, partitions=100
+        formulas.Readers(agents=30, zones=3, groups=1, partitions=100), files_per_second=12, file_mib=8, block_mib=1
     )
     assert gets == pytest.approx(12 * 2 / 3 * (10 + 8))
 
@@ -193,8 +193,8 @@ def test_traffic_of_kafka_between_zones_is_what_warpstream_published() -> None:
 
 def test_requests_are_of_the_order_that_warpstream_published() -> None:
     # the same load: "less than $40 a day" for requests to S3
-    reckoned = cost_of(Load(mib_s=140, consumers=3, early_per_second=0), LIST)
-    daily = sum(line.usd for line in reckoned.lines if line.item[:3] in ("PUT", "GET")) / formulas.DAYS_PER_MONTH
+    estimated = cost_of(Load(mib_s=140, consumers=3, early_per_second=0), LIST)
+    daily = sum(line.usd for line in estimated.lines if line.item[:3] in ("PUT", "GET")) / formulas.DAYS_PER_MONTH
     assert 20 < daily < 60
 
 
@@ -244,7 +244,7 @@ def test_the_command_prints_lines_kafka_the_linger_and_what_it_assumes() -> None
 
 def test_a_class_day_that_s3_does_not_allow_is_told() -> None:
     ia = ("--retention-days", "90", "--storage-class", "standard-ia")
-    note = "--class-day 10: S3 moves nothing to standard-ia before day 30, from which on this is reckoned"
+    note = "--class-day 10: S3 moves nothing to standard-ia before day 30, from which on this is estimated"
     assert note in shown(*ia, "--class-day", "10")
     assert json.loads(shown(*ia, "--class-day", "10", "--json"))["notes"] == [note]
     for words in (ia, (*ia, "--class-day", "30"), ("--storage-class", "glacier-ir", "--class-day", "0")):

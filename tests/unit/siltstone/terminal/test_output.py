@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.text import age_text, plural, size_text
-from siltstone.ops.hint_options import CommandWords, option, words_for
+from siltstone.ops.hint_options import HintOptions, hint_options_for, option
 from siltstone.terminal import output
 from siltstone.terminal.output import print_pairs, print_table, print_when_taken
 
@@ -84,12 +84,14 @@ def test_one_is_not_many() -> None:
 
 
 def test_hints_repeat_what_was_given_so_that_a_shell_reads_it_back() -> None:
-    nothing = words_for(data="", metadata_url="", object_store_url="", config="", assignments=(), runs=False)
-    assert nothing == CommandWords(places="", agents="", compactor="siltstone compactor")
-    data = words_for(data="my data", metadata_url="", object_store_url="", config="", assignments=["a=1"], runs=True)
+    nothing = hint_options_for(data="", metadata_url="", object_store_url="", config="", assignments=(), runs=False)
+    assert nothing == HintOptions(places="", agents="", compactor="siltstone compactor")
+    data = hint_options_for(
+        data="my data", metadata_url="", object_store_url="", config="", assignments=["a=1"], runs=True
+    )
     assert data.places == " --data 'my data' --set a=1" and data.agents == " --data 'my data'"
     assert data.compactor == "siltstone compactor --data 'my data' --set a=1"
-    urls = words_for(
+    urls = hint_options_for(
         data="",
         metadata_url="postgresql://me:secret@h/d",
         object_store_url="s3://b",

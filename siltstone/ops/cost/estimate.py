@@ -299,13 +299,10 @@ def _get_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[str, s
     tail = 0.0
     if load.zone_aware:
         tail = formulas.tail_get_requests_per_second(
+            formulas.Readers(agents=flow.agents, zones=load.zones, groups=load.consumers, partitions=load.partitions),
             files_per_second=flow.files_per_s,
             file_mib=flow.file_mib,
             block_mib=BLOCK_BYTES / MIB,
-            agents=flow.agents,
-            zones=load.zones,
-            groups=load.consumers,
-            partitions=load.partitions,
         )
     replay = load.mib_s * load.replay_share / (BLOCK_BYTES / MIB)
     merges = flow.files_per_s + sum(
