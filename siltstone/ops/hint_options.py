@@ -35,7 +35,7 @@ def option(name: str, value: str) -> str:
 def hint_options_for(
     *, data: str, metadata_url: str, object_store_url: str, config: str, assignments: Sequence[str], runs: bool
 ) -> HintOptions:
-    """Each argument is as it was given on the command line, empty if it was not. `runs`: `siltstone dev` runs on `data`."""
+    """Arguments are as given on the command line, empty if they were not. `runs`: `siltstone dev` runs on `data`."""
     settings = option("config", config) + "".join(option("set", each) for each in assignments)
     if data:
         place = option("data", data)

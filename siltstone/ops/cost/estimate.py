@@ -1,8 +1,8 @@
-"""`siltstone cost`: what a load costs a month, by line, beside Kafka with three replicas. Pure; prices are arguments.
+"""`siltstone cost`: the monthly cost of a load, line by line, beside Kafka with three replicas. Pure.
 
-The formulas are in `siltstone/ops/cost/formulas.py`, the prices in `siltstone/ops/cost/prices.py`. Sizes of files,
-waits and merges are those of the settings, processor times those measured in docs/benchmarks.md on two cores of a
-shared virtual machine, without TLS to the store: a vCPU of AWS is another. Nothing here was compared with a bill.
+The formulas are in `formulas.py`; prices are arguments, by default those of `prices.py`. Sizes of files, waits and
+merges come from the settings. Processor times are those of docs/benchmarks.md, measured on two cores of a shared
+virtual machine without TLS to the store; a vCPU of AWS differs. Nothing here was compared with a bill.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ ASSUMPTIONS: Sequence[str] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is written and read, and by what it is run. Rates are in MiB/s as stored."""
+    """The load, and the processes that carry it. Rates are in MiB/s as stored."""
 
     mib_s: float
     agents: int = 0
-    """0: as many as the load takes."""
+    """0: as many as the load needs."""
     compactors: int = 0
     zones: int = 3
     retention_days: float = 7
     consumers: int = 1
     """Groups that read all of it as it is written."""
     replay_share: float = 0
-    """What is read from history, as a share of what is written."""
+    """Bytes read from history per byte written."""
     partitions: int = 100
     linger_ms: float = DEFAULTS.produce_linger_ms
     early_per_second: float = DEFAULTS.produce_early_per_second
     storage_class: str = "standard"
-    """To which a lifecycle rule moves `l2/`."""
+    """The class to which a lifecycle rule moves `l2/`."""
     class_day: float | None = None
-    """How old objects are then; None: as young as the class takes them."""
+    """The age in days at which it moves them; None: the earliest that the class allows."""
     noncurrent_days: float = 0
     compacted_gib: float = 0
     """Latest values of compacted topics."""
@@ -89,7 +89,7 @@ class Load:
     launch: str = "fargate"
     spark: bool = False
     agent_ms_per_mb: float = 3.3
-    """Processor time of an agent for a MB produced."""
+    """Processor time of an agent per MB produced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What follows from a load, before prices."""
+    """Rates, processes and cores that follow from a load, before prices."""
 
     load: Load
     files_per_s: float
@@ -148,7 +148,7 @@ class LingerStep:
 
 
 def prices_with(changes: Mapping[str, float]) -> Mapping[str, float]:
-    """The table, with some of its prices replaced. Raises BadInputError for a name it does not have."""
+    """The price table with some prices replaced. Raises BadInputError for a name that is not in it."""
     unknown = sorted(set(changes) - set(PRICES))
     if unknown:
         raise BadInputError(f"no price is called {unknown[0]!r}", remedy="`siltstone cost --prices` lists them")

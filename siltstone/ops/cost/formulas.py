@@ -17,7 +17,7 @@ MIB_PER_GIB = 1024
 MB_PER_MIB = 1.048576
 
 OBJECT_GIB_BILLED_MIN = 128 / 1024 / 1024
-"""Standard-IA, Glacier Instant Retrieval: a smaller object is billed as 128 KiB."""
+"""Standard-IA and Glacier Instant Retrieval bill a smaller object as 128 KiB."""
 
 
 def l0_files_per_second(
@@ -32,8 +32,8 @@ def l0_files_per_second(
     """L0 files of all agents. An agent seals a file when it is full or `linger_ms` old, or early once it holds
     `early_mib`.
 
-    Early seals are assumed as frequent as the setting allows: one blocked producer causes that. No early file is smaller
-    than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does not
+    Early seals are assumed as frequent as the setting allows: one blocked producer causes that. No early file is
+    smaller than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does not
     count, are left out: an agent at its limit seals up to twice as many.
     """
     of_one = mib_per_s / agents
@@ -73,14 +73,14 @@ def write_amplification(outputs_mib: Sequence[float]) -> float:
 
 
 def merge_put_requests_per_second(mib_per_s: float, *, part_mib: float, object_mib: float) -> float:
-    """Of one merge of all that is written: parts, and for each object the beginning and the end of its upload."""
+    """PUTs when all records are merged once: one per part, and per object the start and the end of its upload."""
     if object_mib <= part_mib:
         return mib_per_s / object_mib
     return mib_per_s / part_mib + 2 * mib_per_s / object_mib
 
 
 def merge_get_requests_per_second(mib_per_s: float, *, files_per_second: float, window_mib: float) -> float:
-    """Of one pass of a merge: at least one a file, and windows of `window_mib`."""
+    """GETs of one pass of a merge: one per window of `window_mib`, and at least one per file."""
     return files_per_second + mib_per_s / window_mib
 
 
@@ -121,37 +121,37 @@ def tail_mib_from_store_per_second(mib_per_s: float, *, zones: int, groups: int)
 
 
 def cross_zone_mib_per_second(mib_per_s: float, *, zones: int, groups: int) -> float:
-    """Clients that do not say their zone: they meet an agent of another one in all cases but one of `zones`."""
+    """Traffic of clients that do not name their zone: one in `zones` of them meets an agent of its own zone."""
     return mib_per_s * (1 + groups) * (1 - 1 / zones)
 
 
 def stored_l0_gib(mib_per_s: float, *, waits_s: float, grace_s: float) -> float:
-    """Live until merged, then dead for the grace."""
+    """Files are live until they are merged, then dead for the grace."""
     return mib_per_s * (waits_s + grace_s) / MIB_PER_GIB
 
 
 def stored_l1_gib(mib_per_s: float, *, run_mib: float, l1_runs: int, grace_s: float) -> float:
-    """Half of the runs that make a merge, on average, and what is dead for the grace."""
+    """On average half of the runs that make a merge, and the files that are dead for the grace."""
     return (run_mib * l1_runs / 2 + mib_per_s * grace_s) / MIB_PER_GIB
 
 
 def stored_l2_gib(mib_per_s: float, *, retention_s: float, rewrites: int, grace_s: float) -> float:
-    """Extents go whole, and hold an eighth of the retention at most: a sixteenth more than it, on average."""
+    """Retention deletes whole extents. One spans at most an eighth of the retention, so a sixteenth more is stored."""
     return mib_per_s * (retention_s * (1 + 1 / 16) + rewrites * grace_s) / MIB_PER_GIB
 
 
 def noncurrent_gib(written_mib_per_s: float, *, noncurrent_days: float) -> float:
-    """Versioned bucket: all that is deleted stays for so long, and all that is written is deleted some day."""
+    """A versioned bucket keeps every deleted object for `noncurrent_days`, and every object is deleted some day."""
     return written_mib_per_s * noncurrent_days * 86_400 / MIB_PER_GIB
 
 
 def billed_gib(gib: float, *, object_gib: float) -> float:
-    """Where objects below 128 KiB are billed as such."""
+    """For classes that bill an object below 128 KiB as 128 KiB."""
     return gib * max(1.0, OBJECT_GIB_BILLED_MIN / object_gib)
 
 
 def class_days(retention_days: float, *, from_day: float, least_days: float) -> tuple[float, float]:
-    """Days of a record in S3 Standard, and billed days in the class it is moved to: 0 where it never gets there."""
+    """Days of a record in S3 Standard, and billed days in the class that it moves to (0 if it is deleted before)."""
     if retention_days <= from_day:
         return retention_days, 0.0
     return from_day, max(retention_days - from_day, least_days)
@@ -189,7 +189,7 @@ def postgres_cpu_cores(
 
 
 def processes_needed(cpu_cores: float, *, busy_share: float, least: int) -> int:
-    """Processes of one core each, of which no more than `busy_share` is to be used."""
+    """Processes of one core each, with at most `busy_share` of the core in use."""
     return max(least, ceil(cpu_cores / busy_share - 1e-9))
 
 
@@ -204,19 +204,19 @@ def vcpus_of_class(cpu_cores: float, *, busy_share: float) -> int:
 def spark_vcpu_seconds(
     mib: float, *, jobs: float, unit_mib: float, unit_s: float, merge_ms_per_mb: float, start_vcpu_s: float
 ) -> float:
-    """Starting the session of each job, and each unit's own cost and its merge."""
+    """The start of each job's session, the fixed cost of each unit, and the merging."""
     return jobs * start_vcpu_s + mib / unit_mib * unit_s + mib * MB_PER_MIB * merge_ms_per_mb / 1000
 
 
 def kafka_stored_gib(mib_per_s: float, *, retention_s: float, replicas: int, full_share: float) -> float:
-    """Of volumes, which are not to be filled beyond `full_share`."""
+    """Size of the volumes, which should not be fuller than `full_share`."""
     return mib_per_s * retention_s * replicas / full_share / MIB_PER_GIB
 
 
 def kafka_cross_zone_mib_per_second(
     mib_per_s: float, *, zones: int, replicas: int, groups: int, follower_fetching: bool
 ) -> float:
-    """Producers to leaders of other zones, leaders to their followers, and consumers where they read from leaders."""
+    """Producers to leaders in other zones, leaders to followers, and consumers if they read from leaders."""
     elsewhere = 1 - 1 / zones
     followers = replicas - 1 if zones > 1 else 0
     return mib_per_s * (elsewhere + followers + (0 if follower_fetching else groups * elsewhere))

@@ -1,8 +1,8 @@
-"""List prices of AWS that `siltstone cost` reckons with: data, dated, with their source. Never fetched.
+"""List prices of AWS for `siltstone cost`: dated, with their source. Never fetched.
 
-us-east-1, on demand, in US dollars, without taxes, volume tiers and discounts. `source` is the vendor's page that is
-authoritative; `seen` where the figure was read, and empty where nobody looked it up for this table: it is then what the
-page said when it was last known to us. Any may be replaced: `siltstone cost --price s3.put.1000=0.0054`.
+us-east-1, on demand, in US dollars, without taxes, volume tiers and discounts. `source` is the vendor's page, which is
+authoritative. `seen` is where the figure was read; it is empty if nobody looked the figure up for this table, which
+then holds the last figure known to us. Each may be replaced: `siltstone cost --price s3.put.1000=0.0054`.
 
 "GB" on a bill of AWS is 2^30 bytes: GiB here.
 """

@@ -1,7 +1,7 @@
-"""What `siltstone cost` reckons for bytes that lie in the bucket: by level, by storage class, and old versions. Pure.
+"""The cost of the bytes in the bucket: by level, by storage class, and of old versions. Pure.
 
-The product writes S3 Standard. Another class is reached by a lifecycle rule of the bucket that moves `l2/`; objects of
-the three classes here are read as ever (of Glacier, Instant Retrieval alone), so agents need not know.
+Siltstone writes S3 Standard. A lifecycle rule of the bucket may move `l2/` to another class. Agents need not know:
+objects of the three classes here are read like any other (of Glacier that is true of Instant Retrieval alone).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = tuple[str, str, float]
 
 @dataclass(frozen=True, slots=True)
 class StorageClass:
-    """`from_day`: as young as S3 moves objects there. `least_days`: as long as each is billed."""
+    """`from_day`: the age at which S3 moves objects there at the earliest. `least_days`: billed for at least this long."""
 
     prices: str
     from_day: float
@@ -65,7 +65,7 @@ def kept_lines(
     rewrites = max(0, len(outputs_mib) - 2)
     l2 = formulas.stored_l2_gib(load.mib_s, retention_s=retention_s, rewrites=rewrites, grace_s=GRACE_S)
     written = load.mib_s * formulas.write_amplification(outputs_mib)
-    # dead for the grace, twice over while a day's rewrite runs: once more, as an upper bound, is less than a hundredth
+    # The rewrite of a day leaves a second copy, dead for the grace. As an upper bound that is less than a hundredth.
     compacted = load.compacted_gib * (1 + GRACE_S / (PLAN.daily_interval_ms / 1000))
     old = formulas.noncurrent_gib(
         written + load.compacted_gib * 1024 / (PLAN.daily_interval_ms / 1000), noncurrent_days=load.noncurrent_days
@@ -83,13 +83,13 @@ def kept_lines(
 
 
 def class_day_note(load: StoredLoad) -> str:
-    """Where records cannot move to the class as young as was asked; "" where they can, or nothing was asked."""
+    """A note if S3 does not move records to the class at the age that was asked for, else ""."""
     kind = STORAGE_CLASSES[load.storage_class]
     if kind is None or load.class_day is None or load.class_day >= kind.from_day:
         return ""
     return (
-        f"--class-day {load.class_day:g}: S3 moves nothing to {load.storage_class} before day {kind.from_day:g}, from"
-        " which on this is estimated"
+        f"--class-day {load.class_day:g}: S3 moves nothing to {load.storage_class} before day {kind.from_day:g}, so"
+        " this estimate uses that day"
     )
 
 
@@ -113,7 +113,7 @@ def _l2_rows(load: StoredLoad, gib: float, *, object_gib: float, prices: Mapping
     if kind.prices == "s3.tiering":
         usd = tiering_usd_per_month(a_day_gib, days=class_days, objects_per_gib=1 / object_gib, prices=prices)
         return [*rows, ("  tiering", f"{billed:,.0f} GiB, if hardly any is read", usd + moved)]
-    # replays are spread evenly over what is kept
+    # Replays are assumed to be spread evenly over the records that are kept.
     read_gib = formulas.gib_per_month(load.mib_s * load.replay_share) * (1 - standard_days / load.retention_days)
     gets = read_gib * 1024 / 1000 * (prices[f"{kind.prices}.get.1000"] - prices["s3.get.1000"])
     name = f"  {load.storage_class}"
@@ -131,7 +131,7 @@ def _l2_rows(load: StoredLoad, gib: float, *, object_gib: float, prices: Mapping
 def tiering_usd_per_month(
     a_day_gib: float, *, days: float, objects_per_gib: float, prices: Mapping[str, float]
 ) -> float:
-    """Intelligent-Tiering of objects that nobody reads: 30 days frequent, 60 infrequent, then archive instant."""
+    """Intelligent-Tiering of objects that are not read: 30 days frequent, 60 infrequent, then archive instant."""
     frequent = min(days, TIERING_FREQUENT_DAYS)
     infrequent = min(max(0.0, days - frequent), TIERING_INFREQUENT_DAYS)
     archive = max(0.0, days - frequent - infrequent)

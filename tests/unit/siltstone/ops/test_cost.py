@@ -1,4 +1,4 @@
-"""What `siltstone cost` reckons: figures by hand, figures measured, figures that others published."""
+"""The estimates of `siltstone cost`: figures by hand, figures measured, figures that others published."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_the_command_prints_lines_kafka_the_linger_and_what_it_assumes() -> None
 
 def test_a_class_day_that_s3_does_not_allow_is_told() -> None:
     ia = ("--retention-days", "90", "--storage-class", "standard-ia")
-    note = "--class-day 10: S3 moves nothing to standard-ia before day 30, from which on this is estimated"
+    note = "--class-day 10: S3 moves nothing to standard-ia before day 30, so this estimate uses that day"
     assert note in shown(*ia, "--class-day", "10")
     assert json.loads(shown(*ia, "--class-day", "10", "--json"))["notes"] == [note]
     for words in (ia, (*ia, "--class-day", "30"), ("--storage-class", "glacier-ir", "--class-day", "0")):
