@@ -1,11 +1,13 @@
-"""A pass over one topic by this process: planned here and run here, on the engine that a person chose.
+"""A pass over one topic that this process plans and runs itself, on the engine that a person chose.
 
-Nothing is stored as a request, for whoever acted on it would merge by his own settings. Instead the planner's rules are
-asked with the request added to the view, the jobs that concern the topic are made with a rest (so that no other
-compactor claims them) and run one after the other: L0 files first, then what holds the topic's partitions. Jobs that
-are live already and hold inputs of the topic, like one that an earlier pass left, are run first; what other compactors
-hold meanwhile is waited for. A crash leaves at most one job, which any compactor may claim when the lease or the rest
-is over, on its own engine.
+No request is stored, because a compactor that acted on it would merge by its own settings and on its own engine.
+Instead this process asks the planner as if the request were in the view. It creates the jobs that concern the topic
+with a rest, so that no other compactor claims them, and runs them one after the other: L0 files first, then the merges
+that hold the topic's partitions.
+
+Live jobs that hold inputs of the topic, such as one that an earlier pass left, are run before. Jobs that other
+compactors run are waited for. A crash leaves at most one job; any compactor may claim it, on its own engine, when the
+lease or the rest is over.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from siltstone.processes.spark_note import EngineChoice
 _log = get_logger(__name__)
 
 REST_MS = 60_000
-"""Far longer than from making a job to claiming it."""
+"""Other compactors leave a new job alone for this long. Claiming it takes far less."""
 LOOK_MS = 200
 
 
@@ -42,7 +44,7 @@ async def compact_here(
     choice: EngineChoice,
     words: HintOptions = NO_HINT_OPTIONS,
 ) -> compact_now.Compacted:
-    """Until every partition is cleaned through the stable offset it had, or what the lag leaves of it.
+    """Clean every partition through its last stable offset at the call, as far as `min.compaction.lag.ms` allows.
 
     Raises NoSuchTopicError, NotCompactedError, JobFailedError, StillCompactingError.
     """
@@ -54,7 +56,7 @@ async def compact_here(
     try:
         await asyncio.wait({waiting, merging}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            await merging  # it never ends but by an error
+            await merging  # ends only by an error, which this raises
         return await waiting
     finally:
         worker.stop()
@@ -64,8 +66,10 @@ async def compact_here(
 
 
 def _options(parts: Parts, choice: EngineChoice) -> PlanOptions:
-    """On Spark the time limit of every merge must leave room for a cluster that starts. All merges are of one kind
-    here, and so are the places that the compactors have for two."""
+    """On Spark every merge's time limit must leave room for the start of a cluster.
+
+    All merges here run on one engine, so they get the slots of both engines together.
+    """
     options = plan_options(parts.settings)
     jobs_max = options.jobs_max + options.heavy_jobs_max
     if choice is EngineChoice.SPARK:
@@ -84,7 +88,7 @@ async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Reque
             try:
                 job_id = await parts.metadata.create_job(replace(new_job(spec), rest_ms=REST_MS))
             except InputsBusyError:
-                continue  # planned from a view that is old by now
+                continue  # another compactor took inputs since the view was read
             await _run(parts, worker, asked, job_id)
         await parts.runtime.clock.sleep_ms(LOOK_MS)
 
@@ -92,11 +96,13 @@ async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Reque
 async def _run_what_is_left(
     parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions, waited_for: set[int]
 ) -> None:
-    """Live jobs that hold inputs of the topic: what one takes, no plan of ours may. Those that others run are waited
-    for, which is told once each."""
+    """Run the live jobs that hold inputs of the topic, because no new plan may take these inputs.
+
+    Jobs that other compactors run are left to them, with one log line each.
+    """
     live = [JobState.READY, JobState.RUNNING]
     found = await parts.metadata.jobs(states=live, topic_id=asked.topic.topic_id, limit=compact_now.JOBS_READ)
-    # whose L0 files one holds is not asked: all of them are small, and merged for all topics together
+    # All merges of L0 files are taken: they are small, and each serves all topics.
     found = [*found, *(each for each in await parts.metadata.jobs(states=live) if each.kind == MergeKind.LEVEL)]
     now_ms = await parts.metadata.now_ms()
     for job in sorted({each.job_id: each for each in found}.values(), key=lambda each: each.job_id):
@@ -106,11 +112,11 @@ async def _run_what_is_left(
         if job.job_id not in waited_for:
             waited_for.add(job.job_id)
             hosts = dict(await parts.metadata.live_compactors())
-            _log.warning("waits for a merge of others", who=compact_now.who_has(job, hosts))
+            _log.warning("waits for a merge of another compactor", who=compact_now.who_has(job, hosts))
 
 
 def _has_time(job: MergeJob, options: PlanOptions) -> bool:
-    """One that was planned for a compactor may have too little for a cluster, and is left to the compactors."""
+    """False for a job whose time limit is too short for a cluster to start: it is left to the compactors."""
     if not options.spark or job.kind == MergeKind.LEVEL:
         return True
     try:
@@ -121,22 +127,22 @@ def _has_time(job: MergeJob, options: PlanOptions) -> bool:
 
 
 async def _run(parts: Parts, worker: Worker, asked: compact_now.Request, job_id: int) -> bool:
-    """False when it cannot be claimed. Raises JobFailedError."""
+    """Returns False if the job cannot be claimed. Raises JobFailedError."""
     if not await worker.work_on(job_id):
         return False
     job = await parts.metadata.job(job_id)
     if job is not None and job.state is not JobState.DONE:
         raise JobFailedError(
             f"job {job_id} ({job.kind}) is {job.state.value}: {job.error or 'it was given back'}",
-            remedy=f"`siltstone jobs show {job_id}{asked.words.places}` tells more",
+            remedy=f"`siltstone jobs show {job_id}{asked.words.places}` shows more",
         )
     return True
 
 
 def _specs(view: CompactionView, through: Mapping[int, int], options: PlanOptions) -> Sequence[MergeSpec]:
-    """What is due for the topic, as if it was asked for: L0 files, and what dedupes one of its partitions.
+    """The jobs that the planner would make if the topic's compaction was requested: L0 files, and its partitions.
 
-    What is cleaned through is asked for no more: a second pass would only be cut off when that has been seen.
+    A partition that is cleaned through its target is left out: the wait would end and cut off a second pass over it.
     """
     partitions = [
         replace(each, requested_through_offset=through[each.partition_id])

@@ -1,11 +1,13 @@
-"""Compaction on demand: ask for a pass over a topic and watch until it is done.
+"""Compaction on demand: request a pass over a topic and wait until it is done.
 
-The order: what lies there is measured, the request is stored (`request_compaction`), and the views are polled until
-cleaned-through of every partition has reached the offset that the request answered. What is written meanwhile is beyond
-that offset and not waited for; neither is what `min.compaction.lag.ms` or an open transaction holds back, which is
-counted and told instead. Merging joins stretches, so that more of them may be too young than it looked at first: then
-that offset cannot be reached, and the wait ends where cleaning does. The request is durable: who stops waiting leaves
-it to the compactors. A crash here leaves nothing half done, for the merging is theirs.
+The order: measure the topic, store the request (`request_compaction`), then poll the views until every partition is
+cleaned through the offset that the request answered. Records written meanwhile are beyond that offset and are not
+waited for. Neither are records that `min.compaction.lag.ms` or an open transaction holds back; the result counts them.
+Merging joins stretches, so more records may turn out to be too young than there were at first. Then cleaning cannot
+reach that offset, and the wait ends where cleaning does.
+
+The request is durable: after the wait is stopped, the compactors still carry it out. A crash here leaves nothing half
+done, because the compactors do the merging.
 """
 
 from __future__ import annotations
@@ -29,35 +31,35 @@ JOBS_NAMED = 3
 
 
 class NoSuchTopicError(BadInputError):
-    """There is no topic of this name (any more)."""
+    """No topic has this name (any more)."""
 
 
 class StillCompactingError(SiltstoneError):
-    """The wait ended before the work did. A stored request stays."""
+    """The wait timed out before the compaction was done. A stored request stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a topic holds below the ends that its partitions had, in all levels."""
+    """The records and bytes of a topic below given end offsets of its partitions, in all levels."""
 
     records: int
-    """In L0 an offset counts as a record."""
+    """Each offset in L0 counts as a record."""
     size_bytes: int
     l0_records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far it is, at one poll."""
+    """The progress at one poll."""
 
     cleaned: Mapping[int, tuple[int, int, int]]
     """Partition number -> (cleaned-through at the start, now, target)."""
     pending: frozenset[int]
-    """Partition numbers whose request stands."""
+    """Numbers of the partitions whose request still stands."""
     jobs: Sequence[MergeJob]
-    """Live ones, oldest first, of any topic: what is leveled for this topic is leveled together with others."""
+    """Live jobs of any topic, oldest first, because a merge of L0 files serves all topics together."""
     failed: Sequence[MergeJob]
-    """That ended as failed since the request."""
+    """Jobs of the topic that failed since the request."""
     elapsed_ms: float
 
     @property
@@ -76,19 +78,19 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a finished request did."""
+    """The result of a finished request."""
 
     topic: str
     through: Mapping[int, int]
-    """Partition number -> the offset (exclusive) up to which it was asked for."""
+    """Partition number -> the requested offset (exclusive)."""
     held_by_lag: int
-    """Offsets below the ends of then that `min.compaction.lag.ms` keeps from being cleaned."""
+    """Offsets below the ends at the request that `min.compaction.lag.ms` keeps from being cleaned."""
     held_by_transactions: int
-    """And those that open transactions do."""
+    """Offsets below those ends that open transactions keep from being cleaned."""
     before: Size
     after: Size
     jobs: Sequence[MergeJob]
-    """That ended as done meanwhile and had to do with the topic."""
+    """Jobs of the topic that ended as done since the request."""
     took_ms: float
 
     @property
@@ -97,7 +99,8 @@ class Compacted:
 
     @property
     def tombstones_kept(self) -> int:
-        """By the last merge of each partition: what an earlier one kept, the next one read again."""
+        """Counted by the last merge of each partition, because it read again the tombstones that earlier merges
+        kept."""
         counted: set[int] = set()
         kept = 0
         for job in sorted(self.jobs, key=lambda job: -job.job_id):
@@ -131,23 +134,23 @@ def _number(job: MergeJob, name: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A stored request and what lay there when it was made."""
+    """A request, and the state of the topic when it was made."""
 
     topic: Topic
     through: Mapping[int, int]
-    """Partition number -> the offset (exclusive) to which it goes."""
+    """Partition number -> the requested offset (exclusive)."""
     started_from: Mapping[int, int]
-    """Partition number -> cleaned-through then."""
+    """Partition number -> cleaned-through at the request."""
     ends: Mapping[int, int]
-    """Partition number -> high watermark then, or the offset it goes to where that is more."""
+    """Partition number -> high watermark at the request, or the requested offset if that is higher."""
     held_by_transactions: int
     before: Size
     last_job_id: int
     live_job_ids: frozenset[int]
-    """What they do is done since, and an earlier pass may have left one that does all of it."""
+    """Jobs that lived at the request; they count as work since, because one of them may do all that was requested."""
     words: HintOptions
     is_stored: bool
-    """Whether compactors act upon it when nobody waits any more."""
+    """Whether compactors carry it out even after the wait is stopped."""
 
 
 async def find_topic(metadata: MetadataService, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Topic:
@@ -162,23 +165,23 @@ async def find_topic(metadata: MetadataService, name: str, *, words: HintOptions
 
 
 def did_you_mean(name: str, names: Sequence[str], words: HintOptions = NO_HINT_OPTIONS) -> str:
-    """A remedy for a topic name that is not there. Names that differ in case alone are near, and are two topics."""
+    """A remedy for an unknown topic name. Names that differ only in case are suggested too: they are two topics."""
     import difflib
 
     by_lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1)
     if near:
         return f"did you mean {by_lower[near[0]]!r}?"
-    return f"`siltstone topics list{words.agents}` shows the topics there are"
+    return f"`siltstone topics list{words.agents}` lists the topics"
 
 
 def require_compacted(topic: Topic, configs: Mapping[str, str], *, words: HintOptions = NO_HINT_OPTIONS) -> None:
-    """`configs`: of a view of the topic, where the cluster's defaults count too. Raises NotCompactedError."""
+    """`configs` are those of a view of the topic, with the cluster-wide defaults. Raises NotCompactedError."""
     if not is_compacted(configs):
         policy = configs.get("cleanup.policy", "delete")
         raise NotCompactedError(
             f"{topic.name} is not a compacted topic: its cleanup.policy is {policy or 'empty'}",
-            remedy="none, if all its records are to stay. To keep the latest of each key only, and lose the others: "
+            remedy="none, if that is intended. To keep only the latest record of each key, and lose the others: "
             f"`siltstone topics alter {topic.name} --config cleanup.policy=compact{words.agents}`",
         )
 
@@ -198,7 +201,7 @@ async def request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT
 
 
 async def unstored_request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
-    """As `request`, but nobody is asked: the caller sees to it himself."""
+    """As `request`, but nothing is stored: the caller runs the merges itself."""
 
     async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
         return {view.partition_id: view.last_stable_offset for view in views}
@@ -244,7 +247,7 @@ async def wait(
     timeout_ms: float,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
 ) -> Compacted:
-    """Until every partition is cleaned through what was asked for.
+    """Wait until every partition is cleaned through the requested offset, as far as that can be reached.
 
     Raises StillCompactingError after `timeout_ms`, NoSuchTopicError when the topic is deleted meanwhile.
     """
@@ -262,8 +265,8 @@ async def wait(
             raise StillCompactingError(
                 f"{asked.topic.name} is not compacted after {elapsed_ms / 1000:.0f} s ({progress.fraction:.0%} of its "
                 f"offsets){failed}{await _in_the_way(metadata, asked)}",
-                remedy=("the request stays; " if asked.is_stored else "no request was stored: begin again; ")
-                + f"what it waits for is said by `siltstone topics explain {asked.topic.name}{asked.words.places}`",
+                remedy=("the request stays, and compactors carry it out; " if asked.is_stored else "run it again; ")
+                + f"`siltstone topics explain {asked.topic.name}{asked.words.places}` tells what it waits for",
             )
         await clock.sleep_ms(POLL_MS)
     held = sum(max(0, asked.ends[number] - offset) for number, offset in reachable.items())
@@ -288,10 +291,14 @@ async def _in_the_way(metadata: Metadata, asked: Request) -> str:
 
 
 def who_has(job: MergeJob, hosts: Mapping[int, str]) -> str:
-    """A live job and its holder, `hosts` by node id, in words."""
+    """A live job and its holder in words; `hosts` by node id."""
     if job.state is JobState.READY or job.holder is None:
-        return f"job {job.job_id} ({job.kind}) is ready, and nobody runs it"
-    at = f" at {hosts[job.holder]}" if job.holder in hosts else ", which has gone: its lease runs out"
+        return f"job {job.job_id} ({job.kind}) waits for a compactor"
+    at = (
+        f" at {hosts[job.holder]}"
+        if job.holder in hosts
+        else ", which is gone; another one takes the job when the lease ends"
+    )
     return f"job {job.job_id} ({job.kind}) is run by compactor {job.holder}{at}"
 
 
@@ -303,7 +310,8 @@ async def _views(metadata: Metadata, asked: Request) -> Sequence[PartitionView]:
 
 
 async def _reachable(metadata: Metadata, asked: Request, views: Sequence[PartitionView]) -> Mapping[int, int]:
-    """Partition number -> the offset that cleaning can reach of what was asked for."""
+    """Partition number -> the requested offset, or the lower one up to which `min.compaction.lag.ms` lets cleaning
+    go."""
     now_ms = await metadata.now_ms()
     reachable = dict(asked.through)
     for view in views:
@@ -328,13 +336,13 @@ async def _progress(
         cleaned={
             view.partition: (
                 asked.started_from[view.partition],
-                # what was deleted meanwhile needs no cleaning
+                # Offsets that were deleted meanwhile need no cleaning.
                 max(view.cleaned_through_offset, view.log_start_offset),
                 reachable[view.partition],
             )
             for view in mine
         },
-        # a request for more, made by somebody else since, is not ours
+        # A later request that goes further belongs to another caller.
         pending=frozenset(
             view.partition
             for view in mine
@@ -350,7 +358,8 @@ async def _progress(
 async def _jobs_since(
     metadata: Metadata, asked: Request, views: Sequence[PartitionView], state: JobState
 ) -> Sequence[MergeJob]:
-    """Jobs that ended so since the request and name a partition of the topic, or level L0 for all topics."""
+    """Jobs that ended in `state` since the request and concern the topic: they dedupe one of its partitions, or take L0
+    files, which hold records of all topics."""
     mine = {view.partition_id for view in views}
     ended = await metadata.jobs(states=[state], limit=JOBS_READ)
     return [
@@ -362,7 +371,7 @@ async def _jobs_since(
 
 
 async def _size(metadata: Metadata, views: Sequence[PartitionView], ends: Mapping[int, int]) -> Size:
-    """Below `ends` (by partition number). Of an extent or an L0 row that goes on beyond, the share below counts."""
+    """The size below `ends` (by partition number). An extent or an L0 row that crosses an end counts in proportion."""
     l0_from = {view.partition_id: stretch_end(view, unbroken_stretch(view)) for view in views}
     until = {view.partition_id: ends.get(view.partition, 0) for view in views}
     records = size_bytes = l0_records = 0

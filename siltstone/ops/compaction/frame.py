@@ -1,9 +1,9 @@
 """One partition of a compacted topic as a picture: the end of its log beside the latest value of every key. Pure.
 
-The strip shows each record with its level; one that a later record supersedes is struck out until a pass removes it,
-a tombstone (null value) is marked, a stretch that compaction emptied is one line, and a line shows where
-cleaned-through lies: above it a pass from the log start has been, below it is the head. Where output is no terminal
-the marks alone say the same: `x` superseded, `∅` tombstone.
+The strip shows each record with its level. A superseded record is struck out until a pass removes it, a tombstone (null
+value) is marked, and a stretch that compaction emptied is one line. Another line marks cleaned-through: a pass from the
+log start has seen the records above it; the head is below. Without a terminal only the marks remain: `x` superseded,
+`∅` tombstone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from metadata.contract.compaction import LeveledExtent, PartitionView
 from runtime.text import age_text
 
 TEXT_MAX = 28
-"""Characters of a key or a value that are shown."""
+"""Characters shown of a key or a value, at most."""
 TEXT_MIN = 6
-"""And at least, however narrow the terminal is."""
+"""Characters shown at least, even on a narrow terminal."""
 GAP = 2
 BETWEEN = 4
 """Columns between the log and the table."""
@@ -30,7 +30,7 @@ SUPERSEDED, TOMBSTONE, LATEST = "x", "∅", " "
 
 
 class ReadRecord(NamedTuple):
-    """A record as a consumer gets it."""
+    """A record as a consumer reads it."""
 
     offset: int
     key: bytes | None
@@ -40,21 +40,21 @@ class ReadRecord(NamedTuple):
 class StripRecord(NamedTuple):
     offset: int
     level: int
-    """0, 1 or 2: where it lies."""
+    """0, 1 or 2."""
     mark: str
     key: bytes | None
     value: bytes | None
 
 
 class Removed(NamedTuple):
-    """Offsets that hold no record (any more)."""
+    """Offsets without a record, inclusive."""
 
     first: int
     last: int
 
 
 class Boundary(NamedTuple):
-    """Cleaned-through: records above the line are at lower offsets."""
+    """Cleaned-through. The records above the line have lower offsets."""
 
     offset: int
 
@@ -70,9 +70,9 @@ class Frame:
     strip: Sequence[StripLine]
     """In offset order."""
     latest: Mapping[bytes, tuple[int, bytes]]
-    """Key -> (offset, value) of keys that live, by key."""
+    """Key -> (offset, value) of each key with a live value, ordered by key."""
     read_from: int
-    """Offset at which reading began; keys last written before it are not in `latest`."""
+    """First offset that was read; keys last written before it are not in `latest`."""
 
 
 def frame_of(
@@ -84,7 +84,8 @@ def frame_of(
     read_from: int,
     strip_lines: int,
 ) -> Frame:
-    """`records` in offset order, all from `read_from` to the high watermark; the strip is their last lines."""
+    """`records` are all those from `read_from` to the high watermark, in offset order. The strip shows the last
+    ones."""
     newest: dict[bytes, ReadRecord] = {}
     for record in records:
         if record.key is not None:
@@ -126,7 +127,7 @@ def _strip(
 
 
 def level_of(offset: int, extents: Sequence[LeveledExtent]) -> int:
-    """Of the extent that holds the offset; 0 where none does."""
+    """The level of the extent that holds the offset; 0 if no extent does."""
     low, high = 0, len(extents)
     while low < high:
         middle = (low + high) // 2
@@ -147,9 +148,9 @@ def draw(frame: Frame, *, latest_lines: int) -> Picture:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A heading, and the strip beside the table, each in half of the width that there is.
+    """A heading, and below it the strip beside the table, each in half of the width.
 
-    Levels, offsets and marks are always whole; keys and values take what is left and are cut.
+    Levels, offsets and marks are never cut; keys and values share the rest of the width and are cut.
     """
 
     frame: Frame
@@ -182,14 +183,14 @@ def heading(frame: Frame) -> Sequence[str]:
         f"dirty {frame.dirty_ratio:.2f}  last pass {ago}  {levels_text(view)}",
     ]
     if view.requested_through_offset is not None and view.requested_through_offset > view.cleaned_through_offset:
-        lines.append(f"compaction is asked for up to {view.requested_through_offset}")
+        lines.append(f"compaction is requested up to {view.requested_through_offset}")
     if frame.read_from > view.log_start_offset:
-        lines.append(f"latest values: of those written since offset {frame.read_from}")
+        lines.append(f"latest values: only of records from offset {frame.read_from} on")
     return lines
 
 
 def levels_text(view: PartitionView) -> str:
-    """ "L2 0..11  L1 12..15  L0 16..19": which offsets lie where; stretches of one level are joined."""
+    """ "L2 0..11  L1 12..15  L0 16..19": the level of each stretch of offsets, neighbours of one level joined."""
     parts: list[tuple[int, int, int]] = []
     for extent in view.extents:
         if parts and parts[-1][0] == extent.level and parts[-1][2] + 1 == extent.base_offset:
@@ -257,7 +258,7 @@ def _pair(key: bytes | None, value: bytes | None) -> str:
 
 
 def shown(data: bytes) -> str:
-    """Bytes as text in one line: UTF-8 where it is, control characters and the rest escaped, cut to TEXT_MAX."""
+    """Bytes as one line of text: UTF-8, with control characters and other bytes escaped, cut to TEXT_MAX."""
     text = data[: 4 * TEXT_MAX].decode("utf-8", "backslashreplace")
     text = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"

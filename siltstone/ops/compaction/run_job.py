@@ -1,9 +1,9 @@
-"""One merge in the foreground: a worker of this process that claims the jobs it is given by id, under a lease of its
-own, on the engine that a person chose.
+"""One merge in the foreground: a worker in this process that claims given jobs by id, under its own lease, on the
+engine that a person chose.
 
-The worker is a compactor's (`compactor/worker.py`), so all that holds of its merges holds here: the lease, the time
-limit, what a crash leaves. Beside it a beat keeps the lease. Being told to stop gives the merge back, and other
-compactors go on with it; of a merge on Spark the units that are done stay done.
+The worker is that of a compactor (`compactor/worker.py`), with the same lease, time limit and traces after a crash. A
+beat keeps the lease. When the worker is stopped, it gives the merge back, and other compactors go on with it; finished
+units of a merge on Spark stay done.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _log = get_logger(__name__)
 
 
 class NoSuchJobError(BadInputError):
-    """There is no job of this id (or it is over for so long that it was forgotten)."""
+    """No job has this id, or the job ended so long ago that its row was deleted."""
 
 
 class JobNotReadyError(BadInputError):
-    """The job is over, or somebody runs it. Nothing was done."""
+    """The job is over, or a compactor runs it. Nothing was done."""
 
 
 class WrongEngineError(BadInputError):
@@ -44,12 +44,12 @@ class WrongEngineError(BadInputError):
 
 
 class JobFailedError(SiltstoneError):
-    """The merge ended, and not well. It is planned anew by itself, or ready for the next."""
+    """The merge failed or was given back. The planner plans it again, or another compactor claims it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Open services and what else a worker needs."""
+    """Open services, and the rest that a worker needs."""
 
     settings: Settings
     store: ObjectStore
@@ -61,9 +61,9 @@ class Parts:
 async def foreground_worker(
     parts: Parts, *, choice: EngineChoice | None, host: str, on_progress: Callable[[int, Progress], None]
 ) -> AsyncGenerator[Worker]:
-    """A worker that claims nothing by itself; `on_progress` is told the job's id and how far it is, at every step.
+    """A worker that claims only the jobs it is given. It calls `on_progress` with the job's id at every step.
 
-    Raises NoSubmitterError and the like before anything is registered.
+    Raises NoSubmitterError and similar errors before anything is registered.
     """
     settings, metadata = parts.settings, parts.metadata
     chosen = await engines(settings, parts.store, metadata, parts.runtime, choice=choice)
@@ -77,7 +77,7 @@ async def foreground_worker(
             except MetadataUnavailableError as error:
                 _log.warning("beat failed", error=str(error))
             except WriterFencedError:
-                return  # its job is lost too, which the worker is told
+                return  # the store tells the worker too, which then drops its job
 
     beats = asyncio.create_task(beat(), name="beat-foreground")
     try:
@@ -102,11 +102,11 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
     """Raises NoSuchJobError, JobNotReadyError, WrongEngineError."""
     job = await metadata.job(job_id)
     if job is None:
-        raise NoSuchJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` shows those there are")
+        raise NoSuchJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` lists the jobs")
     if job.state in (JobState.DONE, JobState.FAILED):
         raise JobNotReadyError(
             f"job {job_id} is over: it is {job.state.value}" + (f" ({job.error})" if job.error else ""),
-            remedy="what is still to be merged is planned anew; `siltstone jobs list --state ready` shows what waits",
+            remedy="none: the planner plans the rest again; `siltstone jobs list --state ready` shows waiting jobs",
         )
     now_ms = await metadata.now_ms()
     if job.state is JobState.RUNNING and (job.lease_until_ms or 0) > now_ms:
@@ -118,7 +118,7 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
         )
     if choice is EngineChoice.SPARK and job.kind == MergeKind.LEVEL:
         raise WrongEngineError(
-            f"job {job_id} takes L0 files, which compactors merge themselves: they are small, and consumers wait",
+            f"job {job_id} takes L0 files, which only compactors merge: they are small and must not wait for a cluster",
             remedy="leave --engine out",
         )
     if choice is EngineChoice.SPARK:
@@ -127,25 +127,28 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
 
 
 def check_limit(job: MergeJob) -> None:
-    """It was planned with the job and cannot grow: the delete horizons in it hold no longer than it does.
+    """Whether the job's time limit leaves room for a cluster to start.
+
+    The limit cannot be raised, because the delete horizons in the job's spec are computed from it.
 
     Raises WrongEngineError, and SpecError for a job of another release.
     """
     limit_ms = MergeSpec.from_json(job.spec).limit_ms
     if limit_ms < SPARK_LIMIT_BASE_MS:
         raise WrongEngineError(
-            f"job {job.job_id} was planned for a compactor, to end within {limit_ms // 1000} s of its start; the start"
-            f" of a cluster alone may take {SPARK_LIMIT_BASE_MS // 1000} s of that",
-            remedy="`siltstone compact TOPIC --now --engine spark` plans a pass over a compacted topic with time for"
-            " it; else leave --engine out",
+            f"job {job.job_id} was planned for a compactor and must end within {limit_ms // 1000} s, but the start of a"
+            f" cluster alone may take {SPARK_LIMIT_BASE_MS // 1000} s",
+            remedy="leave --engine out; or `siltstone compact TOPIC --now --engine spark` plans a pass over a compacted"
+            " topic with time for a cluster",
         )
 
 
 async def run_job(parts: Parts, worker: Worker, job_id: int) -> MergeJob:
-    """The job when it is done. Raises JobNotReadyError when somebody was faster, JobFailedError."""
+    """Returns the job when it is done. Raises JobNotReadyError if another compactor claimed it first,
+    JobFailedError."""
     if not await worker.work_on(job_id):
         job = await check_runnable(parts.metadata, job_id, None)
-        raise JobNotReadyError(f"job {job.job_id} was claimed by somebody else just now", remedy="try again")
+        raise JobNotReadyError(f"job {job.job_id} was claimed by another compactor just now", remedy="try again")
     ended = await parts.metadata.job(job_id)
     if ended is None or ended.state is not JobState.DONE:
         state = "gone" if ended is None else ended.state.value
@@ -155,7 +158,7 @@ async def run_job(parts: Parts, worker: Worker, job_id: int) -> MergeJob:
 
 
 class _Tapped:
-    """An engine whose progress is told to one more."""
+    """An engine that also reports its progress to `on_progress`."""
 
     def __init__(self, inner: Engine, on_progress: Callable[[int, Progress], None]) -> None:
         self._inner, self._on_progress = inner, on_progress

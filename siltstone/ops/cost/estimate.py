@@ -168,7 +168,7 @@ def cost_of(load: Load, prices: Mapping[str, float]) -> Cost:
 
 
 def flow_of(load: Load) -> Flow:
-    """Sizes the cluster where the load does not say. Agents are rounded up to a multiple of the zones."""
+    """Sizes the cluster unless the load gives its size. Agents are rounded up to a multiple of the zones."""
     produced = load.mib_s * formulas.MB_PER_MIB
     cores = _agent_cores(load)
     needed = formulas.processes_needed(cores, busy_share=BUSY_SHARE, least=load.zones)
@@ -227,7 +227,8 @@ def flow_of(load: Load) -> Flow:
 def linger_steps(
     load: Load, prices: Mapping[str, float], lingers_ms: Sequence[float] = (25, 50, 100, 250, 500, 1000)
 ) -> Sequence[LingerStep]:
-    """Latency against the price of PUTs. Waits are half of the linger, and all of it; then upload and commit."""
+    """Latency against the price of PUTs. A record waits half of the linger (p50) or all of it (p99), then for the upload
+    and the commit."""
     agents = flow_of(load).agents
     steps: list[LingerStep] = []
     for linger_ms in lingers_ms:
@@ -371,7 +372,7 @@ def _machine_lines(flow: Flow, prices: Mapping[str, float]) -> Sequence[tuple[st
 
 
 def kafka_lines(load: Load, prices: Mapping[str, float]) -> Sequence[tuple[str, str, float]]:
-    """Three replicas on EBS, in three zones, for the same load."""
+    """The same load on Kafka: three replicas on EBS, in three zones."""
     hours, retention_s = formulas.HOURS_PER_MONTH, load.retention_days * 86_400
     gib = formulas.kafka_stored_gib(load.mib_s, retention_s=retention_s, replicas=REPLICAS, full_share=KAFKA_FULL_SHARE)
     gib += load.compacted_gib * REPLICAS / KAFKA_FULL_SHARE
@@ -399,7 +400,7 @@ def kafka_lines(load: Load, prices: Mapping[str, float]) -> Sequence[tuple[str, 
 
 
 def _task_usd_per_month(launch: str, prices: Mapping[str, float]) -> float:
-    """A vCPU and 3 GiB: half of a host, or a task of Fargate."""
+    """One vCPU and 3 GiB: half of an EC2 host, or a Fargate task."""
     if launch == "ec2":
         return prices["ec2.host.hour"] / 2 * formulas.HOURS_PER_MONTH
     family = "fargate.arm" if launch == "fargate-arm" else "fargate"

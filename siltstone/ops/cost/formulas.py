@@ -33,8 +33,8 @@ def l0_files_per_second(
     `early_mib`.
 
     Early seals are assumed as frequent as the setting allows: one blocked producer causes that. No early file is
-    smaller than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does not
-    count, are left out: an agent at its limit seals up to twice as many.
+    smaller than `early_mib`, which bounds the sum. Early files above `produce.early.free.bytes`, which the setting does
+    not count, are left out: an agent at its limit seals up to twice as many.
     """
     of_one = mib_per_s / agents
     unhurried = max(1000 / linger_ms, of_one / file_mib)

@@ -24,7 +24,8 @@ Row = tuple[str, str, float]
 
 @dataclass(frozen=True, slots=True)
 class StorageClass:
-    """`from_day`: the age at which S3 moves objects there at the earliest. `least_days`: billed for at least this long."""
+    """`from_day`: the age at which S3 moves objects there at the earliest. `least_days`: billed for at least this
+    long."""
 
     prices: str
     from_day: float

@@ -195,7 +195,7 @@ def test_a_plain_topic_is_refused_with_the_remedy(stack: Stack, words: Sequence[
     refused = run("compact", f"log{len(words)}", *words, "--data", str(stack.data))
     assert refused.exit_code == 1
     assert f"log{len(words)} is not a compacted topic: its cleanup.policy is delete" in refused.stderr
-    assert "remedy: none, if all its records are to stay" in refused.stderr
+    assert "remedy: none, if that is intended" in refused.stderr
     assert "`siltstone topics alter" in refused.stderr
     # which explain says too, as an answer
     assert "is not compacted" in run_ok("topics", "explain", f"log{len(words)}", "--data", str(stack.data))

@@ -129,7 +129,7 @@ def test_a_merge_that_was_planned_with_less_time_than_a_cluster_takes_to_start_i
     job_id = asyncio.run(plain_merge())
     refused = run(stack, "jobs", "run", str(job_id), "--engine", "spark", *SPARK)
     assert refused.exit_code == 1
-    assert f"job {job_id} was planned for a compactor, to end within 60 s" in refused.stderr
+    assert f"job {job_id} was planned for a compactor and must end within 60 s" in refused.stderr
     assert "may take 600 s" in refused.stderr and "leave --engine out" in refused.stderr
     assert run_json(stack, "jobs", "show", str(job_id))["state"] == "ready"
     run_json(stack, "jobs", "run", str(job_id))

@@ -140,7 +140,7 @@ def test_the_line_between_clean_and_head_is_drawn_once_where_it_belongs() -> Non
 
 def test_reading_that_begins_late_is_said() -> None:
     late = frame(WRITTEN[4:], partition(end=6), read_from=4)
-    assert drawn(late).count("of those written since offset 4") == 1
+    assert drawn(late).count("only of records from offset 4") == 1
     assert late.latest == {b"alice": (5, b"3")}
 
 
@@ -178,7 +178,7 @@ def test_offsets_and_levels_stay_whole_at_80_columns_however_long_keys_and_value
     assert "…" in lines[-1] or "…" in lines[-3]
     # and headings are whole, on lines of their own
     text = " ".join(lines)
-    assert f"high watermark {first + 13}" in text and f"of those written since offset {first + 1}" in text
+    assert f"high watermark {first + 13}" in text and f"only of records from offset {first + 1}" in text
 
 
 def test_the_last_lines_of_the_strip_are_kept() -> None:
