@@ -265,7 +265,11 @@ async def wait(
             raise StillCompactingError(
                 f"{asked.topic.name} is not compacted after {elapsed_ms / 1000:.0f} s ({progress.fraction:.0%} of its "
                 f"offsets){failed}{await _in_the_way(metadata, asked)}",
-                remedy=("the request stays, and compactors carry it out; " if asked.is_stored else "run it again; ")
+                remedy=(
+                    "the request stays, and compactors carry it out; "
+                    if asked.is_stored
+                    else "no request was stored: run it again; "
+                )
                 + f"`siltstone topics explain {asked.topic.name}{asked.words.places}` tells what it waits for",
             )
         await clock.sleep_ms(POLL_MS)

@@ -227,8 +227,8 @@ def flow_of(load: Load) -> Flow:
 def linger_steps(
     load: Load, prices: Mapping[str, float], lingers_ms: Sequence[float] = (25, 50, 100, 250, 500, 1000)
 ) -> Sequence[LingerStep]:
-    """Latency against the price of PUTs. A record waits half of the linger (p50) or all of it (p99), then for the upload
-    and the commit."""
+    """Latency against the price of PUTs. A record waits half of the linger (p50) or all of it (p99), then for upload
+    and commit."""
     agents = flow_of(load).agents
     steps: list[LingerStep] = []
     for linger_ms in lingers_ms:
