@@ -1,48 +1,48 @@
-"""One compactor, put together: loops over the metadata store and the object store, under a leased identity.
+"""One compactor: its loops over the metadata store and the object store, under a leased identity.
 
-| loop | what | who |
+| loop | task | runs in |
 |---|---|---|
 | beat | keeps the lease | every compactor |
 | plan | view -> `plan_merges` -> jobs | the one with the duty "plan" |
-| level | runs jobs of L0 files, one at a time | every compactor |
+| level | runs L0 jobs, one at a time | every compactor |
 | merge | runs all other jobs, one at a time | every compactor |
-| heavy | of these, the large ones that run elsewhere, one at a time | every compactor that has where |
+| heavy | runs the large ones of these on a cluster, one at a time | every compactor that has a cluster |
 | retain | retention by time and size | the one with the duty "retain" |
 | sweep, orphans | the janitor | the one with the duty "sweep" |
-| catalog | writes the catalogue for `siltstone rebuild` | the one with the duty "catalog" |
-| observe | asks Postgres what metrics tell of the whole | the one with the duty "observe" |
+| catalog | writes the metadata backup for `siltstone rebuild` | the one with the duty "catalog" |
+| observe | queries Postgres for the metrics of the whole cluster | the one with the duty "observe" |
 
-Lanes, because leveling decides whether writers are held back, and a long merge must not stand in its way; nor may one
-that runs elsewhere for hours stand in the way of small ones here. What is large is decided by the bytes as planned, by
-which jobs are given their limits and the engine decides too (`compactor/heavy/engine.py`). A merge elsewhere takes no
-memory here: its plan and manifests count as little as what a claim reads.
+The level, merge and heavy loops are *lanes*. There are several, because a long merge must not delay leveling (agents
+hold producers back when L0 files pile up), and a merge that runs on a cluster for hours must not delay small ones here.
+The planned size decides which merges are heavy, because it also gave the job its limit, and the engine decides by it
+too (`compactor/heavy/engine.py`). A heavy merge takes almost no memory here: only its plan and manifests.
 
-Duties save double work and nothing rests on them: two planners make jobs of which the store takes one, two janitors
-delete the same dead files. A crash of a compactor leaves jobs whose leases run out, duties that end by themselves and
-objects that no row names.
+Duties only save double work. Without them two planners would create jobs of which the store accepts one, and two
+janitors would delete the same dead files. A crash of a compactor leaves jobs whose leases run out, duties that end by
+themselves, and objects that no row names.
 
-Stop, on SIGTERM: claim nothing more, stop the running merges at their next step and give them back, end the lease.
+Stop, on SIGTERM: claim no more jobs, stop the running merges at their next step and give them back, end the lease.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
+from compactor.compaction_metrics import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
+from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, JanitorLimits, TooManyOrphansError
 from compactor.deletion.metadata_backup import backup_of
 from compactor.deletion.retention import Retention
-from compactor.gauges import begin_counts, show_jobs, show_no_sweep, show_nothing, show_view
-from compactor.intervals import Intervals
-from compactor.loop import Rounds
+from compactor.intervals import Tuning
+from compactor.loop import CompactorLoop, Pace
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
 from compactor.observer import OBSERVE_INTERVAL_MS, Observer
 from compactor.planning.options import CURSOR_BYTES, plan_options
 from compactor.planning.plan import new_job, plan_merges
-from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
-from compactor.worker import Engine, Worker
+from compactor.planning.spec import MergeKind, MergeSpec
+from compactor.worker import Engine, Engines, Worker, WorkerMemory
 from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterLease
 from runtime.logging import get_logger
@@ -56,7 +56,7 @@ LEVEL_KINDS = (MergeKind.LEVEL.value,)
 MERGE_KINDS = tuple(kind.value for kind in MergeKind if kind is not MergeKind.LEVEL)
 DUTIES = ("plan", "retain", "sweep", "observe", "catalog")
 DUTY_SLACK_MS = 10_000
-"""A duty outlasts the interval of its loop by this, so that it stays where it is while its holder lives."""
+"""A duty lasts longer than the interval of its loop by this, so that it stays with its holder while that one lives."""
 JOBS_SHOWN_MS = 5_000
 JOBS_SHOWN_MAX = 1_000
 
@@ -76,14 +76,11 @@ def embedded_engine(
 
 
 class Compactor:
-    """`store` and `metadata` are open and checked (cluster id) by the caller, who also closes them.
+    """`store` and `metadata` are open; the caller has checked that their cluster ids agree, and closes them.
 
     Args:
-        in_thread: run kernels and the planner in threads; a simulation with a loop of its own passes False.
-        engine: what runs merges, for a lease; the embedded engine unless given.
-        heavy_bytes_min: merges planned with so many bytes (but those of L0 files) are run elsewhere by `engine`.
-        options: the planner's numbers that are no settings.
-        intervals: how often loops come round.
+        engines: the engines that run merges; None = the embedded engine alone.
+        tuning: the numbers that are no settings.
     """
 
     def __init__(
@@ -94,11 +91,8 @@ class Compactor:
         metadata: Metadata,
         runtime: Runtime,
         host: str = "",
-        in_thread: bool = True,
-        engine: Callable[[WriterLease], Engine] | None = None,
-        heavy_bytes_min: int | None = None,
-        options: PlanOptions = PlanOptions(),  # noqa: B008 - a frozen value
-        intervals: Intervals = Intervals(),  # noqa: B008 - a frozen value
+        engines: Engines | None = None,
+        tuning: Tuning = Tuning(),  # noqa: B008 - a frozen value
     ) -> None:
         self._settings = settings
         self._store = store
@@ -106,32 +100,33 @@ class Compactor:
         self._runtime = runtime
         self._metrics = runtime.metrics
         self._host = host
-        self._in_thread = in_thread
-        self._engine = engine or self._embedded_engine
-        self._heavy_bytes_min = heavy_bytes_min
-        self._options = plan_options(settings, options)
-        self._intervals = intervals
+        self._in_thread = tuning.in_thread
+        self._engines = engines or Engines(make=self._embedded_engine)
+        self._options = plan_options(settings, tuning.plan)
+        self._intervals = tuning.intervals
         self._gate = MemoryGate(settings.compactor_memory_bytes, on_change=runtime.metrics.merge_memory_bytes.set)
-        self._catalog = backup_of(settings, store=store, metadata=metadata, runtime=runtime)
+        self._backup = backup_of(settings, store=store, metadata=metadata, runtime=runtime)
         self.janitor = Janitor(
             store=store,
             metadata=metadata,
             runtime=runtime,
-            grace_ms=settings.gc_grace_ms,
-            orphan_age_ms=settings.orphan_age_ms,
-            orphan_refuse_files=settings.orphan_refuse_files,
-            before_deleting=None if self._catalog is None else self._catalog.flush,
+            limits=JanitorLimits(
+                grace_ms=settings.gc_grace_ms,
+                orphan_age_ms=settings.orphan_age_ms,
+                orphan_refuse_files=settings.orphan_refuse_files,
+            ),
+            before_deleting=None if self._backup is None else self._backup.flush,
         )
         self.retention = Retention(metadata=metadata, metrics=runtime.metrics)
         self._observer = Observer(metadata, runtime, lags_max=settings.metrics_groups_max)
         self._lease: WriterLease | None = None
         self._workers: Sequence[Worker] = ()
-        self._lanes: Sequence[Rounds] = ()
-        self._chores: Sequence[Rounds] = ()
+        self._lanes: Sequence[CompactorLoop] = ()
+        self._chores: Sequence[CompactorLoop] = ()
         self._jobs_shown_ms = float("-inf")
         self.ready = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends with an exception when the process must halt (the metadata store went back in time)."""
+        """Gets an exception when the process must halt (for example because the metadata store went back in time)."""
 
     @property
     def node_id(self) -> int:
@@ -139,11 +134,12 @@ class Compactor:
         return -1 if self._lease is None else self._lease.writer_id
 
     async def start(self) -> None:
-        """Register and begin. Raises MetadataUnavailableError."""
+        """Registers the compactor and starts its loops. Raises MetadataUnavailableError."""
         settings = self._settings
         lease = self._lease = await self._metadata.register_compactor(self._host)
-        plan = self._rounds("plan", self._plan, self._intervals.plan_interval_ms, patient=True)
-        heavy_min = self._heavy_bytes_min
+        plan_interval_ms = self._intervals.plan_interval_ms
+        plan = self._loop("plan", self._plan, Pace(interval_ms=plan_interval_ms, patient=True))
+        heavy_min = self._engines.heavy_bytes_min
         begin_counts(self._metrics, (*LEVEL_KINDS, *MERGE_KINDS), heavy=heavy_min is not None)
         level, merge = self._worker(lease, plan), self._worker(lease, plan)
         lanes: dict[str, tuple[Worker, Callable[[], Awaitable[bool]]]] = {
@@ -151,21 +147,22 @@ class Compactor:
             "merge": (merge, lambda: merge.work(MERGE_KINDS, bytes_below=heavy_min)),
         }
         if heavy_min is not None:
-            heavy = self._worker(lease, plan, elsewhere=True)
+            heavy = self._worker(lease, plan, on_cluster=True)
             lanes["heavy"] = (heavy, lambda: heavy.work(MERGE_KINDS, bytes_min=heavy_min))
         self._workers = tuple(worker for worker, _ in lanes.values())
-        interval_ms = self._intervals.plan_interval_ms
-        self._lanes = tuple(
-            self._rounds(name, body, interval_ms, patient=True, eager=True) for name, (_, body) in lanes.items()
-        )
+        lane_pace = Pace(interval_ms=plan_interval_ms, patient=True, eager=True)
+        self._lanes = tuple(self._loop(name, body, lane_pace) for name, (_, body) in lanes.items())
+        chores: Mapping[str, tuple[Callable[[], Awaitable[bool]], float]] = {
+            "retain": (self._retain, settings.retention_check_interval_ms),
+            "sweep": (self._sweep, self._intervals.janitor_interval_ms),
+            "orphans": (self._sweep_orphans, self._intervals.orphan_check_interval_ms),
+            "observe": (self._observe, OBSERVE_INTERVAL_MS),
+            "catalog": (self._write_backup, settings.catalog_increment_interval_ms),
+        }
         self._chores = (
-            self._rounds("beat", self._beat, JOB_BEAT_MS),
+            self._loop("beat", self._beat, Pace(interval_ms=JOB_BEAT_MS)),
             plan,
-            self._rounds("retain", self._retain, settings.retention_check_interval_ms),
-            self._rounds("sweep", self._sweep, self._intervals.janitor_interval_ms),
-            self._rounds("orphans", self._sweep_orphans, self._intervals.orphan_check_interval_ms),
-            self._rounds("observe", self._observe, OBSERVE_INTERVAL_MS),
-            self._rounds("catalog", self._write_catalog, settings.catalog_increment_interval_ms),
+            *(self._loop(name, body, Pace(interval_ms=interval_ms)) for name, (body, interval_ms) in chores.items()),
         )
         for each in (*self._chores, *self._lanes):
             each.start()
@@ -173,7 +170,7 @@ class Compactor:
         _log.info("compactor ready", node_id=lease.writer_id, pid=os.getpid())
 
     async def stop(self) -> None:
-        """Give back what runs within `drain.timeout.ms`, then go. Twice is harmless."""
+        """Gives running merges back within `drain.timeout.ms` and ends the lease. May be called twice."""
         self.ready = False
         lease, self._lease = self._lease, None
         if lease is None:
@@ -187,11 +184,11 @@ class Compactor:
                 await asyncio.gather(*(lane.ended() for lane in self._lanes))
         except TimeoutError:
             _log.error("merges did not stop in time; their leases run out by themselves")
-        # chores may be cut anywhere; the beat goes last
+        # Chores may be cut off anywhere.
         await asyncio.gather(*(each.cancel() for each in (*self._lanes, *self._chores)))
         try:
             for duty in DUTIES:
-                await self._metadata.take_duty(duty, lease, ttl_ms=0)  # the next may have it at once
+                await self._metadata.take_duty(duty, lease, ttl_ms=0)  # another compactor may take it at once
             await self._metadata.unregister_compactor(lease)
         except MetadataUnavailableError as error:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
@@ -203,19 +200,19 @@ class Compactor:
         return True
 
     async def _plan(self) -> bool:
-        """Returns whether a job was made."""
+        """Returns whether it created a job."""
         if not await self._has_duty("plan", self._intervals.plan_interval_ms):
             show_nothing(self._metrics)
             return False
         view = await self._metadata.compaction_view()
-        # Seconds for hundreds of thousands of extents: beats must go on meanwhile.
+        # Planning takes seconds with hundreds of thousands of extents, and heart-beats must go on meanwhile.
         planned = await asyncio.to_thread(self._planned, view) if self._in_thread else self._planned(view)
         created = 0
         for spec in planned:
             try:
                 job_id = await self._metadata.create_job(new_job(spec))
             except InputsBusyError:
-                continue  # planned from a view that is old by now
+                continue  # the view is out of date: another job took the inputs
             created += 1
             _log.info("merge planned", job=job_id, kind=spec.kind.value, bytes=spec.input_bytes, reason=spec.reason)
         for lane in self._lanes if created else ():
@@ -244,28 +241,29 @@ class Compactor:
 
     async def _sweep(self) -> bool:
         if not await self._has_duty("sweep", self._intervals.janitor_interval_ms):
-            show_no_sweep(self._metrics)  # whoever sweeps says it
+            show_no_sweep(self._metrics)  # the compactor with the duty shows it
             return False
         try:
             return (await self.janitor.sweep()).deleted_files > 0
         except JanitorHaltedError:
-            return False  # the janitor has told it; everything else goes on
+            return False  # the janitor has logged it; the other loops go on
 
     async def _sweep_orphans(self) -> bool:
         if not await self._has_duty("sweep", self._intervals.janitor_interval_ms):
-            show_no_sweep(self._metrics)  # whoever sweeps says it
+            show_no_sweep(self._metrics)  # the compactor with the duty shows it
             return False
         try:
             return (await self.janitor.sweep_orphans()).deleted > 0
         except (JanitorHaltedError, TooManyOrphansError, ClocksApartError):
-            return False  # a person has to act: to list everything over and over until then helps nobody
-
-    async def _write_catalog(self) -> bool:
-        interval_ms = self._settings.catalog_increment_interval_ms
-        if self._catalog is None or not await self._has_duty("catalog", interval_ms):
-            self._metrics.catalog_age_seconds.set(0)  # whoever writes it says it
+            # An operator has to act. If raised, the error would make the loop list the whole store every 30 s.
             return False
-        return await self._catalog.round()
+
+    async def _write_backup(self) -> bool:
+        interval_ms = self._settings.catalog_increment_interval_ms
+        if self._backup is None or not await self._has_duty("catalog", interval_ms):
+            self._metrics.catalog_age_seconds.set(0)  # the compactor with the duty shows the age
+            return False
+        return await self._backup.round()
 
     async def _observe(self) -> bool:
         if await self._has_duty("observe", OBSERVE_INTERVAL_MS):
@@ -282,35 +280,17 @@ class Compactor:
         return ours
 
     # ---- parts
-    def _rounds(
-        self,
-        name: str,
-        body: Callable[[], Awaitable[bool]],
-        interval_ms: float,
-        *,
-        eager: bool = False,
-        patient: bool = False,
-    ) -> Rounds:
-        return Rounds(
-            name,
-            body,
-            interval_ms=interval_ms,
-            runtime=self._runtime,
-            on_fatal=self._fail,
-            eager=eager,
-            patient=patient,
-        )
+    def _loop(self, name: str, body: Callable[[], Awaitable[bool]], pace: Pace) -> CompactorLoop:
+        return CompactorLoop(name, body, pace=pace, runtime=self._runtime, on_fatal=self._fail)
 
-    def _worker(self, lease: WriterLease, plan: Rounds, *, elsewhere: bool = False) -> Worker:
+    def _worker(self, lease: WriterLease, plan: CompactorLoop, *, on_cluster: bool = False) -> Worker:
         return Worker(
             metadata=self._metadata,
-            engine=self._engine(lease),
+            engine=self._engines.make(lease),
             lease=lease,
-            gate=self._gate,
+            memory=WorkerMemory(gate=None if on_cluster else self._gate, keys_max=self._settings.dedupe_keys_max),
             runtime=self._runtime,
-            keys_max=self._settings.dedupe_keys_max,
             on_done=plan.wake,
-            elsewhere=elsewhere,
         )
 
     def _embedded_engine(self, lease: WriterLease) -> Engine:

@@ -1,17 +1,29 @@
-"""How often a compactor's loops come round, where no setting says so."""
+"""The numbers of a compactor that are no settings: constants in production; tests pass others to `Compactor`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from compactor.planning.spec import PlanOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Constants in production; tests pass shorter ones to `Compactor`."""
+    """The times between rounds of the compactor's loops."""
 
     plan_interval_ms: int = 1_000
-    """Between two looks for something to merge. An idle loop comes round more rarely (`compactor/loop.py`)."""
+    """Between two runs of the planner, and between two attempts to claim a job. Idle loops wait longer
+    (`compactor/loop.py`)."""
     janitor_interval_ms: int = 60_000
     """Between two deletions of dead files. They have waited for `gc.grace.ms`; a minute more costs next to nothing."""
     orphan_check_interval_ms: int = 900_000
     """Between two listings of the object store. Each costs a LIST request per 1,000 objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    plan: PlanOptions = field(default_factory=PlanOptions)
+    """The planner's numbers that are no settings; settings replace the others."""
+    intervals: Intervals = field(default_factory=Intervals)
+    in_thread: bool = True
+    """Run kernels and the planner in threads. A simulation with an event loop of its own passes False."""

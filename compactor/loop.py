@@ -1,13 +1,14 @@
-"""A loop of a compactor: one body, over and over, often while there is work and rarely while there is none.
+"""A loop of a compactor: it runs one body over and over, often while there is work and rarely while there is none.
 
-A round that fails is told and tried again after a pause that doubles (full jitter); nothing but a metadata store that
-went back in time ends a loop.
+A failed round is logged and tried again after a pause that doubles (full jitter). A loop ends by itself only when the
+metadata store went back in time, fenced this compactor, or has another schema.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from metadata.contract.service import SchemaMismatchError, WentBackError, WriterFencedError
 from runtime.errors import SiltstoneError
@@ -17,17 +18,26 @@ from runtime.runtime import Runtime
 _log = get_logger(__name__)
 
 IDLE_FACTOR_MAX = 5
-"""An idle loop looks this much more rarely at last."""
+"""An idle patient loop waits up to this many intervals."""
 PAUSE_MS = 250.0
 PAUSE_MS_MAX = 30_000.0
 
 
-class Rounds:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The time between the rounds of a loop."""
+
+    interval_ms: float
+    eager: bool = False
+    """After a round that found something to do, begin the next at once."""
+    patient: bool = False
+    """After rounds that found nothing, wait up to `IDLE_FACTOR_MAX` intervals."""
+
+
+class CompactorLoop:
     """Args:
     body: one round; returns whether it found something to do.
-    eager: after such a round, begin the next at once instead of after `interval_ms`.
-    patient: between rounds that found nothing, wait up to `IDLE_FACTOR_MAX` times as long.
-    on_fatal: told once when the process must halt.
+    on_fatal: called once when the process must halt.
     """
 
     def __init__(
@@ -35,21 +45,18 @@ class Rounds:
         name: str,
         body: Callable[[], Awaitable[bool]],
         *,
-        interval_ms: float,
+        pace: Pace,
         runtime: Runtime,
         on_fatal: Callable[[BaseException], None],
-        eager: bool = False,
-        patient: bool = False,
     ) -> None:
         self._name = name
         self._body = body
-        self._interval_ms = interval_ms
+        self._pace = pace
         self._clock = runtime.clock
         self._ids = runtime.ids
         self._errors = runtime.metrics.compactor_errors_total.labels(loop=name)
         self._on_fatal = on_fatal
-        self._eager = eager
-        self._factor_max = IDLE_FACTOR_MAX if patient else 1
+        self._factor_max = IDLE_FACTOR_MAX if pace.patient else 1
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
@@ -58,21 +65,21 @@ class Rounds:
         self._task = asyncio.create_task(self._run(), name=f"compactor-{self._name}")
 
     def wake(self) -> None:
-        """Begin the next round soon."""
+        """Begins the next round soon."""
         self._woken.set()
 
     def end(self) -> None:
-        """Begin no new round."""
+        """Begins no further round."""
         self._end.set()
         self._woken.set()
 
     async def ended(self) -> None:
-        """Wait until the present round is over; `end` was called."""
+        """Waits until the present round is over. Call `end` first."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
     async def cancel(self) -> None:
-        """Cut the present round off."""
+        """Cuts the present round off."""
         self._end.set()
         if self._task is not None:
             self._task.cancel()
@@ -86,8 +93,9 @@ class Rounds:
                 found = await self._body()
                 failures = 0
                 idle = 1.0 if found else min(idle * 1.5, self._factor_max)
-                if not (found and self._eager):
-                    pause_ms = self._interval_ms * idle * (0.9 + 0.2 * self._ids.jitter())
+                if not (found and self._pace.eager):
+                    # Jitter, so that several compactors do not query the metadata store in step.
+                    pause_ms = self._pace.interval_ms * idle * (0.9 + 0.2 * self._ids.jitter())
             except (WentBackError, WriterFencedError, SchemaMismatchError) as error:
                 _log.error("compactor halts", loop=self._name, error=str(error))
                 self._on_fatal(error)
@@ -96,14 +104,15 @@ class Rounds:
                 failures += 1
                 pause_ms = self._failed(error, failures)
             if not pause_ms:
+                # An eager loop that always finds work must still let other tasks run.
                 await asyncio.sleep(0)
                 continue
-            # a pause after a failure is cut short by the end alone
+            # `wake` does not shorten the pause after a failure; only `end` does.
             await self._pause(pause_ms, until=self._end if failures else self._woken)
             self._woken.clear()
 
     def _failed(self, error: Exception, failures: int) -> float:
-        """Returns how long to pause."""
+        """Returns the pause in ms."""
         self._errors.inc()
         pause_ms = min(PAUSE_MS * 2 ** min(failures, 16), PAUSE_MS_MAX) * self._ids.jitter() + PAUSE_MS
         if isinstance(error, SiltstoneError):

@@ -1,17 +1,17 @@
-"""Sets the gauges that tell of the whole, in the one compactor with the duty "observe"; on others they are gone or 0.
+"""Sets the gauges of the whole cluster, in the one compactor with the duty "observe"; elsewhere they are absent or 0.
 
-Names of groups and topics come from clients: whatever they are, they become labels of bounded length that any reader of
-the text format takes, and pairs whose labels come out alike are added up.
+Names of groups and topics come from clients. Any name becomes a label of bounded length that every reader of the text
+format accepts. Pairs whose labels are equal afterwards are added up.
 
-Asking costs Postgres a time that grows with the number of committed offsets, so a round is left out until a rest of
-`REST_FACTOR` times the last one is over: observing never takes more than a twentieth of one connection.
+The queries take Postgres longer the more offsets are committed. So after each round the observer rests for
+`REST_FACTOR` times the duration of that round: observing never takes more than a twentieth of one connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compactor.gauges import show_series
+from compactor.compaction_metrics import show_series
 from metadata.contract.compaction import Metadata
 from metadata.contract.observation import GroupLags, PostgresFigures
 from runtime.runtime import Runtime
@@ -22,7 +22,7 @@ LABEL_CHARS_MAX = 255
 
 
 def label(name: str) -> str:
-    """A name as a label: what UTF-8 cannot carry is escaped, the end of a long one is cut off."""
+    """A name as a label: characters outside UTF-8 are escaped, and a long name is cut off."""
     return name.encode("utf-8", "backslashreplace").decode("utf-8")[:LABEL_CHARS_MAX]
 
 
@@ -39,7 +39,7 @@ def lag_series(lags: GroupLags, now_ms: int) -> tuple[Mapping[tuple[str, ...], i
 
 
 class Observer:
-    """`lags_max`: how many pairs of a group and a topic are shown by themselves."""
+    """`lags_max`: the number of (group, topic) pairs with series of their own."""
 
     def __init__(self, metadata: Metadata, runtime: Runtime, *, lags_max: int) -> None:
         self._metadata = metadata
@@ -48,10 +48,11 @@ class Observer:
         self._lags_max = lags_max
         self._rests_until_ms = float("-inf")
         self._wal_bytes: int | None = None
-        """Where the write-ahead log ended when we last looked; None: we did not, or others did meanwhile."""
+        """The end of the write-ahead log at the last round; None before the first round of this turn of the duty."""
 
     async def observe(self) -> None:
-        """Ask and show, unless the last time took so long that we still rest. Raises MetadataUnavailableError."""
+        """Queries and sets the gauges, unless the rest after the last round is not over. Raises
+        MetadataUnavailableError."""
         began_ms = self._clock.monotonic_ms()
         if began_ms < self._rests_until_ms:
             return
@@ -71,7 +72,7 @@ class Observer:
             self._show_postgres(seen.postgres)
 
     def show_nothing(self) -> None:
-        """Somebody else observes: what we saw last is old."""
+        """Clears the gauges: another compactor observes, and the last values here are out of date."""
         self._wal_bytes = None
         metrics = self._metrics
         for gauge in (
@@ -106,7 +107,7 @@ class Observer:
         metrics.postgres_connections_max.set(seen.connections_max)
         metrics.postgres_xid_age_transactions.set(seen.xid_age_transactions)
         before_bytes, self._wal_bytes = self._wal_bytes, seen.wal_position_bytes
-        if before_bytes is not None:  # what was written before we looked is nobody's rate
+        if before_bytes is not None:  # else the counter would jump by the whole log
             metrics.postgres_wal_bytes_total.inc(max(seen.wal_position_bytes - before_bytes, 0))
         metrics.postgres_slot_retained_bytes.set(seen.slot_retained_bytes)
         show_series(metrics.postgres_live_rows, {(table.name,): table.live_rows for table in seen.tables})

@@ -1,13 +1,19 @@
 """One merge from its claim to its end.
 
-Claim (epoch + 1, the lease and the time limit begin) -> wait for memory -> read, merge and write
-(`compactor/merging/execute.py`) while the event loop beats for the job -> commit, which is the only thing that counts.
-A crash anywhere before the commit leaves objects that no row names and a job whose lease runs out: the next claim
-begins anew. A commit whose answer was lost is asked again, the same call, until it is answered.
+Claim (epoch + 1; the lease and the time limit begin) -> wait for memory -> read, merge and write
+(`compactor/merging/execute.py`) while the event loop beats for the job -> commit. Only the commit counts. A crash
+anywhere before it leaves objects that no row names and a job whose lease runs out; the next claim starts again. If the
+answer to a commit is lost, the worker repeats the same call until it gets an answer.
 
-How a merge may end: `done`; `lost` (somebody claimed it after our lease, or its time ran out: nothing is committed);
-`given_back` (we are told to stop: it is ready for the next; or a store is away: after a rest); `failed` (it cannot be
-done as planned: its inputs are left alone for a while, the rest goes on). A bad merge never ends the process.
+A merge ends in one of four ways:
+
+- `done`;
+- `lost`: another compactor claimed the job after this lease ran out, or its time limit passed; nothing is committed;
+- `given_back`: the compactor stops, and the job is ready for the next claim; or a store is unavailable, and the job is
+  ready after a rest;
+- `failed`: the job cannot be done as planned; its inputs rest for a while, and other merges go on.
+
+A failed merge never ends the process.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
-from compactor.gauges import count_merge
+from compactor.compaction_metrics import count_merge
 from compactor.merging.execute import Progress
 from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
@@ -43,7 +49,7 @@ from runtime.tracing import CURRENT_SPAN, SpanKind, child_span, current
 _log = get_logger(__name__)
 
 BAD_INPUT_RETRY_MS = 600_000
-"""An input that is missing or cannot be read does not heal by itself."""
+"""Rest of an input that is missing or corrupt. It does not heal by itself."""
 FAILED_RETRY_MS = 60_000
 COMMIT_PAUSE_MS = 100.0
 COMMIT_PAUSE_MS_MAX = 5_000.0
@@ -51,20 +57,40 @@ ERROR_CHARS_MAX = 2_000
 
 
 class Engine(Protocol):
-    """`compactor.merging.execute.MergeEngine`."""
+    """Runs merges. `compactor.merging.execute.MergeEngine` runs them in this process."""
 
     async def run(
         self, claimed: ClaimedJob, *, progress: Callable[[Progress], None] = ..., keep_going: Callable[[], None] = ...
     ) -> CommitMerge: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """The engines that a compactor runs its merges on."""
+
+    make: Callable[[WriterLease], Engine]
+    """The engine of a lease."""
+    heavy_bytes_min: int | None = None
+    """The engine runs merges from this planned size up on a cluster; None = it runs every merge in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """The memory for the merges of a worker."""
+
+    gate: MemoryGate | None
+    """None = the engine runs all merges of this worker on a cluster, and they take no memory here."""
+    keys_max: int = DEDUPE_KEYS_MAX
+    """The size of the dedupe buffer."""
+
+
 class StoppedError(SiltstoneError):
-    """We were told to stop; the merge goes back."""
+    """The compactor stops. The merge is given back."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """What a merge and those who look after it tell each other; read from kernel threads too."""
+    """The state that a merge shares with its heart-beats and with `Worker.stop`; kernel threads read it too."""
 
     claimed: ClaimedJob
     began_ms: float
@@ -73,7 +99,8 @@ class _Run:
     committing: bool = False
     progress: Progress | None = None
     halted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Lost, or to be given back: for what waits and takes no steps. Set on the event loop alone."""
+    """The merge is lost, or must be given back: ends a wait, during which no step checks for it. Set on the event loop
+    only."""
 
 
 class Worker:
@@ -85,46 +112,43 @@ class Worker:
         metadata: Metadata,
         engine: Engine,
         lease: WriterLease,
-        gate: MemoryGate,
+        memory: WorkerMemory,
         runtime: Runtime,
-        keys_max: int = DEDUPE_KEYS_MAX,
         on_done: Callable[[], None] = lambda: None,
-        elsewhere: bool = False,
     ) -> None:
-        """`elsewhere`: what it is given is all run elsewhere by the engine, and asks for no memory here."""
         self._metadata = metadata
         self._engine = engine
         self._lease = lease
-        self._gate = gate
+        self._gate = memory.gate
         self._clock = runtime.clock
         self._ids = runtime.ids
         self._metrics = runtime.metrics
         self._tracing = runtime.tracing
-        self._keys_max = keys_max
+        self._keys_max = memory.keys_max
         self._on_done = on_done
-        self._elsewhere = elsewhere
         self._stopping = False
         self._run: _Run | None = None
 
     def stop(self) -> None:
-        """Claim nothing more; the running merge stops at its next step, or stops waiting, and is given back."""
+        """Claims no further job. The running merge stops at its next step, or stops waiting, and is given back."""
         self._stopping = True
         if self._run is not None:
             self._run.halted.set()
 
     async def work(self, kinds: Sequence[str], *, bytes_min: int = 0, bytes_below: int | None = None) -> bool:
-        """Claim a job of these kinds, planned with so many bytes, and see it to its end. False when there was none.
+        """Claims a job of these kinds and of a planned size in [`bytes_min`, `bytes_below`), and runs it to its end.
 
-        Raises MetadataUnavailableError, and retriable store errors after the job was given back: the caller pauses.
+        False when there was none. Raises MetadataUnavailableError, and retriable store errors after the job was given
+        back; the caller should pause.
         """
         return await self._work(kinds=kinds, bytes_min=bytes_min, bytes_below=bytes_below)
 
     async def work_on(self, job_id: int) -> bool:
-        """As `work`, that job alone; False when it cannot be claimed (now)."""
+        """As `work`, for one job; False when it cannot be claimed now."""
         return await self._work(job_id=job_id)
 
     async def _work(self, **which: Any) -> bool:
-        """`which`: as `claim_job` takes it."""
+        """`which`: the arguments of `claim_job`."""
         if self._stopping:
             return False
         asked_ms = self._clock.monotonic_ms()
@@ -133,12 +157,12 @@ class Worker:
             return False
         with log_context(About(job=claimed.job.job_id, kind=claimed.job.kind)):
             if not self._tracing.on:
-                return await self._see_to_its_end(claimed)
+                return await self._run_job(claimed)
             claim_ms = self._clock.monotonic_ms() - asked_ms
             with current(merge_span(self._tracing, claimed, claim_ms)):
-                return await self._see_to_its_end(claimed)
+                return await self._run_job(claimed)
 
-    async def _see_to_its_end(self, claimed: ClaimedJob) -> bool:
+    async def _run_job(self, claimed: ClaimedJob) -> bool:
         began_ms = self._clock.monotonic_ms()
         limit_ms = (claimed.job.deadline_ms or claimed.now_ms) - claimed.now_ms
         run = self._run = _Run(claimed=claimed, began_ms=began_ms, limit_ms=limit_ms)
@@ -147,11 +171,11 @@ class Worker:
         try:
             committed, commit = await self._merge(run)
         except Exception as error:
-            await self._ended_badly(run, error, facts)
+            await self._end_with_error(run, error, facts)
             return True
         seconds = (self._clock.monotonic_ms() - began_ms) / 1000
         count_merge(self._metrics, claimed, commit, committed, seconds=seconds, keys_max=self._keys_max)
-        if self._elsewhere:
+        if self._gate is None:
             self._metrics.heavy_merges_total.labels(outcome="done").inc()
         _log.info("merge done", **facts, files=len(committed.file_ids), seconds=round(seconds, 3))
         self._on_done()
@@ -160,12 +184,12 @@ class Worker:
 
     async def _merge(self, run: _Run) -> tuple[MergeCommitted, CommitMerge]:
         job = run.claimed.job
-        # what is left of the inputs, which may be less than was planned
+        # The remaining inputs: some may have died since the job was planned.
         input_bytes = sum(file.size_bytes for file in run.claimed.l0_files)
         input_bytes += sum(extent.length for extent in run.claimed.extents)
         run.progress = Progress(0.0, WAITS_FOR_MEMORY, 0, input_bytes)
-        memory_bytes = 0 if self._elsewhere else job_memory_bytes(job.kind, input_bytes, self._keys_max)
-        async with self._beats(run), self._memory(run, memory_bytes):
+        # Beats begin before the wait for memory, which may last longer than the lease.
+        async with self._beats(run), self._memory(run, job_memory_bytes(job.kind, input_bytes, self._keys_max)):
             run.progress = Progress(0.0, "starting", 0, input_bytes)
 
             def keep_going() -> None:
@@ -184,10 +208,10 @@ class Worker:
 
     @asynccontextmanager
     async def _memory(self, run: _Run, size_bytes: int) -> AsyncGenerator[None]:
-        """Wait for the memory of a merge, unless it is lost or given back first. Raises JobLostError, StoppedError."""
-        self._keep_going(run)  # we may have been told to stop while we claimed
-        if not size_bytes:
-            yield  # and stand in no line
+        """Waits for the memory of a merge, unless it is lost or given back first. Raises JobLostError, StoppedError."""
+        self._keep_going(run)  # `stop` may have been called during the claim
+        if self._gate is None or not size_bytes:
+            yield  # without a place in the queue
             return
         try:
             waits = CURRENT_SPAN.get()
@@ -204,15 +228,15 @@ class Worker:
     def _keep_going(self, run: _Run) -> None:
         """Raises JobLostError, StoppedError."""
         if self._stopping:
-            raise StoppedError("told to stop")
+            raise StoppedError("the compactor stops")
         if run.lost:
             raise JobLostError(run.lost)
         if self._clock.monotonic_ms() - run.began_ms > run.limit_ms:
-            raise JobLostError(f"the merge did not end within its {run.limit_ms / 1000:.0f} s")
+            raise JobLostError(f"the merge did not end within its time limit of {run.limit_ms / 1000:.0f} s")
 
     async def _commit(self, commit: CommitMerge) -> MergeCommitted:
-        """Raises JobLostError, MergeRefusedError, WentBackError, SchemaMismatchError; never gives up for an answer that
-        was lost."""
+        """Raises JobLostError, MergeRefusedError, WentBackError, SchemaMismatchError. Never gives up because an answer
+        was lost: the outputs may be committed, and only an answer can tell."""
         pause_ms = COMMIT_PAUSE_MS
         while True:
             try:
@@ -226,7 +250,7 @@ class Worker:
 
     @asynccontextmanager
     async def _beats(self, run: _Run) -> AsyncGenerator[None]:
-        """Beat for the job while the block runs."""
+        """Beats for the job while the block runs."""
         beats = asyncio.create_task(self._beat_for_ever(run), name=f"beat-job-{run.claimed.job.job_id}")
         try:
             yield
@@ -242,27 +266,27 @@ class Worker:
             try:
                 await self._metadata.beat_job(job.job_id, job.epoch, progress=progress)
             except JobLostError as error:
-                if not run.committing:  # else the commit ended it, or is told so itself
+                if not run.committing:  # else the commit has ended the job, or gets this error itself
                     run.lost = error.message
                     run.halted.set()
                 return
-            except Exception as error:  # a missed beat is not the end; the lease outlasts four of them
+            except Exception as error:  # one missed beat does no harm: the lease outlasts four
                 self._metrics.compactor_errors_total.labels(loop="beat").inc()
                 _log.warning("beat failed", error=str(error))
 
-    # ---- bad ends
-    async def _ended_badly(self, run: _Run, error: Exception, facts: dict[str, Any]) -> None:
-        """Say and do what follows. Raises the error where the caller should pause or halt."""
+    # ---- ends with an error
+    async def _end_with_error(self, run: _Run, error: Exception, facts: dict[str, Any]) -> None:
+        """Ends the job by the kind of error. Raises the error again if the caller should pause or halt."""
         if (span := CURRENT_SPAN.get()) is not None:
             span.end(error=type(error).__qualname__)
         job = run.claimed.job
         files = sorted({*(file.file_id for file in run.claimed.l0_files), *(e.file_id for e in run.claimed.extents)})
         if isinstance(error, (WentBackError, SchemaMismatchError)):
-            raise error  # and the compactor halts: the merge is not to blame
+            raise error  # the compactor halts, and the merge is not to blame
         if isinstance(error, JobLostError):
             self._count(run, "lost")
             _log.warning("merge lost", **facts, error=error.message)
-            if not run.lost:  # by our own clock: the job's row is to say so, and what it was at, for people
+            if not run.lost:  # the local clock ended it: the row still gets the last progress, for people
                 await self._beat_last(run)
         elif isinstance(error, StoppedError):
             self._count(run, "given_back")
@@ -273,7 +297,7 @@ class Worker:
             _log.error("merge failed on an input", **facts, files=list(error.file_ids), error=str(error))
             await self._fail(run, error, error.file_ids, BAD_INPUT_RETRY_MS)
         elif isinstance(error, MergeRefusedError):
-            # the refusal ended the job; that its inputs are left alone for a while is part of it
+            # The refusal has ended the job and lets its inputs rest.
             self._count(run, "failed")
             _log.error("merge refused", **facts, error=error.message)
         elif isinstance(error, SiltstoneError) and error.retriable:
@@ -303,5 +327,5 @@ class Worker:
 
     def _count(self, run: _Run, outcome: str) -> None:
         self._metrics.merges_total.labels(kind=run.claimed.job.kind, outcome=outcome).inc()
-        if self._elsewhere:
+        if self._gate is None:
             self._metrics.heavy_merges_total.labels(outcome=outcome).inc()

@@ -107,6 +107,20 @@ class SweptOrphans:
     deleted: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JanitorLimits:
+    """The ages and counts that bound what the janitor deletes."""
+
+    grace_ms: int
+    """Dead files wait this long (`gc.grace.ms`)."""
+    orphan_age_ms: int
+    """Younger objects are never orphans (`orphan.age.ms`)."""
+    orphan_refuse_files: int = 0
+    """With more orphans the sweep refuses (`orphan.refuse.files`); 0 = by the number of objects."""
+    orphan_bound_ms: int = HARD_BOUND_MS
+    """No writer commits an older object; tests pass less."""
+
+
 class Janitor:
     """Deletes objects. Metadata and store must be open and of one cluster; the caller has checked the cluster id."""
 
@@ -116,22 +130,16 @@ class Janitor:
         store: ObjectStore,
         metadata: Metadata,
         runtime: Runtime,
-        grace_ms: int,
-        orphan_age_ms: int,
-        orphan_refuse_files: int = 0,
-        orphan_bound_ms: int = HARD_BOUND_MS,
+        limits: JanitorLimits,
         before_deleting: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`before_deleting`: what must have happened since files died, before they go."""
+        """`before_deleting` is called each time before dead files are deleted: it updates the metadata backup."""
         self._store = store
         self._metadata = metadata
         self._clock = runtime.clock
         self._ids = runtime.ids
         self._metrics = runtime.metrics
-        self._grace_ms = grace_ms
-        self._orphan_age_ms = orphan_age_ms
-        self._orphan_refuse_files = orphan_refuse_files
-        self._orphan_bound_ms = orphan_bound_ms
+        self._limits = limits
         self._before_deleting = before_deleting
         self._halted = ""
         self._refused: type[SiltstoneError] | None = None
@@ -193,7 +201,7 @@ class Janitor:
         failed: set[int] = set()
         while True:
             # Files whose deletion failed are the oldest and come again: ask for as many more.
-            dead = await self._metadata.dead_files(grace_ms=self._grace_ms, limit=BATCH + len(failed))
+            dead = await self._metadata.dead_files(grace_ms=self._limits.grace_ms, limit=BATCH + len(failed))
             batch = [each for each in dead if each.file_id not in failed][:BATCH]
             if not batch:
                 return files, size_bytes, len(failed)
@@ -279,7 +287,7 @@ class Janitor:
         for prefix in LEVEL_PREFIXES:
             async for stat in self._store.list(prefix):
                 listed += 1
-                found = candidate(stat, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=self._orphan_age_ms)
+                found = candidate(stat, store_now_ms=store_now_ms, now_ms=now_ms, age_ms_min=self._limits.orphan_age_ms)
                 if found is Skipped.FOREIGN:
                     foreign += 1
                 elif isinstance(found, OrphanCandidate):
@@ -291,7 +299,7 @@ class Janitor:
         # Queried after the listing: a writer that began to work meanwhile has written no old object.
         judged = judge(unknown, patience_ms=await self._writers_patience_ms(unknown))
         self._metrics.orphans.set(len(judged.orphans))
-        allowed = orphans_allowed(listed, setting=self._orphan_refuse_files)
+        allowed = orphans_allowed(listed, setting=self._limits.orphan_refuse_files)
         if len(judged.orphans) > allowed:
             await self._check_count(judged.orphans, allowed, listed)
         return listed, foreign, judged
@@ -364,10 +372,12 @@ class Janitor:
         at_work = dict(await self._metadata.writers_at_work())
         makers = await plan_makers(self._store, self._metadata)
         if makers.unreadable:  # their makers are unknown: any merged file may belong to them
-            at_work |= dict.fromkeys((each.writer_id for each in unknown if each.is_merged), self._orphan_bound_ms)
+            at_work |= dict.fromkeys(
+                (each.writer_id for each in unknown if each.is_merged), self._limits.orphan_bound_ms
+            )
         for node_id, ms in makers.at_work.items():
             at_work[node_id] = max(at_work.get(node_id, 0), ms)
-        return writers_patience_ms(agents, at_work, bound_ms=self._orphan_bound_ms)
+        return writers_patience_ms(agents, at_work, bound_ms=self._limits.orphan_bound_ms)
 
     async def _delete_orphans(self, orphans: Sequence[OrphanCandidate]) -> int:
         deleted = 0

@@ -120,8 +120,7 @@ async def _started(settings: Settings, runtime: Runtime, stack: AsyncExitStack) 
         metadata=metadata,
         runtime=runtime,
         host=socket.gethostname(),
-        engine=chosen.make,
-        heavy_bytes_min=chosen.heavy_bytes_min,
+        engines=chosen,
     )
     stack.push_async_callback(compactor.stop)
     await compactor.start()

@@ -7,14 +7,12 @@ how Spark could run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from compactor.compactor import embedded_engine
 from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.heavy.submitter import Submitter
-from compactor.worker import Engine
+from compactor.worker import Engine, Engines
 from metadata.contract.compaction import ClaimedJob, CommitMerge, Metadata
 from metadata.contract.service import WriterLease
 from runtime.errors import BadInputError
@@ -30,16 +28,6 @@ _log = get_logger(__name__)
 
 class NoSubmitterError(BadInputError):
     """Spark was asked for, but no setting says where it is. Nothing was started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engines:
-    """The engine of a `Compactor`, and the size from which merges are heavy."""
-
-    make: Callable[[WriterLease], Engine]
-    """The engine of a lease."""
-    heavy_bytes_min: int | None
-    """Merges of at least this size run on Spark; None: no merge does."""
 
 
 async def engines(

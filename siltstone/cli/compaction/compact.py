@@ -194,8 +194,7 @@ async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings:
             metadata=own,
             runtime=runtime,
             host=f"{socket.gethostname()} (siltstone compact)",
-            engine=chosen.make,
-            heavy_bytes_min=chosen.heavy_bytes_min,
+            engines=chosen,
         )
         await compactor.start()
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from compactor.merging.execute import Progress
 from compactor.merging.memory_gate import MemoryGate
 from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
-from compactor.worker import Engine, Worker
+from compactor.worker import Engine, Worker, WorkerMemory
 from metadata.contract.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
 from metadata.contract.service import MetadataUnavailableError, WriterFencedError
 from runtime.errors import BadInputError, SiltstoneError
@@ -85,9 +85,8 @@ async def foreground_worker(
             metadata=metadata,
             engine=_Tapped(chosen.make(lease), on_progress),
             lease=lease,
-            gate=MemoryGate(settings.compactor_memory_bytes),
+            memory=WorkerMemory(gate=MemoryGate(settings.compactor_memory_bytes), keys_max=settings.dedupe_keys_max),
             runtime=parts.runtime,
-            keys_max=settings.dedupe_keys_max,
         )
     finally:
         beats.cancel()

@@ -9,7 +9,7 @@ import errno
 import pytest
 
 from compactor.deletion.backup_format import parse_backup_key
-from compactor.deletion.janitor import Janitor
+from compactor.deletion.janitor import Janitor, JanitorLimits
 from compactor.deletion.metadata_backup import MetadataBackup, keys_over
 from metadata.contract.catalogue import Row
 from metadata.migrations.migrate import migrate_async
@@ -178,8 +178,7 @@ async def test_a_sweep_goes_on_where_the_catalogue_lets_no_dead_file_be_deleted(
         store=world.lost.store,
         metadata=world.lost.metadata,
         runtime=Runtime(ids=IDS, metrics=world.metrics),
-        grace_ms=0,
-        orphan_age_ms=10**9,
+        limits=JanitorLimits(grace_ms=0, orphan_age_ms=10**9),
         before_deleting=catalog.flush,
     )
     with pytest.raises(ObjectStoreError):

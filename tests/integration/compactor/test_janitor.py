@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import compactor.deletion.janitor
-from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, TooManyOrphansError
+from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, JanitorLimits, TooManyOrphansError
 from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
 from metadata.contract.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
 from metadata.memory.store import MemoryMetadata
@@ -86,10 +86,10 @@ class World:
         self.partition_id = topic.partition_ids[0]
 
     def janitor(self, **options: Any) -> Janitor:
-        defaults: dict[str, Any] = {"grace_ms": 0, "orphan_age_ms": 0, "metadata": self.metadata}
-        return Janitor(
-            store=self.store, runtime=Runtime(clock=CLOCK, ids=IDS, metrics=self.metrics), **{**defaults, **options}
-        )
+        metadata = options.pop("metadata", self.metadata)
+        limits = JanitorLimits(**{"grace_ms": 0, "orphan_age_ms": 0, **options})
+        runtime = Runtime(clock=CLOCK, ids=IDS, metrics=self.metrics)
+        return Janitor(store=self.store, metadata=metadata, runtime=runtime, limits=limits)
 
     def metric(self, name: str) -> float:
         return self.metrics.registry.get_sample_value(f"siltstone_{name}") or 0.0

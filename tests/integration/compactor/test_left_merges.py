@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import compactor.deletion.janitor
-from compactor.deletion.janitor import Janitor, TooManyOrphansError
+from compactor.deletion.janitor import Janitor, JanitorLimits, TooManyOrphansError
 from compactor.merging.execute import MergeEngine
 from compactor.worker import Engine
 from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, NewJob
@@ -86,7 +86,7 @@ class Left:
             store=self.system.store,
             metadata=self.system.metadata,
             runtime=Runtime(clock=CLOCK, ids=IDS, metrics=self.metrics),
-            **{"grace_ms": 0, "orphan_age_ms": 0, **options},
+            limits=JanitorLimits(**{"grace_ms": 0, "orphan_age_ms": 0, **options}),
         )
 
     async def job(self) -> ClaimedJob:

@@ -6,7 +6,7 @@ import asyncio
 
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate
-from compactor.worker import Worker
+from compactor.worker import Worker, WorkerMemory
 from metadata.contract.compaction import JobState, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
@@ -30,7 +30,7 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
         metadata=system.metadata,
         engine=MergeEngine(store=system.store, runtime=Runtime(clock=clock, ids=ids), lease=lease),
         lease=lease,
-        gate=gate,
+        memory=WorkerMemory(gate=gate),
         runtime=Runtime(clock=clock, ids=ids),
     )
 

@@ -11,7 +11,7 @@ import pytest
 import compactor.worker
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
-from compactor.worker import Worker
+from compactor.worker import Worker, WorkerMemory
 from metadata.contract.compaction import JobState, MergeJob, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
@@ -56,7 +56,7 @@ async def wait_for_memory(system: System, *, limit_ms: int) -> Waiting:
         metadata=system.metadata,
         engine=MergeEngine(store=system.store, runtime=Runtime(clock=clock, ids=ids), lease=lease),
         lease=lease,
-        gate=gate,
+        memory=WorkerMemory(gate=gate),
         runtime=Runtime(clock=clock, ids=ids, metrics=metrics),
     )
     return Waiting(system, gate, worker, job_id, asyncio.create_task(worker.work(["level"])), metrics)

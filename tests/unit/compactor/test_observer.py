@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from compactor.gauges import largest_topics, show_no_sweep, show_nothing, show_view
+from compactor.compaction_metrics import largest_topics, show_no_sweep, show_nothing, show_view
 from compactor.observer import LABEL_CHARS_MAX, OBSERVE_INTERVAL_MS, REST_FACTOR, Observer
 from metadata.contract.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
 from metadata.memory.store import MemoryMetadata

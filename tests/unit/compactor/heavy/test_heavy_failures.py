@@ -21,8 +21,7 @@ from compactor.heavy.stored import stored_plans
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress
 from compactor.merging.kway_merge import MergeInputError
-from compactor.merging.memory_gate import MemoryGate
-from compactor.worker import Worker
+from compactor.worker import Worker, WorkerMemory
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.contract.service import Topic
 from storage.keys import failed_key
@@ -76,9 +75,8 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
         metadata=system.metadata,
         engine=system.engine(lease, submitter, **options),
         lease=lease,
-        gate=MemoryGate(1),
+        memory=WorkerMemory(gate=None),
         runtime=system.runtime,
-        elsewhere=True,
     )
     # when a compactor runs it on the cluster
     assert await worker.work(JOB_KINDS)

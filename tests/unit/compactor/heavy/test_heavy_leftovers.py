@@ -20,7 +20,7 @@ from compactor.heavy.stored import LATE_SLACK_MS, PlanOverError, plan_key, store
 from compactor.heavy.submitter import Phase, SubmissionState
 from compactor.heavy.units import HeavyPlan, PlanError, decode_plan, load_json
 from compactor.merging.memory_gate import MemoryGate
-from compactor.worker import Worker
+from compactor.worker import Worker, WorkerMemory
 from metadata.contract.compaction import JobLostError, JobState
 from metadata.contract.service import FileState, Topic, WriterLease
 from runtime.ids import SystemIds
@@ -257,7 +257,7 @@ def worker(system: HeavySystem, lease: WriterLease, submitter: InProcessSubmitte
         metadata=system.metadata,
         engine=system.engine(lease, submitter),
         lease=lease,
-        gate=MemoryGate(1 << 40),
+        memory=WorkerMemory(gate=MemoryGate(1 << 40)),
         runtime=system.runtime,
     )
 

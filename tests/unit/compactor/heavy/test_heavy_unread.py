@@ -12,8 +12,7 @@ from compactor.heavy.run_unit import run_unit
 from compactor.heavy.stored import stored_plans
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
-from compactor.merging.memory_gate import MemoryGate
-from compactor.worker import Worker
+from compactor.worker import Worker, WorkerMemory
 from metadata.contract.compaction import JobState, LeveledExtent
 from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
 from storage.objects import StoreUnavailableError
@@ -89,9 +88,8 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
         metadata=system.metadata,
         engine=system.engine(lease, system.submitter(), **({} if how == "copied" else {"keyed_unit_bytes": 1})),
         lease=lease,
-        gate=MemoryGate(1),
+        memory=WorkerMemory(gate=None),
         runtime=system.runtime,
-        elsewhere=True,
     )
     # when it is claimed as often as a job may be given back
     for _ in range(GIVE_BACKS_MAX):

@@ -9,7 +9,7 @@ import pytest
 from compactor.heavy.submitter import SubmitError
 from compactor.merging.memory_gate import MemoryGate
 from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind
-from compactor.worker import Engine, Worker
+from compactor.worker import Engine, Worker, WorkerMemory
 from metadata.contract.compaction import JobState
 from metadata.contract.service import Topic
 from metadata.memory.store import MemoryMetadata
@@ -49,7 +49,7 @@ class TimedSystem(HeavySystem):
             metadata=self.metadata,
             engine=self.embedded(lease) if engine is None else engine,
             lease=lease,
-            gate=MemoryGate(1 << 40),
+            memory=WorkerMemory(gate=MemoryGate(1 << 40)),
             runtime=self.runtime,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compactor.loop import Rounds
+from compactor.loop import CompactorLoop, Pace
 from metadata.contract.service import MetadataUnavailableError, WentBackError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
@@ -38,20 +38,19 @@ class World:
         self.clock = Sleepless()
         self.metrics = Metrics()
         self.fatal: list[BaseException] = []
-        self.started: list[Rounds] = []
+        self.started: list[CompactorLoop] = []
 
-    def start(self, body: Callable[[], Awaitable[bool]], **options: Any) -> Rounds:
-        rounds = Rounds(
+    def start(self, body: Callable[[], Awaitable[bool]], **options: Any) -> CompactorLoop:
+        loop = CompactorLoop(
             "plan",
             body,
-            interval_ms=100,
+            pace=Pace(interval_ms=100, **options),
             runtime=Runtime(clock=self.clock, ids=SystemIds(seed=3), metrics=self.metrics),
             on_fatal=self.fatal.append,
-            **options,
         )
-        self.started.append(rounds)
-        rounds.start()
-        return rounds
+        self.started.append(loop)
+        loop.start()
+        return loop
 
     @property
     def errors(self) -> float:

@@ -1,5 +1,4 @@
-"""What a compactor tells about the state of compaction: gauges from the planner's view, counters from a merge. Pure but
-for the metrics that are set."""
+"""Metrics of compaction: gauges from the planner's view and counters of merges. Pure, except that it sets metrics."""
 
 from __future__ import annotations
 
@@ -26,11 +25,12 @@ from runtime.metrics import Metrics
 
 LEVELS = (0, 1, 2)
 OUTCOMES = ("done", "failed", "lost", "given_back")
-"""How a merge may end."""
+"""The ways in which a merge ends (`compactor/worker.py`)."""
 
 
 def waiting_ms(partition: PartitionView, created_ms: Mapping[int, int], now_ms: int) -> int:
-    """Since the last pass; never passed: since the oldest file of its extents was written (`created_ms` by file id)."""
+    """The time since the last pass; without a pass, since the oldest file of its extents was written (`created_ms`: by
+    file id)."""
     if partition.last_cleaned_ms is not None:
         return now_ms - partition.last_cleaned_ms
     oldest_ms = min((created_ms.get(each.file_id, now_ms) for each in partition.extents), default=now_ms)
@@ -38,7 +38,7 @@ def waiting_ms(partition: PartitionView, created_ms: Mapping[int, int], now_ms: 
 
 
 def uncleanable(partitions: Iterable[PartitionView]) -> tuple[int, int]:
-    """Partitions with flagged extents, and the bytes of these."""
+    """The number of partitions with flagged extents, and the bytes of these extents."""
     flagged: Sequence[Sequence[LeveledExtent]] = [
         [extent for extent in partition.extents if extent.flagged_reason is not None] for partition in partitions
     ]
@@ -47,12 +47,12 @@ def uncleanable(partitions: Iterable[PartitionView]) -> tuple[int, int]:
 
 def _dirtiness(view: CompactionView) -> Iterator[tuple[PartitionView, Dirtiness]]:
     for partition in view.partitions:
-        with suppress(InvalidConfigError):  # the planner says so; the others are shown
+        with suppress(InvalidConfigError):  # the planner reports it; the other partitions are shown
             yield partition, measure(partition, now_ms=view.now_ms)
 
 
 def begin_counts(metrics: Metrics, kinds: Iterable[str], *, heavy: bool) -> None:
-    """Show that nothing ended yet: a counter that appears with its first failure looks as if it never rose."""
+    """Exports zeros before any merge has ended: a counter that first appears at 1 seems never to have risen."""
     for outcome in OUTCOMES:
         for kind in kinds:
             metrics.merges_total.labels(kind=kind, outcome=outcome)
@@ -61,8 +61,10 @@ def begin_counts(metrics: Metrics, kinds: Iterable[str], *, heavy: bool) -> None
 
 
 def show_series(gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
-    """Make these the only series of `gauge`: label values in the order of its labels -> value. None that stays is ever
-    missing meanwhile."""
+    """Makes these the only series of `gauge`: label values in the order of its labels -> value.
+
+    New values are set before old series are removed, so a scrape in between never misses a series that stays.
+    """
     for labels, value in values.items():
         gauge.labels(*labels).set(value)
     shown = {tuple(sample.labels.values()) for family in gauge.collect() for sample in family.samples}
@@ -71,7 +73,7 @@ def show_series(gauge: Gauge, values: Mapping[tuple[str, ...], float]) -> None:
 
 
 def largest_topics(partitions: Iterable[PartitionView], topics_max: int) -> tuple[Mapping[str, int], int]:
-    """Live bytes of the largest topics by name, equal ones by name, and of all others together."""
+    """Live bytes of the largest topics by name (ties in order of name), and of all other topics together."""
     sizes: dict[str, int] = {}
     for partition in partitions:
         size_bytes = sum(extent.length for extent in partition.extents)
@@ -81,7 +83,7 @@ def largest_topics(partitions: Iterable[PartitionView], topics_max: int) -> tupl
 
 
 def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50) -> None:
-    """Set the gauges of the compactor that plans. Of so many topics the size is shown by itself."""
+    """Sets the gauges of the compactor that plans. The largest topics get a series each, up to `topics_max`."""
     for level in LEVELS:
         files: Sequence[FileView] = [file for file in view.files if file.level == level]
         metrics.level_files.labels(level=str(level)).set(len(files))
@@ -105,7 +107,7 @@ def show_view(metrics: Metrics, view: CompactionView, *, topics_max: int = 50) -
 
 
 def show_jobs(metrics: Metrics, jobs: Sequence[MergeJob]) -> None:
-    """`jobs`: those that are ready or running."""
+    """`jobs`: all jobs that are ready or running."""
     for state in (JobState.READY, JobState.RUNNING):
         metrics.merge_jobs.labels(state=state.value).set(sum(1 for job in jobs if job.state is state))
 
@@ -119,7 +121,7 @@ def count_merge(
     seconds: float,
     keys_max: int,
 ) -> None:
-    """Count a merge that was committed."""
+    """Counts a committed merge."""
     kind, summary = claimed.job.kind, commit.summary
     metrics.merges_total.labels(kind=kind, outcome="done").inc()
     metrics.merge_seconds.labels(kind=kind).observe(seconds)
@@ -146,7 +148,7 @@ def _number(summary: Mapping[str, Any], name: str) -> int:
 
 
 def show_nothing(metrics: Metrics) -> None:
-    """Somebody else plans: what was seen last is old."""
+    """Clears the planner's gauges: another compactor plans, and the last values here are out of date."""
     for level in LEVELS:
         metrics.level_files.labels(level=str(level)).set(0)
         metrics.level_bytes.labels(level=str(level)).set(0)
@@ -166,7 +168,7 @@ def show_nothing(metrics: Metrics) -> None:
 
 
 def show_no_sweep(metrics: Metrics) -> None:
-    """Somebody else is the janitor: what we found last is old."""
+    """Clears the janitor's gauges: another compactor sweeps, and the last values here are out of date."""
     for gauge in (
         metrics.janitor_halted,
         metrics.dead_files_waiting,
