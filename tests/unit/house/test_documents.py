@@ -80,6 +80,15 @@ def test_no_guide_names_a_setting_that_was_removed() -> None:
     assert named == set()
 
 
+def test_the_bugs_that_the_design_names_are_planted() -> None:
+    chapter = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("\n## 15.")[1].split("\n## ")[0]
+    named = re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", chapter)
+    files = [ROOT / "tests" / folder / "planted.py" for folder in ("simulation", "compaction")]
+    planted = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert len(named) > 10
+    assert [name for name in named if f"def {name.replace('-', '_')}(" not in planted] == []
+
+
 def test_the_guide_to_compaction_explains_every_code_of_explain() -> None:
     text = (ROOT / "docs" / "compacted-topics.md").read_text(encoding="utf-8").split("| code | background |")[1]
     explained = {
