@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.settings.addresses import check_addresses
-from runtime.settings.spark import check_spark
+from runtime.settings.spark import SparkSettings, check_spark
 from runtime.settings.values import SettingsError
-
-if TYPE_CHECKING:
-    from runtime.settings.table import Settings
 
 GRACE_SHARE_OF_CACHES = 4
 """An agent refreshes its cached view of which object holds which records within this part of `gc.grace.ms`."""
@@ -31,7 +28,44 @@ _NOT_ABOVE = (
 """In each pair the first may not exceed the second."""
 
 
-def check_together(settings: Settings) -> None:
+class CheckedSettings(SparkSettings, Protocol):
+    """The settings that these checks read, and by name those of `_NOT_ABOVE`."""
+
+    @property
+    def advertised_host(self) -> str: ...
+
+    @property
+    def agent_zone(self) -> str: ...
+
+    @property
+    def gc_grace_ms(self) -> int: ...
+
+    @property
+    def insecure(self) -> bool: ...
+
+    @property
+    def l0_refuse_files(self) -> int: ...
+
+    @property
+    def l0_stall_files(self) -> int: ...
+
+    @property
+    def listen(self) -> str: ...
+
+    @property
+    def metadata_url(self) -> str: ...
+
+    @property
+    def metrics_listen(self) -> str: ...
+
+    @property
+    def tail_poll_ms(self) -> int: ...
+
+    @property
+    def trace_sample_ratio(self) -> str: ...
+
+
+def check_together(settings: CheckedSettings) -> None:
     """Raises SettingsError."""
     for low, high in _NOT_ABOVE:
         if _value(settings, low) > _value(settings, high):
@@ -75,5 +109,5 @@ def is_memory(url: str) -> bool:
     return url.partition(":")[0].lower() == "memory"
 
 
-def _value(settings: Settings, name: str) -> int:
+def _value(settings: CheckedSettings, name: str) -> int:
     return getattr(settings, name.replace(".", "_"))

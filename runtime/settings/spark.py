@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from runtime.settings.values import SettingsError
-
-if TYPE_CHECKING:
-    from runtime.settings.table import Settings
 
 SUBMITTERS = ("none", "local", "spark-submit", "emr-serverless")
 DRIVER_MEMORY_MIN_MIB = 512
@@ -23,7 +20,38 @@ _ENTRY_URL = re.compile(r"s3://\S+\.py")
 _ROLE_ARN = re.compile(r"arn:[a-z-]+:iam::[0-9]{12}:role/\S+")
 
 
-def check_spark(settings: Settings) -> None:
+class SparkSettings(Protocol):
+    """The settings that these checks read. `Settings` has them; naming it here would make its module import itself."""
+
+    @property
+    def object_store_url(self) -> str: ...
+
+    @property
+    def spark_archive_url(self) -> str: ...
+
+    @property
+    def spark_driver_memory(self) -> str: ...
+
+    @property
+    def spark_emr_application_id(self) -> str: ...
+
+    @property
+    def spark_emr_entry_url(self) -> str: ...
+
+    @property
+    def spark_emr_role_arn(self) -> str: ...
+
+    @property
+    def spark_master(self) -> str: ...
+
+    @property
+    def spark_submit_args(self) -> str: ...
+
+    @property
+    def spark_submitter(self) -> str: ...
+
+
+def check_spark(settings: SparkSettings) -> None:
     """Raises SettingsError. Settings of a submitter that is not chosen need not be there, but must be well formed."""
     _check_values(settings)
     submitter = settings.spark_submitter
@@ -64,7 +92,7 @@ def memory_mib(text: str) -> int:
     return int(found[1]) * _MIB_OF[found[2].lower()]
 
 
-def _check_values(settings: Settings) -> None:
+def _check_values(settings: SparkSettings) -> None:
     master, driver_memory = settings.spark_master, settings.spark_driver_memory
     if not is_local_master(master) and not _CLUSTER_MASTER.fullmatch(master):
         raise SettingsError(
@@ -84,7 +112,7 @@ def _check_values(settings: Settings) -> None:
         )
 
 
-def _check_emr(settings: Settings) -> None:
+def _check_emr(settings: SparkSettings) -> None:
     application_id, role_arn = settings.spark_emr_application_id, settings.spark_emr_role_arn
     wanted = (
         ("spark.emr.application.id", application_id, _APPLICATION_ID, "the application's id, like 00f1abcd2efg3h09"),

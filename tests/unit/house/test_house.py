@@ -9,9 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 DECISIONS = ROOT / "docs" / "decisions"
@@ -118,6 +121,16 @@ def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
+def imported_modules(path: Path, ours: Mapping[str, Path]) -> set[str]:
+    """The modules of ours that a file imports."""
+    found: set[str] = set()
+    for module, names in facts(path).imports:
+        # `from room import module` imports the module; `from module import name` imports what holds the name.
+        submodules = {f"{module}.{name}" for name in names} & ours.keys()
+        found |= submodules or {module} & ours.keys()
+    return found
+
+
 def statements(node: ast.AST) -> Iterator[ast.AST]:
     """All below it, without the expressions: those hold no statements, and are most of a tree."""
     for field in ("body", "handlers", "orelse", "finalbody", "cases"):
@@ -178,6 +191,16 @@ def test_no_folder_holds_more_modules_than_a_reader_can_hold() -> None:
     counts = Counter(shown(path.parent) for path in modules().values() if path.name != "__init__.py")
     crowded = {folder: count for folder, count in counts.items() if count > FOLDER_MODULES_MAX}
     assert {folder: count for folder, count in crowded.items() if folder not in API_FOLDERS} == {}
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Nor three in a ring: a file is understood after the files that it imports, so there must be an order."""
+    ours = modules()
+    graph = {name: imported_modules(path, ours) - {name} for name, path in ours.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_every_dependency_is_pinned_and_none_has_an_address() -> None:
