@@ -55,7 +55,7 @@ data "aws_region" "current" {
     # a region that is misspelt, or an image of another one, else only shows when no task starts
     postcondition {
       condition     = var.network == null || alltrue([for region in local.registry_regions : region == self.region])
-      error_message = "image and collector_image must lie in ECR of the provider's region (${self.region}): the VPC that is made reaches no other registry."
+      error_message = "image and collector_image must lie in ECR of the provider's region (${self.region}): the VPC made here can reach no other registry."
     }
   }
 }

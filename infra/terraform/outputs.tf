@@ -1,30 +1,30 @@
 output "bootstrap_servers" {
-  description = "What Kafka clients are given. It is reached from client_cidrs alone."
+  description = "Bootstrap servers for Kafka clients. Only addresses in client_cidrs can connect."
   value       = module.agents.bootstrap_servers
 }
 
 output "migrate_command" {
-  description = "Brings the metadata schema up to date: before the first start, and before each upgrade."
+  description = "Command that updates the metadata schema. Run it before the first start, and before each upgrade."
   value       = local.run_task
 }
 
 output "doctor_command" {
-  description = "Asks whether bucket, Postgres and clocks are fit for use; the answer is in the log group of admin."
+  description = "Command that checks whether bucket, Postgres and clocks are fit for use; its output is in the log group of admin."
   value       = "${local.run_task} --overrides '{\"containerOverrides\":[{\"name\":\"admin\",\"command\":[\"doctor\"]}]}'"
 }
 
 output "admin_command" {
-  description = "Defines ecs_siltstone in a shell, which runs any words of `siltstone` beside the cluster: eval \"$(terraform output -raw admin_command)\"; ecs_siltstone fsck --adopt."
+  description = "Shell code that defines ecs_siltstone, which runs any `siltstone` command beside the cluster: eval \"$(terraform output -raw admin_command)\"; ecs_siltstone fsck --adopt."
   value       = local.admin_function
 }
 
 output "restart_commands" {
-  description = "Replace all tasks, one after the other: after the first migrate, and after the password of Postgres was changed."
+  description = "Commands that replace all tasks, one after the other. Run them after the first migrate, and after a change of the Postgres password."
   value       = [for service in local.services : "${local.set_count} ${service} --force-new-deployment"]
 }
 
 output "stop_commands" {
-  description = "End every agent and compactor, wait until they are gone, and cancel merges on EMR; start_commands undo it."
+  description = "Commands that stop every agent and compactor, wait until they are gone, and cancel merges on EMR; start_commands undo it."
   value = concat(
     [local.scaling.off],
     [for service in local.services : "${local.set_count} ${service} --desired-count 0"],
@@ -34,7 +34,7 @@ output "stop_commands" {
 }
 
 output "start_commands" {
-  description = "After stop_commands: compactors and the least number of agents, and autoscaling again."
+  description = "Commands for after stop_commands: they start the compactors and the least number of agents, and autoscaling."
   value = [
     "${local.set_count} ${module.compactor.service_name} --desired-count ${var.compactors}",
     "${local.set_count} ${module.agents.service_name} --desired-count ${var.agents.count_min}",
@@ -44,7 +44,7 @@ output "start_commands" {
 }
 
 output "spark_upload_commands" {
-  description = "Put the program of merges, and its archive, where EMR Serverless finds them: once, and with each upgrade. Empty without Spark."
+  description = "Commands that upload the merge program and its archive for EMR Serverless. Run them once, and with each upgrade. Empty without Spark."
   value = flatten([for submission in module.spark[*].submission : [
     for url in compact([submission.entry_url, submission.archive_url]) : "aws s3 cp ${basename(url)} ${url}"
   ]])
@@ -66,7 +66,7 @@ output "metadata_secret_arn" {
 }
 
 output "network" {
-  description = "Where tasks run. Routes to clients of other networks (peering, transit gateway) belong in route_table_ids."
+  description = "The network of the tasks. Add routes to clients in other networks (peering, transit gateway) to route_table_ids."
   value = {
     vpc_id                  = module.network.vpc_id
     subnet_ids              = module.network.subnet_ids
@@ -78,7 +78,7 @@ output "network" {
 }
 
 output "roles" {
-  description = "Roles by what they are for; only the compactor's may delete records."
+  description = "IAM roles by purpose; only the compactor's may delete records."
   value = {
     agent     = module.agents.role_arn
     compactor = module.compactor.role_arn
@@ -92,6 +92,6 @@ output "log_groups" {
 }
 
 output "prometheus_endpoint" {
-  description = "Managed Prometheus; null without collector_image."
+  description = "The managed Prometheus; null without collector_image."
   value       = module.observability.workspace_endpoint
 }

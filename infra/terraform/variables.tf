@@ -1,7 +1,7 @@
 # ---- what runs
 
 variable "name" {
-  description = "Name of this cluster of Siltstone, and prefix of the names of all that is made."
+  description = "Name of this Siltstone cluster, and prefix of the names of all its resources."
   type        = string
   nullable    = false
 
@@ -12,7 +12,7 @@ variable "name" {
 }
 
 variable "image" {
-  description = "Image of Siltstone with its tag or digest, in a registry that the VPC reaches: ECR of this region where the VPC is made here."
+  description = "Image of Siltstone with its tag or digest, in a registry that the VPC can reach: ECR of this region if this module makes the VPC."
   type        = string
   nullable    = false
 
@@ -23,7 +23,7 @@ variable "image" {
 }
 
 variable "cpu_architecture" {
-  description = "Of the image, and of everything that runs it: X86_64 or ARM64."
+  description = "Processor architecture of the image and of everything that runs it: X86_64 or ARM64."
   type        = string
   default     = "X86_64"
   nullable    = false
@@ -35,7 +35,7 @@ variable "cpu_architecture" {
 }
 
 variable "launch_type" {
-  description = "FARGATE, or EC2 for hosts of our own (instance_type)."
+  description = "FARGATE, or EC2 to run tasks on instances of this account (instance_type)."
   type        = string
   default     = "FARGATE"
   nullable    = false
@@ -47,19 +47,19 @@ variable "launch_type" {
 }
 
 variable "instance_type" {
-  description = "Type of the hosts where launch_type is EC2. A .large takes two agents: it has two vCPUs, and a network interface for each."
+  description = "Type of the instances if launch_type is EC2. A .large runs two agents: it has two vCPUs, and a network interface for each."
   type        = string
   default     = "m7i.large"
   nullable    = false
 
   validation {
     condition     = can(regex("^[a-z][a-z0-9-]*\\.[a-z0-9-]+$", var.instance_type))
-    error_message = "instance_type must be a type of EC2, like m7i.large."
+    error_message = "instance_type must be an EC2 instance type, like m7i.large."
   }
 }
 
 variable "agents" {
-  description = "How many agents, one vCPU each: at least, at most, the processor time (percent) that there are enough for, and the memory of each (MiB)."
+  description = "Number of agents, with one vCPU each: the least, the most, the average processor use (percent) that autoscaling aims at, and the memory of each (MiB)."
   type = object({
     count_min   = optional(number, 3)
     count_max   = optional(number, 12)
@@ -71,20 +71,20 @@ variable "agents" {
 
   validation {
     condition     = var.agents.count_min >= 1 && var.agents.count_max >= var.agents.count_min && floor(var.agents.count_min) == var.agents.count_min && floor(var.agents.count_max) == var.agents.count_max
-    error_message = "agents: count_min must be 1 or more and count_max no less, both whole numbers."
+    error_message = "agents.count_min must be a whole number of 1 or more, and agents.count_max a whole number no smaller than it."
   }
   validation {
     condition     = var.agents.cpu_percent >= 20 && var.agents.cpu_percent <= 80
-    error_message = "agents.cpu_percent must be 20 to 80: above it there is no room for the time that a new agent takes to start."
+    error_message = "agents.cpu_percent must be 20 to 80: above 80, agents would be overloaded while a new one starts."
   }
   validation {
     condition     = contains([2048, 3072, 4096, 5120, 6144, 7168, 8192], var.agents.memory_mib)
-    error_message = "agents.memory_mib must be 2048 to 8192 in steps of 1024: what Fargate gives to one vCPU."
+    error_message = "agents.memory_mib must be 2048 to 8192 in steps of 1024: the sizes that Fargate offers with one vCPU."
   }
 }
 
 variable "compactors" {
-  description = "How many compactors: one until its core is full. While it is replaced merging and deletion wait, and nothing is lost. Without any, nothing is merged or deleted, and after some hours produce is refused."
+  description = "Number of compactors. One is enough until its core is fully used. While a compactor is being replaced, merging and deletion wait, and nothing is lost. With 0, nothing is merged or deleted, and after some hours the agents refuse to produce."
   type        = number
   default     = 1
   nullable    = false
@@ -111,12 +111,12 @@ variable "settings" {
       "metrics.listen", "log.format", "spark.submitter", "spark.emr.application.id", "spark.emr.role.arn",
       "spark.emr.entry.url", "spark.archive.url",
     ])) == 0
-    error_message = "settings names one that follows from other variables (listen, advertised.host, insecure, object.store.url, metadata.url, agent.zone, drain.timeout.ms, metrics.listen, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
+    error_message = "settings must not contain a setting that follows from other variables (listen, advertised.host, insecure, object.store.url, metadata.url, agent.zone, drain.timeout.ms, metrics.listen, log.format, spark.submitter, spark.emr.*, spark.archive.url)."
   }
 }
 
 variable "spark" {
-  description = "EMR Serverless for merges that outgrow a compactor: its release, an image with Siltstone in it or null for an archive, and the most vCPUs. Null: none."
+  description = "EMR Serverless for merges that are too large for a compactor: its release, an image that contains Siltstone (null: use an archive), and the most vCPUs. Null: no EMR Serverless."
   type = object({
     release_label = optional(string, "emr-spark-8.0.0")
     image         = optional(string)
@@ -126,7 +126,7 @@ variable "spark" {
 
   validation {
     condition     = var.spark == null || can(regex("^emr-(spark-)?[0-9]+\\.[0-9]+\\.[0-9]+(-.+)?$", var.spark.release_label))
-    error_message = "spark.release_label must be a release of EMR, like emr-spark-8.0.0."
+    error_message = "spark.release_label must be an EMR release, like emr-spark-8.0.0."
   }
   validation {
     condition     = var.spark == null || try(var.spark.vcpu_max >= 8, false)
@@ -137,7 +137,7 @@ variable "spark" {
 # ---- where
 
 variable "network" {
-  description = "The VPC that is made, without a way to the internet: its zones, a subnet each, and its addresses. Null where existing_network is given."
+  description = "The VPC to make, without a route to the internet: its zones (one subnet each) and its addresses. Null if existing_network is given."
   type = object({
     availability_zones = list(string)
     vpc_cidr           = optional(string, "10.90.0.0/16")
@@ -146,7 +146,7 @@ variable "network" {
 
   validation {
     condition     = (var.network == null) != (var.existing_network == null)
-    error_message = "Give network, for a VPC to be made, or existing_network: one of them."
+    error_message = "Set exactly one of network (to make a VPC) and existing_network."
   }
   validation {
     condition     = var.network == null || try(length(distinct(var.network.availability_zones)) >= 2 && length(var.network.availability_zones) <= 6, false)
@@ -159,7 +159,7 @@ variable "network" {
 }
 
 variable "existing_network" {
-  description = "A VPC of yours: private subnets in two zones at least, and their route tables where S3's gateway endpoint is to be made (empty: it is there)."
+  description = "An existing VPC: private subnets in at least two zones, and the route tables for the S3 gateway endpoint to make (empty: the endpoint already exists)."
   type = object({
     vpc_id          = string
     subnet_ids      = list(string)
@@ -169,12 +169,12 @@ variable "existing_network" {
 
   validation {
     condition     = var.existing_network == null || try(length(var.existing_network.subnet_ids) >= 2, false)
-    error_message = "existing_network.subnet_ids must name two subnets at least, in different zones."
+    error_message = "existing_network.subnet_ids must name at least two subnets, in different zones."
   }
 }
 
 variable "client_cidrs" {
-  description = "Private addresses from which Kafka clients connect. Clients are not authenticated yet: whoever is here may read and write everything."
+  description = "Private addresses from which Kafka clients connect. Clients are not authenticated yet: every client at these addresses can read and write everything."
   type        = list(string)
   nullable    = false
 
@@ -182,12 +182,12 @@ variable "client_cidrs" {
     condition = length(var.client_cidrs) > 0 && alltrue([for cidr in var.client_cidrs : can(cidrhost(cidr, 0)) && can(regex(
       "^(10\\.[0-9.]+/([89]|[12][0-9]|3[0-2])|172\\.(1[6-9]|2[0-9]|3[01])\\.[0-9.]+/(1[2-9]|2[0-9]|3[0-2])|192\\.168\\.[0-9.]+/(1[6-9]|2[0-9]|3[0-2])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7])\\.[0-9.]+/(1[0-9]|2[0-9]|3[0-2]))$", cidr,
     ))])
-    error_message = "client_cidrs must be private addresses (10/8, 172.16/12, 192.168/16, 100.64/10), one range at least: until Siltstone authenticates clients it is for internal networks only."
+    error_message = "client_cidrs must be private addresses (10/8, 172.16/12, 192.168/16, 100.64/10), at least one range: until Siltstone authenticates clients, it is for internal networks only."
   }
 }
 
 variable "metrics_cidrs" {
-  description = "Private addresses from which Prometheus reads /metrics of agents and compactors. Empty: nobody does."
+  description = "Private addresses from which Prometheus reads /metrics of agents and compactors. Empty: no access."
   type        = list(string)
   default     = []
   nullable    = false
@@ -196,14 +196,14 @@ variable "metrics_cidrs" {
     condition = alltrue([for cidr in var.metrics_cidrs : can(cidrhost(cidr, 0)) && can(regex(
       "^(10\\.[0-9.]+/([89]|[12][0-9]|3[0-2])|172\\.(1[6-9]|2[0-9]|3[01])\\.[0-9.]+/(1[2-9]|2[0-9]|3[0-2])|192\\.168\\.[0-9.]+/(1[6-9]|2[0-9]|3[0-2])|100\\.(6[4-9]|[7-9][0-9]|1[01][0-9]|12[0-7])\\.[0-9.]+/(1[0-9]|2[0-9]|3[0-2]))$", cidr,
     ))])
-    error_message = "metrics_cidrs must be private addresses: /metrics tells everybody what the cluster does."
+    error_message = "metrics_cidrs must be private addresses: /metrics shows the cluster's activity to every reader."
   }
 }
 
 # ---- the records
 
 variable "existing_bucket" {
-  description = "Name of a bucket of yours in this region, which is left as it is. Null: one is made."
+  description = "Name of an existing bucket in this region, whose configuration is not changed. Null: a bucket is made."
   type        = string
   default     = null
 
@@ -214,7 +214,7 @@ variable "existing_bucket" {
 }
 
 variable "prefix" {
-  description = "Where in the bucket the records lie. Nothing else may be there."
+  description = "Prefix of the records in the bucket. Nothing else may lie under it."
   type        = string
   default     = "log"
   nullable    = false
@@ -226,7 +226,7 @@ variable "prefix" {
 }
 
 variable "noncurrent_days" {
-  description = "0: the bucket that is made is not versioned, and what is deleted is gone. Else it is versioned and keeps what was deleted for so many days, against accidents."
+  description = "Days for which the bucket that is made keeps deleted objects, as a protection against accidents. 0: it is not versioned, and deleted objects are gone at once."
   type        = number
   default     = 0
   nullable    = false
@@ -238,7 +238,7 @@ variable "noncurrent_days" {
 }
 
 variable "kms_key_arn" {
-  description = "KMS key of yours for objects, Postgres and its secret. Null: keys that AWS manages."
+  description = "ARN of your KMS key for objects, Postgres and its secret. Null: keys that AWS manages."
   type        = string
   default     = null
 
@@ -251,7 +251,7 @@ variable "kms_key_arn" {
 # ---- the metadata
 
 variable "postgres" {
-  description = "The Postgres that is made in RDS. Without multi_az a failed zone stops everything, and a failed volume loses what was acknowledged."
+  description = "The Postgres to make in RDS. Without multi_az, a failed zone stops everything, and a failed volume loses acknowledged records."
   type = object({
     instance_class = optional(string, "db.m7g.large")
     engine_version = optional(string, "16")
@@ -263,7 +263,7 @@ variable "postgres" {
 
   validation {
     condition     = can(regex("^db\\.[a-z0-9-]+\\.[a-z0-9]+$", var.postgres.instance_class))
-    error_message = "postgres.instance_class must be a class of RDS, like db.m7g.large."
+    error_message = "postgres.instance_class must be an RDS instance class, like db.m7g.large."
   }
   validation {
     condition     = can(regex("^(1[5-9]|2[0-9])$", var.postgres.engine_version))
@@ -276,7 +276,7 @@ variable "postgres" {
 }
 
 variable "existing_postgres" {
-  description = "A Postgres of yours (15 or newer, not Aurora, no pooler between): where it is, the secret whose JSON has `password`, and its security group, which is opened to our tasks. Null: one is made."
+  description = "An existing Postgres (15 or newer, not Aurora, no pooler in between): its address, the secret whose JSON has `password`, and its security group, which gets a rule for our tasks. Null: a Postgres is made."
   type = object({
     host              = string
     port              = optional(number, 5432)
@@ -289,12 +289,12 @@ variable "existing_postgres" {
 
   validation {
     condition     = var.existing_postgres == null || can(regex("^arn:[a-z-]+:secretsmanager:", var.existing_postgres.secret_arn))
-    error_message = "existing_postgres.secret_arn must be the ARN of a secret in Secrets Manager; a password has no place here."
+    error_message = "existing_postgres.secret_arn must be the ARN of a secret in Secrets Manager; do not put the password itself here."
   }
 }
 
 variable "postgres_ca_path" {
-  description = "Path in the image of the certificates by which Postgres is verified (for RDS, AWS's global-bundle.pem). Null: the connection is encrypted, the server not verified."
+  description = "Path, in the image, of the CA certificates that verify Postgres (for RDS, AWS's global-bundle.pem). Null: the connection is encrypted, but the server is not verified."
   type        = string
   default     = null
 
@@ -307,7 +307,7 @@ variable "postgres_ca_path" {
 # ---- watching, and care
 
 variable "collector_image" {
-  description = "Image of the AWS Distro for OpenTelemetry, in a registry that the VPC reaches: it runs beside each task and writes metrics to managed Prometheus. Null: neither is made."
+  description = "Image of the AWS Distro for OpenTelemetry, in a registry that the VPC can reach. It runs beside each task and writes metrics to a managed Prometheus. Null: neither is made."
   type        = string
   default     = null
 
@@ -318,7 +318,7 @@ variable "collector_image" {
 }
 
 variable "alarm_topic_arns" {
-  description = "SNS topics that are told of alarms."
+  description = "ARNs of the SNS topics that receive alarms."
   type        = list(string)
   default     = []
   nullable    = false
@@ -330,19 +330,19 @@ variable "alarm_topic_arns" {
 }
 
 variable "log_retention_days" {
-  description = "How long CloudWatch keeps the logs."
+  description = "Days for which CloudWatch keeps the logs."
   type        = number
   default     = 30
   nullable    = false
 
   validation {
     condition     = contains([1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653], var.log_retention_days)
-    error_message = "log_retention_days must be a number that CloudWatch knows: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653."
+    error_message = "log_retention_days must be one of the numbers that CloudWatch allows: 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1827, 3653."
   }
 }
 
 variable "deletion_protection" {
-  description = "Whether Postgres, load balancer and a bucket that holds objects refuse to be deleted. False: `terraform destroy` deletes every record."
+  description = "Whether Postgres, the load balancer and a bucket with objects in it refuse to be deleted. False: `terraform destroy` deletes every record."
   type        = bool
   default     = true
   nullable    = false

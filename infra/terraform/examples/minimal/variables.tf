@@ -1,10 +1,10 @@
 variable "region" {
-  description = "Region of AWS."
+  description = "AWS region."
   type        = string
 
   validation {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region must be a region of AWS, like eu-central-1."
+    error_message = "region must be an AWS region, like eu-central-1."
   }
 }
 
@@ -14,6 +14,6 @@ variable "image" {
 
   validation {
     condition     = can(regex("\\.dkr\\.ecr\\.${var.region}\\.", var.image))
-    error_message = "image must lie in ECR of var.region (${var.region}), whose name stands in its host: the VPC has no way to another registry."
+    error_message = "image must lie in ECR of var.region (${var.region}), which is part of the registry's host name: the VPC can reach no other registry."
   }
 }

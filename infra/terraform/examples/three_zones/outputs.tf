@@ -1,5 +1,5 @@
 output "bootstrap_servers" {
-  description = "What Kafka clients are given."
+  description = "Bootstrap servers for Kafka clients."
   value       = module.siltstone.bootstrap_servers
 }
 
@@ -9,27 +9,27 @@ output "migrate_command" {
 }
 
 output "doctor_command" {
-  description = "Is all fit for use?"
+  description = "Command that checks whether everything is fit for use."
   value       = module.siltstone.doctor_command
 }
 
 output "admin_command" {
-  description = "Defines ecs_siltstone in a shell: eval it, then ecs_siltstone fsck --quick."
+  description = "Shell code that defines ecs_siltstone: eval it, then run ecs_siltstone fsck --quick."
   value       = module.siltstone.admin_command
 }
 
 output "restart_commands" {
-  description = "Replace all tasks."
+  description = "Commands that replace all tasks."
   value       = module.siltstone.restart_commands
 }
 
 output "stop_commands" {
-  description = "End every agent, compactor and merge."
+  description = "Commands that stop every agent, compactor and merge."
   value       = module.siltstone.stop_commands
 }
 
 output "start_commands" {
-  description = "After stop_commands."
+  description = "Commands that start everything after stop_commands."
   value       = module.siltstone.start_commands
 }
 
@@ -44,16 +44,16 @@ output "metadata_secret_arn" {
 }
 
 output "spark_upload_commands" {
-  description = "Put the program of merges where EMR Serverless finds it."
+  description = "Commands that upload the merge program for EMR Serverless."
   value       = module.siltstone.spark_upload_commands
 }
 
 output "network" {
-  description = "For peering, and for other security groups."
+  description = "The network, for peering and for other security groups."
   value       = module.siltstone.network
 }
 
 output "prometheus_endpoint" {
-  description = "For Grafana."
+  description = "Managed Prometheus, for Grafana."
   value       = module.siltstone.prometheus_endpoint
 }

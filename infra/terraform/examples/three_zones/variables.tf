@@ -1,10 +1,10 @@
 variable "region" {
-  description = "Region of AWS."
+  description = "AWS region."
   type        = string
 
   validation {
     condition     = can(regex("^[a-z]{2}(-[a-z]+)+-[0-9]$", var.region))
-    error_message = "region must be a region of AWS, like eu-central-1."
+    error_message = "region must be an AWS region, like eu-central-1."
   }
 }
 
@@ -14,7 +14,7 @@ variable "image" {
 
   validation {
     condition     = can(regex("\\.dkr\\.ecr\\.${var.region}\\.", var.image))
-    error_message = "image must lie in ECR of var.region (${var.region}), whose name stands in its host: the VPC has no way to another registry."
+    error_message = "image must lie in ECR of var.region (${var.region}), which is part of the registry's host name: the VPC can reach no other registry."
   }
 }
 
@@ -24,7 +24,7 @@ variable "collector_image" {
 
   validation {
     condition     = can(regex("\\.dkr\\.ecr\\.${var.region}\\.", var.collector_image))
-    error_message = "collector_image must lie in ECR of var.region (${var.region}): the VPC has no way to another registry."
+    error_message = "collector_image must lie in ECR of var.region (${var.region}): the VPC can reach no other registry."
   }
 }
 
@@ -39,11 +39,11 @@ variable "kms_key_arn" {
 }
 
 variable "alarm_topic_arns" {
-  description = "SNS topics that are told of alarms."
+  description = "ARNs of the SNS topics that receive alarms."
   type        = list(string)
 
   validation {
     condition     = length(var.alarm_topic_arns) > 0
-    error_message = "alarm_topic_arns must name a topic: an alarm that nobody hears is none."
+    error_message = "alarm_topic_arns must name a topic: without one, nobody is notified of alarms."
   }
 }

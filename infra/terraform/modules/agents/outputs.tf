@@ -1,5 +1,5 @@
 output "bootstrap_servers" {
-  description = "What Kafka clients are given."
+  description = "Bootstrap servers for Kafka clients."
   value       = "${aws_lb.bootstrap.dns_name}:${local.kafka_port}"
 }
 
@@ -24,7 +24,7 @@ output "role_arn" {
 }
 
 output "load_balancer" {
-  description = "The load balancer as CloudWatch names it."
+  description = "The load balancer's name in CloudWatch."
   value = {
     load_balancer = aws_lb.bootstrap.arn_suffix
     target_group  = aws_lb_target_group.bootstrap.arn_suffix

@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "task" {
-  description = "What all tasks of Siltstone share."
+  description = "The values that all Siltstone tasks share."
   type = object({
     cluster_arn        = string
     cluster_name       = string
@@ -21,7 +21,7 @@ variable "task" {
 }
 
 variable "bucket" {
-  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
   type = object({
     arn         = string
     objects_arn = string
@@ -63,7 +63,7 @@ variable "client_cidrs" {
 }
 
 variable "size" {
-  description = "How many agents, at which processor time there are more, and the memory of each."
+  description = "Number of agents, the average processor use that autoscaling aims at, and the memory of each."
   type = object({
     count_min   = number
     count_max   = number

@@ -9,12 +9,12 @@ output "name" {
 }
 
 output "capacity_provider" {
-  description = "Where services run."
+  description = "The capacity on which services run."
   value       = local.capacity_provider
 }
 
 output "execution_role_arn" {
-  description = "Role by which ECS starts tasks."
+  description = "Role with which ECS starts tasks."
   value       = aws_iam_role.execution.arn
 }
 

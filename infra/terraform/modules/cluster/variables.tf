@@ -4,17 +4,17 @@ variable "name" {
 }
 
 variable "launch_type" {
-  description = "FARGATE, or EC2 for hosts of our own."
+  description = "FARGATE, or EC2 to run tasks on instances of this account."
   type        = string
 }
 
 variable "instance_type" {
-  description = "Type of the hosts where launch_type is EC2."
+  description = "Type of the instances if launch_type is EC2."
   type        = string
 }
 
 variable "hosts_max" {
-  description = "Most hosts where launch_type is EC2."
+  description = "Most instances if launch_type is EC2."
   type        = number
 }
 
@@ -44,12 +44,12 @@ variable "environment" {
 }
 
 variable "secrets" {
-  description = "Variables of every task that ECS fills from Secrets Manager, as name to valueFrom."
+  description = "Variables of every task that ECS fills from Secrets Manager, as a map of name to valueFrom."
   type        = map(string)
 }
 
 variable "secret_arn" {
-  description = "The secret these lie in."
+  description = "The secret that holds these."
   type        = string
 }
 
@@ -67,7 +67,7 @@ variable "log_configuration" {
 }
 
 variable "bucket" {
-  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
   type = object({
     arn         = string
     objects_arn = string

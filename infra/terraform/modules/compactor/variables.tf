@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "task" {
-  description = "What all tasks of Siltstone share."
+  description = "The values that all Siltstone tasks share."
   type = object({
     cluster_arn        = string
     cluster_name       = string
@@ -21,7 +21,7 @@ variable "task" {
 }
 
 variable "bucket" {
-  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
   type = object({
     arn         = string
     objects_arn = string
@@ -58,12 +58,12 @@ variable "vpc_id" {
 }
 
 variable "tasks" {
-  description = "How many compactors."
+  description = "Number of compactors."
   type        = number
 }
 
 variable "spark" {
-  description = "Where merges go that outgrow a compactor. Null: nowhere."
+  description = "EMR Serverless application for merges that are too large for a compactor. Null: none."
   type = object({
     application_id  = string
     application_arn = string

@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "existing" {
-  description = "A Postgres that is there already. Null: one is made."
+  description = "An existing Postgres. Null: one is made."
   type = object({
     host              = string
     port              = number
@@ -16,7 +16,7 @@ variable "existing" {
 }
 
 variable "instance" {
-  description = "The Postgres that is made."
+  description = "The Postgres to make."
   type = object({
     instance_class = string
     engine_version = string
@@ -26,7 +26,7 @@ variable "instance" {
 }
 
 variable "ca_path" {
-  description = "Certificates in the image by which Postgres is verified. Null: the connection is encrypted, the server not verified."
+  description = "Path, in the image, of the CA certificates that verify Postgres. Null: the connection is encrypted, but the server is not verified."
   type        = string
 }
 
@@ -36,7 +36,7 @@ variable "vpc_id" {
 }
 
 variable "subnet_ids" {
-  description = "Private subnets in two zones at least."
+  description = "Private subnets in at least two zones."
   type        = list(string)
 }
 
@@ -51,6 +51,6 @@ variable "kms_key_arn" {
 }
 
 variable "deletion_protection" {
-  description = "Whether the instance refuses to be deleted, and leaves a last snapshot."
+  description = "Whether the instance refuses to be deleted, and a final snapshot is kept."
   type        = bool
 }

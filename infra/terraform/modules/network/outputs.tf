@@ -4,7 +4,7 @@ output "vpc_id" {
 }
 
 output "subnet_ids" {
-  description = "Private subnets, one a zone."
+  description = "Private subnets, one per zone."
   value       = local.subnet_ids
 }
 

@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "existing" {
-  description = "A VPC that is there already. Null: one is made."
+  description = "An existing VPC. Null: one is made."
   type = object({
     vpc_id          = string
     subnet_ids      = list(string)
@@ -13,7 +13,7 @@ variable "existing" {
 }
 
 variable "availability_zones" {
-  description = "Zones of the subnets that are made, one each. Not used with an existing VPC."
+  description = "Zones of the subnets to make, one each. Not used with an existing VPC."
   type        = list(string)
 
   validation {
@@ -23,11 +23,11 @@ variable "availability_zones" {
 }
 
 variable "vpc_cidr" {
-  description = "Addresses of the VPC that is made. Not used with an existing VPC."
+  description = "Addresses of the VPC to make. Not used with an existing VPC."
   type        = string
 }
 
 variable "endpoint_services" {
-  description = "Services that get an interface endpoint in the VPC that is made, as in com.amazonaws.REGION.SERVICE."
+  description = "Services that get an interface endpoint in the VPC made here, as in com.amazonaws.REGION.SERVICE."
   type        = set(string)
 }

@@ -24,6 +24,6 @@ output "workspace_arns" {
 }
 
 output "workspace_endpoint" {
-  description = "Where managed Prometheus is asked; null without one."
+  description = "Query URL of managed Prometheus; null without one."
   value       = one(aws_prometheus_workspace.this[*].prometheus_endpoint)
 }

@@ -4,22 +4,22 @@ variable "name" {
 }
 
 variable "log_retention_days" {
-  description = "How long logs are kept."
+  description = "Days for which logs are kept."
   type        = number
 }
 
 variable "collector_image" {
-  description = "Image of the AWS Distro for OpenTelemetry. Null: metrics are collected by somebody else."
+  description = "Image of the AWS Distro for OpenTelemetry. Null: no collector runs beside the tasks."
   type        = string
 }
 
 variable "alarm_topic_arns" {
-  description = "SNS topics that are told of alarms."
+  description = "ARNs of the SNS topics that receive alarms."
   type        = list(string)
 }
 
 variable "database" {
-  description = "The instance of RDS that is watched. Null: the Postgres is not ours."
+  description = "The RDS instance to watch. Null: the Postgres was not made here."
   type = object({
     instance_identifier = string
     storage_gib         = number
@@ -27,7 +27,7 @@ variable "database" {
 }
 
 variable "load_balancer" {
-  description = "The load balancer of the agents as CloudWatch names it."
+  description = "The agents' load balancer, by its name in CloudWatch."
   type = object({
     load_balancer = string
     target_group  = string
@@ -35,6 +35,6 @@ variable "load_balancer" {
 }
 
 variable "agents_min" {
-  description = "How many agents there should be at least."
+  description = "The least number of agents that should be ready."
   type        = number
 }

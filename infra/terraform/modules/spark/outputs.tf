@@ -1,5 +1,5 @@
 output "submission" {
-  description = "What a compactor needs to submit merges."
+  description = "The values that a compactor needs to submit merges."
   value = {
     application_id  = aws_emrserverless_application.this.id
     application_arn = aws_emrserverless_application.this.arn

@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "bucket" {
-  description = "Where the records lie, as ARNs: the bucket, everything below the prefix, and the KMS key or null."
+  description = "ARNs of the records' place: the bucket, everything below the prefix, and the KMS key or null."
   type = object({
     arn         = string
     objects_arn = string
@@ -18,22 +18,22 @@ variable "bucket_name" {
 }
 
 variable "code_prefix" {
-  description = "Where in the bucket the program and its archive lie; beside the records, never below their prefix."
+  description = "Prefix of the program and its archive in the bucket: beside the records, never below their prefix."
   type        = string
 }
 
 variable "release_label" {
-  description = "Release of EMR: one with Spark 4."
+  description = "EMR release with Spark 4."
   type        = string
 }
 
 variable "cpu_architecture" {
-  description = "X86_64 or ARM64: what the archive was packed on."
+  description = "X86_64 or ARM64: the architecture on which the archive was packed."
   type        = string
 }
 
 variable "image" {
-  description = "Image with Siltstone in it, FROM the image of that release. Null: an archive is unpacked beside each executor."
+  description = "Image that contains Siltstone, built FROM the image of that release. Null: an archive is unpacked beside each executor."
   type        = string
 }
 

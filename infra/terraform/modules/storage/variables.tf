@@ -4,7 +4,7 @@ variable "name" {
 }
 
 variable "existing_bucket" {
-  description = "A bucket that is there already, which is left as it is. Null: one is made."
+  description = "An existing bucket, whose configuration is not changed. Null: one is made."
   type        = string
 }
 
@@ -14,7 +14,7 @@ variable "kms_key_arn" {
 }
 
 variable "noncurrent_days" {
-  description = "0: the bucket is not versioned. Else it is, and deleted objects can be brought back for so many days."
+  description = "Days for which deleted objects can be restored. 0: the bucket is not versioned."
   type        = number
 }
 
