@@ -1,7 +1,7 @@
-"""`python -m infra.check`: whether the Terraform configuration would do what it should, with no AWS and no registry.
+"""`python -m infra.check`: checks the Terraform configuration without AWS and without a registry.
 
-Exit status: 0 if nothing was found, 1 if something was, 2 if the check itself failed, 3 with --require where there is
-no Terraform.
+Exit status: 0 if nothing was found, 1 if something was, 2 if the check itself failed, 3 with --require if Terraform is
+missing.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from infra.check.stand_in.schema import DamagedSchema
 from infra.check.terraform import TerraformFailed
 
 DESCRIPTION: Final = """\
-Whether infra/terraform would do what it should: planned by Terraform against a
-stand-in for AWS, then looked through. Nothing is sent anywhere.
+Checks infra/terraform: Terraform plans it against a stand-in for AWS, and rules
+read the plan. Nothing is sent anywhere.
 
 Exit status: 0 nothing was found, 1 something was, 2 the check itself failed,
-3 with --require where there is no Terraform.
+3 with --require if Terraform is missing.
 """
 EXAMPLES: Final = """\
 Examples:
   python -m infra.check                         everything
   python -m infra.check examples/minimal        one root module, and no more
   python -m infra.check modules/storage         a module by itself: init, validate
-  python -m infra.check --require               fail where Terraform is missing
+  python -m infra.check --require               fail if Terraform is missing
 """
 BANNER: Final = """\
 ************************************************************************
@@ -47,9 +47,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("roots", nargs="*", metavar="ROOT", help="folders of the tree to plan; all if none is named")
+    made.add_argument("roots", nargs="*", metavar="ROOT", help="folders of the tree to plan; default: all")
     made.add_argument("--tree", type=Path, default=checks.TREE, help="the configuration (default: infra/terraform)")
-    made.add_argument("--require", action="store_true", help="fail if Terraform is not there")
+    made.add_argument("--require", action="store_true", help="fail if Terraform is missing")
     return made
 
 
@@ -58,7 +58,7 @@ def say(text: str) -> None:
 
 
 def summary(outcomes: list[Outcome]) -> int:
-    """Prints the table and what was found. Gives the exit status."""
+    """Print the table and the findings; returns the exit status."""
     findings = once(finding for outcome in outcomes for finding in outcome.findings)
     say(table(outcomes))
     for finding in findings:

@@ -1,4 +1,4 @@
-"""Everything that is checked, in order, and what came of it."""
+"""All checks, in order, and their outcomes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Said = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to check: the tree, which of its roots (none: all), and whether its text and format, too."""
+    """The request: the tree, its roots to check (none: all), and whether to check its text and format, too."""
 
     tree: Path = TREE
     roots: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def values_for(root: str) -> list[Path | None]:
 
 
 def policy(rehearsal: Rehearsal, tree: Path) -> Iterator[Outcome]:
-    """The rules over what would be made, a line for each group."""
+    """Apply the rules to the planned resources; one outcome for each group."""
     stack = Stack(rehearsal.root, rehearsal.resources)
     places = Places(tree, rehearsal.module_folders)
     for name, rules in RULES.items():
@@ -105,7 +105,7 @@ def policy(rehearsal: Rehearsal, tree: Path) -> Iterator[Outcome]:
 def of_root(
     terraform: Terraform, root: str, values: Path | None, tree: Path, *, initialized: Path | None = None
 ) -> Iterator[Outcome]:
-    """Everything about one folder; `initialized` as in Terraform.rehearse."""
+    """All checks of one folder; `initialized` as in Terraform.rehearse."""
     rehearsal = terraform.rehearse(root, values, initialized=initialized)
     for step, findings in rehearsal.findings.items():
         yield Outcome(step, rehearsal.shown(), findings)
@@ -116,7 +116,7 @@ def of_root(
 
 
 def checkov(tree: Path) -> Outcome:
-    """A second opinion where there is one."""
+    """A second opinion, if checkov is installed."""
     binary = shutil.which("checkov")
     if binary is None:
         return Outcome("checkov", ".", not_run="checkov is not on the PATH (a second opinion, not needed)")
@@ -130,7 +130,7 @@ def checkov(tree: Path) -> Outcome:
 
 
 def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
-    """Outcomes as they come. Raises TerraformFailed, DamagedSchema, DamagedRights."""
+    """The outcomes as they come. Raises TerraformFailed, DamagedSchema, DamagedRights."""
     with tempfile.TemporaryDirectory(prefix="infra-check-") as scratch, provider.serving(schema.load()) as reattach:
         terraform = Terraform(binary, reattach, copied(wanted.tree, Path(scratch) / "tree"), Path(scratch))
         if wanted.text:
@@ -143,7 +143,7 @@ def run(wanted: Wanted, binary: str) -> Iterator[Outcome]:
         def of_plan(plan: tuple[str, Path | None]) -> list[Outcome]:
             return list(of_root(terraform, *plan, wanted.tree))
 
-        # Terraform waits much of its time, and the roots are independent.
+        # Terraform spends much of its time waiting, and the roots are independent.
         with ThreadPoolExecutor(max_workers=AT_ONCE) as threads:
             for outcomes in threads.map(of_plan, plans):
                 yield from outcomes

@@ -5,13 +5,13 @@
 
 The bindings are generated from the provider's own schema. Their wheel holds a JavaScript package (`_jsii/*.tgz`) in
 which every resource has a class: its HCL function names each argument with its type, a `reset` method means that an
-argument may be left out, and a getter without an argument is computed. Whether an argument that may be left out is
-also computed is not told there: for that a list of our own (`schemas/also-computed.json`) follows the provider's
-documentation, for what our configuration leaves out.
+argument is optional, and a getter without an argument is computed. The bindings do not tell whether an optional
+argument is also computed: for that, a list of our own (`schemas/also-computed.json`) follows the provider's
+documentation, for the arguments that our configuration leaves out.
 
-Which types to take is read from the configuration (`infra/terraform/**/*.tf`). Writes `infra/check/schemas/aws.json`
-whole, or nothing. Run by a developer after a new resource type is used; the check itself needs neither the bindings
-nor a network.
+The types to take are read from the configuration (`infra/terraform/**/*.tf`). It writes `infra/check/schemas/aws.json`
+whole, or nothing. A developer runs it after using a new resource type; the check itself needs neither the bindings nor
+a network.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NOTICE: Final = (
 
 
 class UnknownBindings(Exception):
-    """The bindings are not written the way this reads them: nothing was written."""
+    """The bindings have an unexpected form. Nothing was written."""
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ def snake(camel: str) -> str:
 
 
 def list_type(storage: str, kind: str) -> str:
-    """A type expression from what the bindings call it: ("stringList", "set") is `set(string)`."""
+    """A type expression from the words of the bindings: ("stringList", "set") is `set(string)`."""
     found = re.fullmatch(r"(string|number|boolean|any)(List)?(Map)?(List)?", storage)
     if found is None:
         raise UnknownBindings(f"storage class {storage!r}")
@@ -115,7 +115,7 @@ def list_type(storage: str, kind: str) -> str:
 def computed_type(
     source: Source, getter_body: str, members: dict[str, tuple[str, str, bool]]
 ) -> tuple[str, str] | None:
-    """(Terraform name, type) of what a getter reads, None for what is no attribute."""
+    """(Terraform name, type) of the attribute that a getter reads; None if it reads none."""
     read = ATTRIBUTE_READ.search(getter_body)
     if read is not None:
         kind = READS[read[1]]
@@ -247,7 +247,8 @@ def extract(bindings: Path, resources: set[str], data_sources: set[str]) -> dict
             }
 
         provider = schema_of(read_source(package, "provider"), "aws")
-        # An address for every service there is: a tenth of the file, for tests against other people's servers.
+        # The provider's endpoint addresses, one per service, are left out: they are a tenth of the file, and serve only
+        # tests against other servers.
         provider["blocks"] = {name: block for name, block in items(provider["blocks"]) if name != "endpoints"}
         version = VERSION.search(next(bindings.rglob("METADATA")).read_text(encoding="utf-8"))
         if version is None:

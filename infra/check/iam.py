@@ -1,8 +1,8 @@
-"""IAM policy documents: what the data source `aws_iam_policy_document` makes of its statements, and what a policy
-allows.
+"""IAM policy documents: the document that the data source `aws_iam_policy_document` makes of its statements, and the
+rights that a policy gives.
 
-The stand-in provider answers the data source with what the real one would compute from the same arguments, so that the
-policy scan reads the very documents that would be attached.
+The stand-in provider answers the data source with the real one's result for the same arguments, so that the policy scan
+reads the very documents that would be attached.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def principals_of(raw: object) -> tuple[str, ...]:
 
 
 def statements(document: str) -> Iterator[Statement]:
-    """Raises ValueError for what is no policy document."""
+    """The statements of a policy. Raises ValueError if the text is not a policy document."""
     listed: object = json.loads(document).get("Statement")
     alone = isinstance(listed, dict)
     for one in [cast("dict[str, Any]", listed)] if alone else objects(listed):
@@ -129,5 +129,5 @@ def is_wide(resource: str) -> bool:
 
 
 def covers(pattern: str, action: str) -> bool:
-    """Whether an action as written in a policy, with its `*` and `?`, takes in this one."""
+    """Whether an action as written in a policy, with its `*` and `?`, includes this one."""
     return fnmatch.fnmatchcase(action.lower(), pattern.lower().replace("[", "[[]"))

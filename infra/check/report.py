@@ -1,4 +1,4 @@
-"""What a check found, and how it is shown."""
+"""The findings of a check, and their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_RUN: Final = "not run"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mistake: where it is, what it is, and what to do about it."""
+    """One mistake: its place, what is wrong, and the remedy."""
 
     check: str
     place: str  # file:line of the tree, or the address of a resource
@@ -29,7 +29,7 @@ class Outcome:
     check: str
     about: str
     findings: tuple[Finding, ...] = ()
-    not_run: str = ""  # why, where it was not
+    not_run: str = ""  # the reason, if it was not run
 
     def result(self) -> str:
         if self.not_run:

@@ -1,8 +1,8 @@
 """Reads the configuration's own text: where a resource is declared, and what its variables lack.
 
-The files are in Terraform's canonical format by the time they are read (`terraform fmt -check` is the first check),
-so a block starts in the first column and ends with a brace there, and its own arguments stand two columns in. No
-parser of the language is needed for that.
+`terraform fmt -check` is the first check, so the files are in Terraform's canonical format by then: a block starts in
+the first column and ends with a brace there, and its own arguments are indented by two columns. So no parser of the
+language is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def declarations(tree: Path, folder: str) -> Iterator[Declaration]:
 
 
 class Places:
-    """Where resources are declared. Asked by address; answers with file:line and the address."""
+    """Where resources are declared: from an address to file:line and the address."""
 
     def __init__(self, tree: Path, module_folders: dict[str, str]) -> None:
         self._tree = tree
@@ -64,8 +64,9 @@ class Places:
 
 
 def variables(tree: Path) -> tuple[Finding, ...]:
-    """Every variable and output says what it is; the root module's also refuse what makes no sense (examples and
-    modules pass values on), and are few."""
+    """Every variable and output must have a description. The root module's variables must also be validated and few;
+    examples and modules only pass values on.
+    """
     folders = sorted(
         {path.parent.relative_to(tree).as_posix() for path in tree.rglob("*.tf") if ".terraform" not in path.parts}
     )
@@ -81,7 +82,7 @@ def of_folder(tree: Path, folder: str) -> Iterator[Finding]:
             "variables",
             folder,
             message,
-            "fold what nobody sets into a default, or what belongs together into an object",
+            "make a default of a variable that nobody sets, or join related variables into an object",
         )
     for one in declared:
         if one.kind in ("variable", "output") and not argument(one.body, "description"):
@@ -95,6 +96,6 @@ def of_folder(tree: Path, folder: str) -> Iterator[Finding]:
 
 
 def argument(body: str, name: str) -> str:
-    """What a block's own argument is set to, its first line; empty where it is not there."""
+    """The value of a block's own argument, its first line; "" if it is absent."""
     found = re.search(rf"^(?:  | ?){name} += +(.+?)( \}})?$", body, re.M)
     return found[1].strip() if found else ""

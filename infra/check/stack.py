@@ -1,4 +1,4 @@
-"""The resources that a root module would make, as the policy rules read them."""
+"""The resources that a root module would make, in the form that the policy rules read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stack:
         return [resource for kind in types for resource in self._by_type.get(kind, [])]
 
     def for_bucket(self, kind: str, bucket: Resource) -> list[Resource]:
-        """Resources of this type that are about this bucket."""
+        """The resources of this type that belong to this bucket."""
         names = {bucket.values.get("id"), bucket.values.get("bucket")}
         return [resource for resource in self.of(kind) if resource.values.get("bucket") in names]
 
@@ -38,6 +38,6 @@ Rule: TypeAlias = Callable[[Stack], Iterator[Violation]]
 
 
 def blocks(values: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Nested blocks of this name; empty where there are none."""
+    """The nested blocks of this name; empty if there are no such blocks."""
     found: object = values.get(name) or []
     return cast("list[dict[str, Any]]", [found] if isinstance(found, dict) else found)

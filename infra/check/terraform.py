@@ -1,8 +1,8 @@
 """Runs Terraform on a copy of the tree, against the stand-in for the AWS provider.
 
-Order: init (modules only; no registry is asked, since the one provider is attached), validate, plan, then a rehearsed
-apply of that plan, whose state is read. A step that fails ends the row, as the next would only repeat what it said.
-What Terraform writes goes to a folder of its own for each row, so that rows may run at the same time.
+Order: init (modules only; it asks no registry because the one provider is attached), validate, plan, then a rehearsed
+apply of that plan, whose state is read. A step that fails ends the row, because the next would only repeat its error.
+Terraform writes into a folder of its own for each row, so that rows may run at the same time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Resource:
 
 @dataclass(slots=True)
 class Rehearsal:
-    """What Terraform said of one root module: findings of the step that failed, or the resources that it would make."""
+    """Terraform's result for one root module: findings of the step that failed, or the resources that it would make."""
 
     root: str
-    values: str  # name of the file of values, "" where there is none
+    values: str  # name of the file of values, or ""
     findings: dict[str, tuple[Finding, ...]] = field(
         default_factory=dict[str, tuple[Finding, ...]]
     )  # by step, in order

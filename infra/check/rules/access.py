@@ -1,4 +1,4 @@
-"""Rules for rights: what roles may do, and who may take them."""
+"""Rules for rights: the actions that roles may do, and the principals that may assume them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ DELETES: Final = (
     "s3:DeleteObjectVersion",
     "s3:DeleteBucket",
     "s3:PutLifecycleConfiguration",
-    "s3:PutBucketPolicy",  # who may write it may let himself delete
+    "s3:PutBucketPolicy",  # this right lets a role give itself the right to delete
 )
 ALLOWED_DELETES: Final = ("s3:DeleteObject",)
-JANITOR: Final = "-compactor"  # the end of the name of the one role that may delete
-# What a start writes and deletes to see what the store can do; and all that the janitor deletes: never cluster.json.
+JANITOR: Final = "-compactor"  # the end of the name of the only role that may delete
+# Prefixes that a starting process writes and deletes to probe the store, and prefixes in which the janitor deletes;
+# never cluster.json.
 PROBES: Final = re.compile(r"^arn:[^*]+/probe/\*$")
 DELETED: Final = re.compile(r"^arn:[^*]+/(probe|l0|l1|l2|jobs|catalog)/\*$")
-# Actions that IAM only knows for all resources.
+# Actions that IAM supports only for all resources.
 WITHOUT_RESOURCE: Final = (
     "cloudwatch:PutMetricData",
     "ec2:Describe*",
@@ -125,7 +126,7 @@ def roles_are_for_services(stack: Stack) -> Iterator[Violation]:
 
 
 def keys_of(statement: iam.Statement) -> set[str]:
-    """What its conditions compare with given values."""
+    """The condition keys that a statement compares with given values."""
     return {key for test in ("StringEquals", "ArnLike", "ArnEquals") for key in statement.conditions.get(test, {})}
 
 

@@ -1,4 +1,4 @@
-"""Rules for what holds data: buckets, databases, logs, disks."""
+"""Rules for places of data: buckets, databases, logs, disks."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def bucket_forgets_what_is_deleted(stack: Stack) -> Iterator[Violation]:
 
 
 def bucket_is_read_at_once(stack: Stack) -> Iterator[Violation]:
-    """No lifecycle rule moves objects to where a GET fails until they are restored."""
+    """No lifecycle rule moves objects to a class in which a GET fails until they are restored."""
     for setting in stack.of("aws_s3_bucket_lifecycle_configuration"):
         for rule in blocks(setting.values, "rule"):
             for move in (*blocks(rule, "transition"), *blocks(rule, "noncurrent_version_transition")):
@@ -121,12 +121,12 @@ def bucket_is_read_at_once(stack: Stack) -> Iterator[Violation]:
 
 
 def is_for_all(rule: dict[str, Any]) -> bool:
-    """Whether a lifecycle rule is about every object: no prefix, tag or size narrows it."""
+    """Whether a lifecycle rule applies to every object: no prefix, tag or size narrows it."""
     return not rule.get("prefix") and not any(any(part.values()) for part in blocks(rule, "filter"))
 
 
 def ends(block: dict[str, Any]) -> bool:
-    """Whether what the block is about is gone some day."""
+    """Whether the block makes its objects expire some day."""
     days = block.get("days_after_initiation") or block.get("noncurrent_days") or 0
     return 1 <= int(days) <= LIFECYCLE_DAYS_MAX and not block.get("newer_noncurrent_versions")
 

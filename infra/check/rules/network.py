@@ -1,4 +1,4 @@
-"""Rules for the way in: load balancers, security groups, subnets, tasks and what is in their environment."""
+"""Rules for the way in: load balancers, security groups, subnets, tasks and their environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERNAL: Final = tuple(
     ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
 INTERNAL_6: Final = ipaddress.IPv6Network("fc00::/7")
-DRAINING: Final = (["agent"], ["compactor"])  # commands that have something to give back
+DRAINING: Final = (["agent"], ["compactor"])  # commands that must drain before they end
 DEFAULT_STOP_S: Final = 30
 # Merges write to /tmp, and a volume of Fargate for it would belong to root.
 WRITERS: Final = ("compactor",)
@@ -47,7 +47,7 @@ def no_open_ingress(stack: Stack) -> Iterator[Violation]:
 
 
 def is_internal(cidr: str) -> bool:
-    """Of a prefix list nobody here knows what is in it."""
+    """Whether the addresses are private; False for a prefix list, because its content is unknown here."""
     if cidr.startswith("pl-"):
         return False
     network = ipaddress.ip_network(cidr)
@@ -87,7 +87,7 @@ def instances_want_tokens(stack: Stack) -> Iterator[Violation]:
     for template in stack.of("aws_launch_template"):
         options = blocks(template.values, "metadata_options")
         if not options or any(option.get("http_tokens") != "required" for option in options):
-            message = "instances give their credentials to whoever can make them fetch a URL (IMDSv1)"
+            message = "instances give their credentials to anyone who can make them fetch a URL (IMDSv1)"
             yield Violation(template, message, 'set http_tokens = "required" in metadata_options')
 
 
@@ -123,7 +123,7 @@ def plaintext(task: Resource, container: dict[str, object], what: str) -> Violat
 
 
 def settings_are_siltstones(stack: Stack) -> Iterator[Violation]:
-    """The product itself reads the environment that a container would get."""
+    """Let the product itself read the environment that a container would get."""
     for task, container in containers(stack):
         try:
             settings_of(container)
@@ -133,7 +133,9 @@ def settings_are_siltstones(stack: Stack) -> Iterator[Violation]:
 
 
 def settings_of(container: dict[str, object]) -> Settings | None:
-    """What Siltstone reads from the environment; None where none of it is for Siltstone. Raises SettingsError."""
+    """The settings that Siltstone reads from the environment; None if the container is not Siltstone's. Raises
+    SettingsError.
+    """
     listed = cast("list[dict[str, str]]", container.get("environment") or [])
     environment = {variable["name"]: variable["value"] for variable in listed}
     is_ours = any(name.startswith(ENVIRONMENT_PREFIX) for name in environment)
@@ -144,7 +146,7 @@ def tasks_have_time_to_drain(stack: Stack) -> Iterator[Violation]:
     """An agent that is killed while it drains answers nobody: clients wait for their timeouts."""
     for task, container in containers(stack):
         stop_ms = 1000 * int(cast("int", container.get("stopTimeout", DEFAULT_STOP_S)))
-        with suppress(SettingsError):  # told by another rule
+        with suppress(SettingsError):  # another rule reports it
             settings = settings_of(container) if container.get("command") in DRAINING else None
             if settings is None or settings.drain_timeout_ms < stop_ms:
                 continue
@@ -155,7 +157,7 @@ def tasks_have_time_to_drain(stack: Stack) -> Iterator[Violation]:
 def tasks_are_logged(stack: Stack) -> Iterator[Violation]:
     for task, container in containers(stack):
         if not container.get("logConfiguration"):
-            message = f"what container {container.get('name')} says is lost"
+            message = f"the output of container {container.get('name')} is lost"
             yield Violation(task, message, "give it a logConfiguration")
 
 

@@ -1,7 +1,7 @@
-"""Rights are those of the list, `rights.txt`: no more, no less, on nothing else, under the same conditions.
+"""The roles' rights are those of the list `rights.txt`: no more, no less, on nothing else, under the same conditions.
 
-The rules of `policy_access.py` say what is wrong with a right; this one needs no imagination: what nobody wrote down is
-a finding, and so is a right that is gone, without which a task would fail in the middle of its work.
+The rules of `access.py` say why a right is wrong. This rule needs no reason: a right that is not in the list is a
+finding. So is a missing right, without which a task would fail in the middle of its work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIST: Final = Path(__file__).parents[1] / "rights.txt"
 STORE: Final = re.compile(r"^s3://([^/?]+)/([^?]*)")
 TRUST: Final = "sts:AssumeRole"
 ATTACHED: Final = "policy"
-# What an ARN is called in the list. Without wildcards, but where no one thing can be named.
+# The names of ARNs in the list. No wildcards, except where no single resource can be named.
 NAMES: Final = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -43,7 +43,7 @@ ROLE: Final = re.compile(rf"arn:aws:iam::{ACCOUNT}:role/[\w-]+-(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One line of the list, or what a plan gives a role by one action."""
+    """One line of the list, or one action that a plan allows a role."""
 
     on: set[str] = field(default_factory=set[str])
     where: set[str] = field(default_factory=set[str])
@@ -58,7 +58,7 @@ class DamagedRights(Exception):
 
 
 def listed(text: str) -> Rights:
-    """Raises DamagedRights, which names the line."""
+    """The rights of the list. Raises DamagedRights, which names the line."""
     found: Rights = {}
     for number, line in enumerate(text.splitlines(), 1):
         columns = re.split(r"\s{2,}", line.strip())
@@ -87,7 +87,7 @@ def role_of(name: object) -> str:
 
 
 def store_of(stack: Stack) -> tuple[str, str]:
-    """Bucket and prefix, as the tasks are told; ("", "") where no task is told one."""
+    """Bucket and prefix from the tasks' environment; ("", "") if no task has them."""
     for task in stack.of("aws_ecs_task_definition"):
         for container in container_definitions(task):
             for variable in cast("list[dict[str, str]]", container.get("environment") or []):
@@ -98,7 +98,7 @@ def store_of(stack: Stack) -> tuple[str, str]:
 
 
 def named(arn: str, bucket: str, prefix: str) -> str:
-    """An ARN as the list has it; the ARN itself where it has no name there."""
+    """The name of an ARN in the list; the ARN itself if it has no name there."""
     if arn == f"arn:aws:s3:::{bucket}":
         return "bucket"
     folders = ((f"arn:aws:s3:::{bucket}/{prefix}/", ""), (f"arn:aws:s3:::{bucket}/{prefix}-code/", "code/"))
@@ -111,7 +111,7 @@ def named(arn: str, bucket: str, prefix: str) -> str:
 
 
 def given(stack: Stack) -> Iterator[tuple[Resource, str, str, str, set[str]]]:
-    """(resource, role, action, what it is on, keys of its conditions)"""
+    """(resource, role, action, resources of the right, keys of its conditions)"""
     store = store_of(stack)
     for policy, role, statement in granted(stack):
         actions = [*statement.actions, *(f"all but {action}" for action in statement.not_actions)]
@@ -146,7 +146,7 @@ def rights_are_those_of_the_list(stack: Stack) -> Iterator[Violation]:
     known = list_of_the_tree()
     seen: dict[tuple[str, str], set[str]] = {}
     roles: dict[str, Resource] = {role_of(role.values.get("name")): role for role in stack.of("aws_iam_role")}
-    remedy = "write it into infra/check/rights.txt if it is meant, and say why where it is given"
+    remedy = "add it to infra/check/rights.txt if it is intended, and comment on the reason where it is given"
     for resource, role, action, on, where in given(stack):
         right = known.get((role, action), Right())
         seen.setdefault((role, action), set()).add(on)

@@ -1,8 +1,7 @@
-"""Values that the provider refuses before it asks AWS, and that the schema's types let through.
+"""Values that the provider refuses before it asks AWS, though the schema's types allow them.
 
-Only for arguments that our configuration uses; each list is what the provider's documentation gives. A value that is
-not known yet is not judged. A path is the argument's name with those of the blocks around it:
-`health_check.protocol`.
+Only for arguments that our configuration uses; each list follows the provider's documentation. Values that are not
+known yet are not judged. A path is the argument's name with those of the blocks around it: `health_check.protocol`.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class Mistake:
 
 
 def mistakes(type_name: str, config: dict[str, Value]) -> list[Mistake]:
-    """What the provider would refuse of a resource's or data source's arguments."""
+    """The arguments of a resource or data source that the provider would refuse."""
     found = [one for path, value in scalars(config) for one in of_argument(type_name, path, value)]
     if type_name == "aws_ecs_task_definition":
         found += fargate(config)
@@ -119,7 +118,7 @@ def mistakes(type_name: str, config: dict[str, Value]) -> list[Mistake]:
 
 
 def scalars(value: Value, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in it that is known, with its path; elements of lists have the path of their list."""
+    """Every known text in it, with its path; elements of lists have the path of their list."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from scalars(item, f"{path}.{name}" if path else name)

@@ -1,7 +1,7 @@
-"""What the stand-in provider answers where the real one would ask AWS, or compute.
+"""Answers of the stand-in provider in place of those that the real one gets from AWS or computes.
 
-Fixed values of the right form: an account that does not exist, a region, identifiers made from what was configured.
-Nothing here is read by the product; the policy scan relies on a bucket's ARN naming the bucket.
+They are fixed values of the right form: an account that does not exist, a region, identifiers made from the
+configuration. The product reads none of them. The policy scan relies on a bucket's ARN naming the bucket.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def shown(value: Value) -> object:
 
 
 def identity(type_name: str, config: dict[str, Value]) -> str:
-    """The same for the same configuration, so that two plans of it agree."""
+    """An identity that is the same for the same configuration, so that two plans of it agree."""
     text = json.dumps([type_name, shown(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:17]
 
@@ -138,8 +138,7 @@ def of_type(kind: Type, type_name: str, attribute: str, config: dict[str, Value]
     if outer == "map":
         return {}
     assert not isinstance(inner, dict)
-    # One element where the elements are objects: `master_user_secret[0].secret_arn` is read. Names of nothing
-    # otherwise.
+    # One element if the elements are objects, because `master_user_secret[0].secret_arn` is read; else none.
     return [of_type(inner, type_name, attribute, config)] if isinstance(inner, tuple) else []
 
 
@@ -174,7 +173,7 @@ def text_value(type_name: str, attribute: str, config: dict[str, Value]) -> str:
 
 
 def planned(block: Block, config: dict[str, Value]) -> dict[str, Value]:
-    """What the real provider would plan: computed attributes that were not given are unknown until it is applied."""
+    """The real provider's plan: computed attributes that were not given are unknown until the apply."""
     out = dict(config)
     for name, attribute in block.attributes.items():
         if attribute.computed and out.get(name) is None:

@@ -1,13 +1,12 @@
 """A stand-in for the AWS provider: the real schemas, no AWS.
 
-Speaks Terraform's plugin protocol, version 5, on a socket that Terraform is told of by `TF_REATTACH_PROVIDERS`, the
-way a provider is run in a debugger: no registry is asked, nothing is installed and one server answers every run of
-Terraform.
+It speaks Terraform's plugin protocol, version 5, on a socket. `TF_REATTACH_PROVIDERS` tells Terraform where, as for a
+provider in a debugger: no registry is asked, nothing is installed, and one server answers every run of Terraform.
 
-A plan is what the real provider's would be: what is computed is unknown, so `count = length(unknown)` fails here as
-it would there. An apply is a rehearsal: nothing is made, unknown values become plausible ones, and so the documents
-and addresses that are put together from them are there for the policy scan to read. Only new resources are known: no
-update, no destroy, no import.
+A plan equals the real provider's: computed values are unknown, so `count = length(unknown)` fails here as it would
+there. An apply is a rehearsal: it makes nothing and replaces unknown values by plausible ones, so that the policy scan
+can read the documents and addresses that are made of them. It knows only new resources: no update, no destroy, no
+import.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ class Handler(grpc.GenericRpcHandler):
 
 @contextmanager
 def serving(schemas: Schemas) -> Generator[str]:
-    """Serves until the block ends; gives the value of `TF_REATTACH_PROVIDERS`."""
+    """Serve until the block ends; gives the value of `TF_REATTACH_PROVIDERS`."""
     with tempfile.TemporaryDirectory(prefix="infra-check-") as folder, ThreadPoolExecutor(max_workers=8) as threads:
         socket = Path(folder) / "provider.sock"
         server = grpc.server(threads)
@@ -154,7 +153,7 @@ def serving(schemas: Schemas) -> Generator[str]:
                     "Protocol": "grpc",
                     "ProtocolVersion": 5,
                     "Pid": os.getpid(),
-                    "Test": True,  # Terraform is not to end this process
+                    "Test": True,  # so that Terraform does not end this process
                     "Addr": {"Network": "unix", "String": str(socket)},
                 }
             })  # fmt: skip

@@ -24,7 +24,7 @@ SCHEMAS: Final = Path(__file__).parents[1] / "schemas" / "aws.json"
 
 
 class DamagedSchema(Exception):
-    """The schema file is not of the form that this page tells."""
+    """The schema file does not have the form described above."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What Terraform and a provider send each other: protobuf messages, and in them values as MessagePack.
+"""The messages between Terraform and a provider: protobuf, and in it values as MessagePack.
 
 This module holds only as much as the stand-in provider needs. A message is written as (field number, value) pairs and
-read as a dict of lists. The numbers are those of Terraform's `tfplugin5.proto`; `provider.py` says what each one means.
-A value is plain Python (None, bool, int, float, str, list, dict), or UNKNOWN for what a plan cannot know yet.
+read as a dict of lists. The numbers are those of Terraform's `tfplugin5.proto`; `provider.py` explains them. A value is
+plain Python (None, bool, int, float, str, list, dict), or UNKNOWN for a value that a plan cannot know yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Fields: TypeAlias = "dict[int, list[int | bytes]]"
 
 VARINT: Final = 0
 LENGTH: Final = 2
-UNKNOWN_EXTENSIONS: Final = (0, 12)  # 12 tells what is known of an unknown value all the same
+UNKNOWN_EXTENSIONS: Final = (0, 12)  # type 12 carries partial knowledge of an unknown value
 
 
 unpack = cast("Callable[..., object]", msgpack.unpackb)  # pyright: ignore[reportUnknownMemberType]
@@ -38,7 +38,7 @@ UNKNOWN: Final = Unknown()
 
 
 class DamagedMessage(Exception):
-    """The bytes are no message of the form that Terraform sends."""
+    """The bytes are not a message of the form that Terraform sends."""
 
 
 def varint(number: int) -> bytes:
@@ -52,7 +52,8 @@ def varint(number: int) -> bytes:
 
 def message(*fields: tuple[int, FieldValue]) -> bytes:
     """Fields in the order given; a repeated field is given as often as it repeats. Zeros, empty strings and False are
-    left out, as protobuf 3 does; bytes are written even if empty, since an empty message says that it is there."""
+    left out, as in protobuf 3. Bytes are written even if empty, because an empty message tells that it exists.
+    """
     parts: list[bytes] = []
     for number, value in fields:
         if isinstance(value, int):
@@ -101,7 +102,7 @@ def text_field(fields: Fields, number: int) -> str:
 
 
 def bytes_field(fields: Fields, number: int) -> bytes:
-    """Empty where the field is not there."""
+    """Empty if the field is absent."""
     value = fields.get(number, [b""])[-1]
     if isinstance(value, int):
         raise DamagedMessage(f"field {number} is a number")
