@@ -66,10 +66,10 @@ class Server:
         self.draining = False
         self.produce_is_full = False
         self._first: tuple[Connection | None, float] = (None, 0.0)
-        """Who holds up others, and when it was heard of last."""
+        """The connection that holds up others, and when its last bytes came."""
         self._first_silent_ms = 0.0
         self.landing = memoryview(bytearray(LANDING_BYTES))
-        """Where the bytes of all connections arrive; each takes its own away before the next one reads."""
+        """The buffer that the bytes of all connections arrive in; each takes its own away before the next one reads."""
         self._connections: dict[Connection, None] = {}
         self._nobody_left = asyncio.Event()
         self._nobody_left.set()
@@ -172,7 +172,7 @@ class Server:
             for large in list(self._large):
                 large.update_reading()
         elif was_full and (frame_is_whole or not self.requests_are_full):
-            # There is room, whoever made it, or the next in line may go on.
+            # There is room, no matter which connection made it, or the next in line may go on.
             self._pump_large()
 
     @property
@@ -200,7 +200,8 @@ class Server:
             connection.pump()
 
     def _pump_in_turn(self) -> None:
-        """Until the write path is full again. Who had a turn goes to the end: the same few would take all room."""
+        """Until the write path is full again. A connection that had its turn goes to the end, or the same few would
+        take all room."""
         for connection in list(self._connections):
             if self.produce_is_full:
                 return

@@ -1,7 +1,7 @@
-"""What may be asked of a group at all, before its machine is asked; and topics by the name that commits use.
+"""The checks of a group before its machine is asked; and topics by the names that commits use.
 
-This agent may hear late of a topic that another made, deleted, made anew or added partitions to. So that a partition
-does not exist, or that nothing is committed for it, is never said from memory: `Present` looks first.
+This agent may hear late that another agent created, deleted or re-created a topic, or added partitions to one. So it
+never answers from memory that a partition does not exist or that nothing is committed for it: `Present` looks first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOKED_FOR_SINGLY = 20
 
 
 def check_id(group_id: str, *, may_be_empty: bool = False) -> None:
-    """Raises GroupRefusedError(INVALID_GROUP_ID). Members need a name; offsets alone are kept for "" too."""
+    """Raises GroupRefusedError(INVALID_GROUP_ID). Members need a group name; offsets alone are kept for "" too."""
     if not group_id and not may_be_empty:
         raise GroupRefusedError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
     try:
@@ -35,7 +35,7 @@ def check_id(group_id: str, *, may_be_empty: bool = False) -> None:
 
 
 def is_id(group_id: str) -> bool:
-    """Whether the store may have a group of this name, "" included."""
+    """The store can have a group of this name; "" is one."""
     try:
         check_group_id(group_id)
     except GroupIdTooLongError:
@@ -44,7 +44,7 @@ def is_id(group_id: str) -> bool:
 
 
 def place_of(topic_cache: TopicCache, topic_name: str, partition: int) -> OffsetPlace | None:
-    """None when there is no such partition."""
+    """None if there is no such partition."""
     topic = topic_cache.topic(topic_name)
     if topic is None or not 0 <= partition < len(topic.partition_ids):
         return None
@@ -52,10 +52,10 @@ def place_of(topic_cache: TopicCache, topic_name: str, partition: int) -> Offset
 
 
 async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]) -> Collection[str]:
-    """Those of these groups that are ours to answer for and that do not exist, by the store's word in few statements;
-    each that is not among them is to be asked for by itself. Of a few names none is looked for.
+    """The groups among these that belong to this agent and do not exist, found in a few statements to the store. The
+    caller asks for each of the others by itself. A short list of names is not looked up at all.
 
-    Raises GroupRefusedError when the store does not answer.
+    Raises GroupRefusedError if the store does not answer.
     """
     if len(group_ids) <= LOOKED_FOR_SINGLY:
         return ()
@@ -71,14 +71,14 @@ async def unknown_groups(coordinator: GroupCoordinator, group_ids: Sequence[str]
 
 
 async def look_up(topic_cache: TopicCache, follower: Follower, names: Collection[str]) -> None:
-    """Hear of topics that were made a moment ago, if one of these is not known."""
+    """If one of these topics is not known, learn of topics that were created a moment ago."""
     if any(topic_cache.topic(name) is None for name in names):
-        with suppress(SiltstoneError):  # without it we answer what we know
+        with suppress(SiltstoneError):  # without the store, answer with what we know
             await follower.catch_up()
 
 
 class Present:
-    """One request's look at the topics as they are in the store, when something is missing: one at most."""
+    """One request's look at the topics in the store when something is missing: at most one."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -86,8 +86,8 @@ class Present:
         """None: not looked yet."""
 
     async def see(self) -> bool:
-        """Whether the topic cache now holds all that was committed before this request. Ids do not come back: what is
-        missing by the same topic id after the look was missing before it."""
+        """Returns True if the topic cache now holds all that was committed before this request. Topic ids do not come
+        back: a partition that is missing by the same topic id after the look was missing before it."""
         if self.seen is None:
             try:
                 async with asyncio.timeout(LOOK_MS_MAX / 1000):

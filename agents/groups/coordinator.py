@@ -1,21 +1,25 @@
 """The group coordinator of one agent: a thin shell around the state machines of the groups it owns.
 
-A group is taken when it is first asked for, under an epoch that fences the owner before; it is given up when the agents
-alive say that another owns it, when a write of ours is fenced, or when it is in doubt what a write of ours did. Whoever
-waits is answered NOT_COORDINATOR then and finds the next owner, which goes on with the same members and generation.
-When the agent stops, it serves its groups until the others know that it goes, and gives all up at once. When its lease
-may have run out it gives all up too and answers nothing from memory, whatever its list of agents says: others may have
-had its groups meanwhile, and the list look as before. And once a beat it asks the store whether what it holds is still
-its own: an agent that came, took a group and left between two beats shows in no list, and two agents may differ about
-who owns a group while they learn of each other. What it could not ask about for as long as a lease is given up too.
+A group is taken when it is first asked for, under an epoch that fences the previous owner. It is given up in three
+cases: the list of live agents names another owner, a write of ours is fenced, or the outcome of a write of ours is
+unknown. Waiting clients are then answered NOT_COORDINATOR and find the next owner, which continues with the same
+members and generation.
 
-Groups that have members and that nobody asks for are taken by and by, so that sessions of members end that went
-together with their owner.
+An agent that stops serves its groups until the others know that it goes, and gives all up at once. An agent whose lease
+may have run out gives all up too and answers nothing from memory, whatever its list of agents says: others may have had
+its groups meanwhile although the list looks the same. Once a beat it also asks the store whether it still owns the
+groups that it holds: an agent that came, took a group and left between two beats shows in no list, and two agents may
+disagree about an owner while they learn of each other. A group that could not be checked for as long as a lease is
+given up too.
 
-Nothing here waits for the object store. What a client's disconnect leaves is a future that nobody awaits, and it goes.
+Groups that have members and that no client asks for are taken little by little, so that the sessions of members that
+died together with their owner end.
 
-Memory: at most GROUPS_MAX groups and BYTES_MAX bytes of members' metadata and assignments are held; a group without
-members is forgotten (not deleted) when nobody has asked for it for IDLE_MS, or at once when there is no room. Above
+Nothing here waits for the object store. A client that disconnects leaves a future that nobody awaits, and the future is
+dropped.
+
+Memory: at most GROUPS_MAX groups and BYTES_MAX bytes of members' metadata and assignments are held. A group without
+members is forgotten (not deleted) when no client has asked for it for IDLE_MS, or at once when there is no room. Above
 the bounds new groups and members are told to come again.
 """
 
@@ -60,14 +64,14 @@ BYTES_MAX = 256 << 20
 IDLE_MS = 60_000.0
 SWEEP_MS = 5_000.0
 ADOPTED_PER_SWEEP = 50
-"""Groups with members that nobody asked for."""
+"""Interval of the search for groups with members that no client asks for."""
 ADOPTION_PAGE_GROUPS = 1_000
 CHECKED_PER_CALL = 2_000
 """Groups that are held."""
 LOADS_MAX = 2
-"""At once: after a failover there are many, and commits of records share the store's connections."""
+"""Groups taken at once: after a failover there are many, and commits of records share the store's connections."""
 LOAD_WAIT_MS_MAX = 5_000.0
-"""A store that is silent is waited for longer; its client is told to come again."""
+"""A silent store may take longer than this; the client is told to come again."""
 
 A = TypeVar("A", bound=AnyAnswer)
 
@@ -94,12 +98,12 @@ class GroupCoordinator:
         self._deletions: dict[str, asyncio.Task[ErrorCode]] = {}
         self._lapses = 0
         self._adopted: str | None = None
-        """Up to this id groups were looked at."""
+        """Groups up to this id were looked at."""
         self._adopts_at_version = -1
         self._sweeps: asyncio.Task[None] | None = None
         self._checks: asyncio.Task[None] | None = None
         self._checked_ms = runtime.clock.monotonic_ms()
-        """All that is held was the store's truth then, or was taken later."""
+        """When all that is held was last known to be the store's truth, or was taken later."""
         self._bytes = 0
         self._last_request = 0
         self._stopped = False
@@ -114,7 +118,7 @@ class GroupCoordinator:
         self._checks = asyncio.create_task(self._check_for_ever(), name="group check")
 
     async def drain(self) -> None:
-        """Give all groups up, and write what was accepted. Call it when the others know that this agent goes."""
+        """Give all groups up, and write the accepted commits. Call it when the others know that this agent goes."""
         self._stopped = True
         for held in list(self._held.values()):
             self._unload(held, ErrorCode.NOT_COORDINATOR)
@@ -134,11 +138,11 @@ class GroupCoordinator:
     # ---- who owns what
 
     def owner(self, group_id: str) -> AgentInfo | None:
-        """By this agent's list; None when nobody is alive."""
+        """The owner by this agent's list; None if no agent is alive."""
         return owner(group_id, self._membership.agents)
 
     def owns(self, group_id: str) -> bool:
-        """Whether a group would be taken here. What is held is held until somebody else is known to own it."""
+        """A group of this name would be taken here. A held group stays until another owner is known."""
         if self._stopped or not self._membership.lease_runs:
             return False
         found = self.owner(group_id)
@@ -146,7 +150,7 @@ class GroupCoordinator:
 
     @property
     def lease_runs(self) -> bool:
-        """While it does not, nothing is owned here, and nobody knows yet by whom it is."""
+        """While the lease does not run, this agent owns nothing and does not know who does."""
         return self._membership.lease_runs
 
     def check_owned(self, group_id: str) -> None:
@@ -162,7 +166,7 @@ class GroupCoordinator:
         return self._last_request
 
     async def ask(self, group_id: str, event: Request, kind: type[A], *, create: bool = False) -> A | None:
-        """What the group's machine answers, however long it takes. None when there is no such group.
+        """The answer of the group's machine, however long it takes. None if there is no such group.
 
         Raises GroupRefusedError.
         """
@@ -178,15 +182,15 @@ class GroupCoordinator:
     def heartbeat_at_once(self, group_id: str, event: HeartbeatRequested) -> PlainAnswer | None:
         """The answer of a group that is held. None: use `ask`. Raises GroupRefusedError.
 
-        Without a turn of the event loop, so that heartbeats that arrived while it stood still are heard before the
-        timers that would end their members.
+        Runs without a turn of the event loop, so that heartbeats that arrived while the loop was blocked count before
+        the timers that would end their members.
         """
         held = self._holding(group_id)
         answer = None if held is None else held.ask_at_once(event)
         return None if answer is None else _of_kind(answer, PlainAnswer)
 
     async def commit(self, group_id: str, event: CommitRequested, offsets: Sequence[OffsetToCommit]) -> Outcome | None:
-        """What came of these offsets. None when there is no such group. Raises GroupRefusedError."""
+        """The outcomes of these offset commits. None if there is no such group. Raises GroupRefusedError."""
         held = await self._group(group_id, create=event.generation < 0)
         if held is None:
             return None
@@ -197,8 +201,8 @@ class GroupCoordinator:
         return await self.commits.add(held.lease, offsets)
 
     async def view(self, group_id: str) -> GroupView | None:
-        """The group as it is; one that is not held is taken if it has members, for only then they can be known to
-        live, and is shown as it was stored if it has none. None when there is none.
+        """The group as it is. A group that is not held is taken if it has members (only then can they be known to
+        live), and is shown as stored if it has none. None if there is no such group.
 
         Raises GroupRefusedError.
         """
@@ -217,7 +221,7 @@ class GroupCoordinator:
         return None if held is None else held.machine.view()
 
     def state_of(self, group_id: str) -> str | None:
-        """Of a group that is held."""
+        """The offsets of a group that is held."""
         held = self._held.get(group_id)
         return None if held is None else held.machine.state.value
 
@@ -233,8 +237,8 @@ class GroupCoordinator:
             raise self._given_up(held, error) from error
 
     async def delete(self, group_id: str) -> ErrorCode:
-        """Delete a group without members, with its offsets. It goes on when whoever asked has gone; who asks meanwhile
-        hears what becomes of it. Raises GroupRefusedError."""
+        """Delete a group without members, with its offsets. The deletion continues even if the caller has gone;
+        requests that come meanwhile get its outcome. Raises GroupRefusedError."""
         deletion = self._deletions.get(group_id)
         if deletion is None:
             deletion = asyncio.create_task(self._delete(group_id), name="group deletion")
@@ -243,7 +247,7 @@ class GroupCoordinator:
         return await asyncio.shield(deletion)
 
     async def _delete(self, group_id: str) -> ErrorCode:
-        """From the machine's consent on the group is Dead, so it must not stay held, whatever comes between."""
+        """Once the machine has agreed the group is Dead, so it must not stay held, whatever happens in between."""
         held = None
         try:
             held = await self._group(group_id, create=False)
@@ -278,7 +282,7 @@ class GroupCoordinator:
         return self._held.get(group_id)
 
     async def _group(self, group_id: str, *, create: bool) -> HeldGroup | None:
-        """The group, taken first if need be. None when there is none and `create` is False. One take of a group is
+        """The group, taken first if needed. None if there is none and `create` is False. Only one take of a group is
         under way at a time: a second would fence the first. Raises GroupRefusedError."""
         while True:
             held = self._holding(group_id)
@@ -345,7 +349,7 @@ class GroupCoordinator:
     def _agents_changed(self) -> None:
         node_id = self._membership.node_id
         if all(agent.writer_id != node_id for agent in self._membership.agents):
-            return  # we drain: what we hold is served until `drain`, by when the others know
+            return  # we drain: groups that we hold are served until `drain`, by then the others know
         for held in list(self._held.values()):
             if not self.owns(held.group_id):
                 self._unload(held, ErrorCode.NOT_COORDINATOR)
@@ -412,9 +416,9 @@ class GroupCoordinator:
                 _log.exception("whose the groups are was not looked at this time")
 
     async def check(self) -> None:
-        """Give up what was taken from us unnoticed. Raises MetadataUnavailableError."""
+        """Give up groups that another agent took unnoticed. Raises MetadataUnavailableError."""
         since_ms, lapses = self.clock.monotonic_ms(), self._lapses
-        # One that is being deleted is gone from the store a moment before it is gone here.
+        # A group that is being deleted is gone from the store a moment before it is gone here.
         leases = [held.lease for held in self._held.values() if held.group_id not in self._deletions]
         for at in range(0, len(leases), CHECKED_PER_CALL):
             for lease in await self.metadata.fenced_leases(leases[at : at + CHECKED_PER_CALL]):
@@ -423,9 +427,9 @@ class GroupCoordinator:
             self._checked_ms = since_ms
 
     async def adopt(self) -> None:
-        """Take some of the groups with members that are ours and not held: the ids after those of the last round.
+        """Take some of the groups with members that are ours and not held, starting after the ids of the last round.
 
-        Not while agents come and go, for then others may differ about who owns what. Raises MetadataUnavailableError,
+        Not while agents come and go, because others may then disagree about owners. Raises MetadataUnavailableError,
         GroupRefusedError.
         """
         version, self._adopts_at_version = self._adopts_at_version, self._membership.version
@@ -451,6 +455,6 @@ def _of_kind(answer: AnyAnswer, kind: type[A]) -> A:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Whoever waited may be gone: a load or a deletion that fails with nobody there is no news."""
+    """The waiting clients may be gone: a load or a deletion that fails with no client waiting is not reported."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
-"""Many deadlines by key, of which the soonest is wanted: sessions of members, ids that were given out.
+"""Many deadlines by key, of which the soonest is wanted: sessions of members, and member ids that were given out.
 
-A heartbeat moves a deadline on and is frequent; so the heap keeps at most one useful entry per key, which is looked at
-again when it comes to the top. Entries of keys that are gone are swept once they outnumber the living.
+A heartbeat moves a deadline on, and heartbeats are frequent. So the heap keeps at most one useful entry per key, and
+checks it again when it comes to the top. Entries of removed keys are swept once they outnumber the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
         self._queued: dict[str, float] = {}
-        """By key the one heap entry that counts; others of that key are stale."""
+        """The one heap entry of each key that counts; other entries of the key are stale."""
         self._heap: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -27,14 +27,14 @@ class Deadlines:
         return key in self._at
 
     def set(self, key: str, at_ms: float) -> None:
-        """A deadline that the key had before is forgotten."""
+        """Replaces the key's earlier deadline."""
         self._at[key] = at_ms
         queued = self._queued.get(key)
         if queued is None or at_ms < queued:
             self._queue(key, at_ms)
 
     def drop(self, key: str) -> None:
-        """Nothing happens where there is none."""
+        """Does nothing if the key has no deadline."""
         self._at.pop(key, None)
         if len(self._heap) > 2 * len(self._at) + _SWEEP_SLACK:
             self._queued = dict(self._at)
@@ -64,7 +64,7 @@ class Deadlines:
         return None
 
     def take_due(self, now_ms: float) -> str | None:
-        """The key whose deadline is the soonest, if that has come; it has none from then on."""
+        """Remove and return the key with the soonest deadline, if that has come."""
         soonest_ms = self.soonest_ms
         if soonest_ms is None or soonest_ms > now_ms:
             return None

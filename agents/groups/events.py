@@ -1,7 +1,7 @@
-"""What happens to a consumer group, and what is then to be done: the values between the state machine and its shell.
+"""Events of a consumer group and the instructions that follow: the values between the state machine and its shell.
 
-`agents/groups/group.py` (pure) is fed events and the time and gives instructions; `agents/groups/coordinator.py` makes
-events of requests, carries instructions out, and feeds back what came of a save. Times are monotonic ms.
+`agents/groups/group.py` (pure) takes events and the time and returns instructions. `agents/groups/coordinator.py` turns
+requests into events, carries the instructions out, and reports the outcome of each save. Times are monotonic ms.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wire.error_codes import ErrorCode
 
 
 class GroupState(StrEnum):
-    """Kafka's names, as clients are told them."""
+    """Kafka's names, as clients see them."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -44,15 +44,15 @@ class GroupOptions:
 class JoinRequested:
     request: int
     member_id: str
-    """"" of a member that has none yet."""
+    """"" from a member that has no id yet."""
     new_member_id: str
-    """What to call the member if it needs a name: the shell draws it (`<client id>-<uuid>`)."""
+    """The id for the member if it needs one; the shell draws it (`<client id>-<uuid>`)."""
     instance_id: str | None
     client_id: str
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
-    """The session timeout where the version has none (v0)."""
+    """The session timeout in versions that have no rebalance timeout (v0)."""
     protocol_type: str
     protocols: tuple[tuple[str, bytes], ...]
     """In the client's order of preference."""
@@ -70,7 +70,7 @@ class SyncRequested:
     generation: int
     protocol_type: str | None
     protocol: str | None
-    """Both v5+; None is not checked."""
+    """Both from v5 on; None is not checked."""
     assignments: Mapping[str, bytes]
     """By member id; only the leader's counts."""
 
@@ -102,12 +102,12 @@ class CommitRequested:
     member_id: str
     instance_id: str | None
     generation: int
-    """-1 of a consumer outside of any generation."""
+    """-1 from a consumer outside of any generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteRequested:
-    """DeleteGroups: answered NONE when it may go; the group is Dead then and the shell deletes it."""
+    """DeleteGroups: answered NONE if the group may go; the group is Dead then and the shell deletes it."""
 
     request: int
 
@@ -119,21 +119,22 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed:
-    """The record was not stored, or nobody knows. Fenced groups are not told: the shell unloads them instead."""
+    """The record was not stored, or the outcome is unknown. A fenced group does not get this event: the shell unloads
+    it."""
 
     save: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unloaded:
-    """Another agent owns the group, or this one stops: all that wait are answered `error`. The last event."""
+    """Another agent owns the group, or this agent stops: all waiting requests are answered `error`. The last event."""
 
     error: ErrorCode
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of the last `wake_at_ms` has come (or any other: it is harmless)."""
+    """The time of the last `wake_at_ms` has come. At any other time it does no harm."""
 
 
 Event: TypeAlias = (
@@ -154,7 +155,7 @@ Event: TypeAlias = (
 
 
 class JoinedMember(NamedTuple):
-    """A row of what the leader is told."""
+    """One member as the leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -189,7 +190,7 @@ class LeaveAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainAnswer:
-    """Of a heartbeat, a commit, a deletion."""
+    """The answer to a heartbeat, a commit or a deletion."""
 
     error: ErrorCode
 
@@ -202,8 +203,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Store this record, under the group's lease; then say `Saved` or `SaveFailed`. Saves of a group never overlap:
-    the shell stores them in order, and may leave out one that a later one replaces (and say `Saved` of both)."""
+    """Store this record, under the group's lease; then report `Saved` or `SaveFailed`. Saves of a group never overlap:
+    the shell stores them in order. It may leave out one that a later one replaces, and then reports `Saved` for
+    both."""
 
     save: int
     record: GroupRecord
@@ -222,7 +224,7 @@ class MemberView:
     client_id: str
     client_host: str
     metadata: bytes
-    """Of the chosen protocol; only in Stable, else empty, as the assignment."""
+    """For the chosen protocol. Empty unless the group is Stable; so is the assignment."""
     assignment: bytes
 
 
@@ -235,4 +237,4 @@ class GroupView:
     protocol: str
     members: Sequence[MemberView] = field(default_factory=tuple)
     subscribed_topics: frozenset[str] | None = None
-    """Of a group of type "consumer" with members; None where that cannot be known."""
+    """Known for a group of type "consumer" with members; None if it cannot be known."""

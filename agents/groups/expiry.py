@@ -1,7 +1,7 @@
-"""Committed offsets that nobody keeps any more are deleted (KIP-211), by one agent for all.
+"""Deletes committed offsets that are past their retention (KIP-211), in one agent for all.
 
-The duty belongs to whoever owns its name, as a group would. While two agents differ about who that is both do it, which
-costs a little and harms nothing: the metadata store decides what goes, by its own clock.
+The agent that owns the name DUTY, as it would own a group, has the duty. While two agents disagree about the owner both
+do it, which costs a little and does no harm: the metadata store decides, by its own clock, which offsets go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _log = get_logger(__name__)
 DUTY = "\x00offset expiry"
 """A name that no group has."""
 GONE_PER_CALL = 10_000
-"""A call that deletes fewer, offsets and groups together, has left nothing."""
+"""A call that deletes fewer offsets and groups together has left nothing."""
 CHECK_INTERVAL_MS = 600_000
 """Time between two rounds, and how long an empty group without offsets stays: the default of Kafka's
 `offsets.retention.check.interval.ms`."""

@@ -1,11 +1,13 @@
 """One consumer group: Kafka's classic group protocol as a machine without clock and I/O. Events in, instructions out.
 
-`joining.py` has JoinGroup, `rebalance.py` what a rebalance does and what ends with time, `members.py` the members; here
-are the other requests. Order: a record is stored before anybody is told the assignments in it (`Save`, then answers at
-`Saved`), and when the last member has gone. A crash leaves the record of the last stored generation: the next owner
-loads it, members go on in it, and those that had gone further join again.
+`joining.py` handles JoinGroup, `rebalance.py` rebalances and everything that ends with time, `members.py` the members;
+this file handles the other requests. `transitions.py` is the table of states.
 
-Sessions end at `Woke` alone: after a stall, heartbeats that were in the queue still count if they are handled first.
+Order: a record is stored before any member is told the assignments in it (`Save`, then answers at `Saved`), and when
+the last member has gone. A crash leaves the record of the last stored generation: the next owner loads it, its members
+continue, and members of a later generation join again.
+
+Sessions end only at `Woke`: after a stall, heartbeats in the queue still count if they are handled first.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 GROUP_BYTES = 4_000
-"""What Python needs for one group without members, about."""
+"""Approximate memory of one group without members."""
 
 
 class Group:
-    """Times are monotonic ms; `record` is what the store has: with members the group is Stable, and their sessions
-    start anew."""
+    """Times are monotonic ms. `record` is the store's record: with members the group is Stable, and their sessions
+    start again."""
 
     def __init__(self, group_id: str, options: GroupOptions, record: GroupRecord, now_ms: float) -> None:
         self.group_id = group_id
@@ -59,24 +61,25 @@ class Group:
 
     @property
     def wake_at_ms(self) -> float | None:
-        """When it wants `Woke` next; None while nothing ends with time."""
+        """When the group wants the next `Woke`; None if nothing ends with time."""
         return self._group.wake_at_ms
 
     @property
     def size(self) -> int:
-        """Members and ids given out: what it takes in memory."""
+        """Members and ids given out: the measure of the group's size."""
         return len(self._group.members) + len(self._group.pending)
 
     @property
     def bytes(self) -> int:
-        """The same in memory, about: of what the group holds, not of what it was sent. No walk over the members."""
+        """Approximate memory of what the group holds, not of the requests it received. It does not walk over the
+        members."""
         group = self._group
         own = GROUP_BYTES + sys.getsizeof(self.group_id) + sys.getsizeof(group.protocol_type)
         return own + group.members.bytes + group.pending_bytes
 
     @property
     def is_forgettable(self) -> bool:
-        """Nothing is lost if the group is loaded anew from its record."""
+        """Nothing is lost if the group is loaded again from its record."""
         group = self._group
         at_rest = group.state in (GroupState.EMPTY, GroupState.DEAD) and not group.members
         return at_rest and not group.pending and not group.saves and group.save_again_ms is None
@@ -147,7 +150,7 @@ class Group:
         return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
 
     def _assignment_is_saving(self) -> bool:
-        """A leader that syncs again does not change what is on its way to the store."""
+        """A leader that syncs again does not change an assignment that is being saved."""
         generation = self._group.generation
         saves = self._group.saves.values()
         return any(isinstance(save, AssignmentSave) and save.generation == generation for save in saves)
@@ -155,7 +158,7 @@ class Group:
     # ---- Heartbeat, OffsetCommit
 
     def _heartbeat(self, event: HeartbeatRequested) -> ErrorCode:
-        """In an Empty group there is nobody to know (GroupMetadataManager.validateClassicGroupHeartbeat)."""
+        """An Empty group knows no members (GroupMetadataManager.validateClassicGroupHeartbeat)."""
         group = self._group
         if group.state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -169,10 +172,8 @@ class Group:
         return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
 
     def _commit(self, event: CommitRequested) -> ErrorCode:
-        """A member of the generation may still commit while the next one gathers: that is what it has to do before it
-        joins. Who is outside of any generation may commit while there are no members.
-        (ClassicGroup.validateOffsetCommit)
-        """
+        """A member of the generation may still commit while the next one gathers: it has to do so before it joins. A
+        client outside of any generation may commit while there are no members. (ClassicGroup.validateOffsetCommit)"""
         group = self._group
         if group.state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -193,7 +194,7 @@ class Group:
     # ---- LeaveGroup, DeleteGroups
 
     def _leave(self, event: LeaveRequested) -> None:
-        """All that are named go first, then there is one rebalance; none for an id that nobody has joined with."""
+        """All named members go first, then there is one rebalance. Ids that no member has joined with cause none."""
         group = self._group
         if group.state is GroupState.DEAD:
             group.answer(event.request, LeaveAnswer(error=ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -207,7 +208,8 @@ class Group:
             group.complete_join_if_all_came()
 
     def _leave_one(self, leaving: LeavingMember) -> ErrorCode:
-        """An instance id without a member id stands for whoever holds it: an administrator removes it so."""
+        """An instance id without a member id stands for its current holder: administrators remove static members this
+        way."""
         group = self._group
         if not leaving.member_id:
             holder = None if leaving.instance_id is None else group.members.of_instance(leaving.instance_id)

@@ -1,12 +1,13 @@
-"""One group in the hands of its coordinator: the state machine, its lease, who waits for it, its timer and its saves.
+"""One group in the hands of its coordinator: the state machine, its lease, waiting requests, its timer and its saves.
 
-The machine decides; here its instructions are carried out. Saves of a group are stored one at a time and in order; of
-several that wait only the last is, for it replaces the others. A save begins when all offsets that were accepted
-before it are written or refused: whoever learns the new assignment reads offsets that nothing older can overtake.
+The machine decides; this class carries its instructions out. Saves of a group are stored one at a time and in order. Of
+several waiting saves only the last is stored, because it replaces the others. A save begins when all offsets that were
+accepted before it are written or refused: a member that learns the new assignment then reads offsets that nothing older
+can overtake.
 
-When a save's answer is lost the group is given up. A repeat under the same lease would not do: the first call may be
-on its way still and arrive behind a later save. The next request takes the group under a new epoch, which fences it.
-A crash at any point leaves the record that was stored last; members learn nothing that is not stored.
+If a save's answer is lost, the group is given up. Repeating it under the same lease would not do: the first call may
+still be on its way and arrive behind a later save. The next request takes the group under a new epoch, which fences
+that call. A crash at any point leaves the record that was stored last; members learn nothing that is not stored.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ Request: TypeAlias = (
 
 
 class GroupRefusedError(SiltstoneError):
-    """The request cannot be taken here and now; the client is told `code` and asks again, perhaps elsewhere."""
+    """The request cannot be handled here and now. The client gets `code` and asks again, perhaps elsewhere."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -67,7 +68,7 @@ class GroupRefusedError(SiltstoneError):
 
 
 class Coordinated(Protocol):
-    """What a group needs of its coordinator."""
+    """The services that a group needs from its coordinator."""
 
     @property
     def metadata(self) -> GroupMetadata: ...
@@ -91,7 +92,7 @@ class HeldGroup:
         on_lost: Callable[[GroupLease, ErrorCode], None],
         on_bytes: Callable[[int], None],
     ) -> None:
-        """`on_lost` unloads it; `on_bytes` is told by how much the memory it takes has changed."""
+        """`on_lost` unloads the group; `on_bytes` gets each change of the memory that it takes."""
         self.lease = lease
         self.machine = machine
         self._coordinator = coordinator
@@ -115,7 +116,7 @@ class HeldGroup:
 
     @property
     def bytes(self) -> int:
-        """Memory it takes, about."""
+        """Approximate memory that the group takes."""
         return self._bytes
 
     @property
@@ -125,8 +126,7 @@ class HeldGroup:
     # ---- requests
 
     def ask_at_once(self, event: Request) -> AnyAnswer | None:
-        """The answer, where the machine has it at once; None and nothing waits when it does not. Raises
-        GroupRefusedError."""
+        """The answer, if the machine has it at once; otherwise None, and nothing waits. Raises GroupRefusedError."""
         waiting = self._begin(event)
         if waiting.done():
             return waiting.result()
@@ -134,8 +134,8 @@ class HeldGroup:
         return None
 
     async def ask(self, event: Request) -> AnyAnswer:
-        """The answer, when it comes. Whoever asked may be cancelled: nothing of him is kept then but what the machine
-        itself knows of the member. Raises GroupRefusedError."""
+        """The answer, when it comes. The caller may be cancelled; then only the machine's own state of the member
+        stays. Raises GroupRefusedError."""
         waiting = self._begin(event)
         if isinstance(event, JoinRequested | SyncRequested):
             return await self._rebalanced(event, waiting)
@@ -145,7 +145,7 @@ class HeldGroup:
             self._waiting.pop(event.request, None)
 
     async def _rebalanced(self, event: Request, waiting: asyncio.Future[AnyAnswer]) -> AnyAnswer:
-        """What others have to come for: such a request is not slow, however long it takes."""
+        """Requests that wait for other members: these are not slow, however long they take."""
         request, started_ms = current_request(), self._clock.monotonic_ms()
         with child_span("rebalance", attributes={"siltstone.group.epoch": self.lease.epoch}):
             try:
@@ -156,7 +156,7 @@ class HeldGroup:
                     request.waited_ms += self._clock.monotonic_ms() - started_ms
 
     def unload(self, error: ErrorCode) -> None:
-        """Answer all that wait, and end."""
+        """Answer all waiting requests, and end."""
         if self.ended:
             return
         self._handle(Unloaded(error=error))
@@ -204,9 +204,10 @@ class HeldGroup:
         self._count(self.machine.state)
         self._set_timer(now_ms)
         if self._saves and self._saver is None:
-            # Nor is a save: it stores what all have asked for since, and goes on with what others ask for meanwhile.
+            # A context of its own: the save stores what all requests have asked for so far, and goes on with what
+            # others ask meanwhile.
             self._saver = asyncio.create_task(self._save(), name="group save", context=Context())
-            self._coordinator.tasks.add(self._saver)  # a save under way outlives its group, to its fenced end
+            self._coordinator.tasks.add(self._saver)  # a save under way outlives its group, up to its fenced end
             self._saver.add_done_callback(self._coordinator.tasks.discard)
 
     def _count(self, state: GroupState) -> None:
@@ -229,7 +230,7 @@ class HeldGroup:
             self._timer.cancel()
         delay_s = max(wake_at_ms - now_ms, TIMER_MS_MIN) / 1000
         self._timer_at_ms = wake_at_ms
-        # In a context of its own: what the timer begins is not on behalf of the request that happened to set it.
+        # A context of its own: the timer's work does not belong to the request that happened to set it.
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake, context=Context())
 
     def _wake(self) -> None:
@@ -238,7 +239,7 @@ class HeldGroup:
         if wake_at_ms is not None and wake_at_ms <= now_ms:
             used_ms = self.used_ms
             self._handle(Woke())
-            self.used_ms = used_ms  # nobody asked
+            self.used_ms = used_ms  # no request waits
         else:
             self._set_timer(now_ms)
 
@@ -265,7 +266,7 @@ class HeldGroup:
             self._took_place(self.used_ms)
 
     async def _store(self, record: GroupRecord) -> bool:
-        """False when it was definitely refused."""
+        """False if it was definitely refused."""
         await self._coordinator.commits.settled(self.group_id)
         try:
             await self._coordinator.metadata.save_group(self.lease, record)

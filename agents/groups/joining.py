@@ -1,6 +1,6 @@
-"""JoinGroup: who may join, who is given an id first, whose coming back needs a rebalance and whose does not.
+"""JoinGroup: who may join, who is given an id first, and which members that come back need a rebalance.
 
-Rules and the order of checks of GroupMetadataManager.classicGroupJoinToClassicGroup. Where this differs: a static
+Rules and the order of checks are those of GroupMetadataManager.classicGroupJoinToClassicGroup. One difference: a static
 member that is replaced while Stable and drawn into a rebalance before its record is stored waits for the rebalance.
 """
 
@@ -39,7 +39,7 @@ def _refuse(group: RebalancingGroup, event: JoinRequested, error: ErrorCode) -> 
 
 
 def _has_room(group: RebalancingGroup, member_id: str) -> bool:
-    """While members gather those that have come are counted: if the limit was lowered, the last ones stay outside
+    """While members gather, only those that have come count: if the limit was lowered, the last ones stay outside
     (GroupMetadataManager.acceptJoiningMember)."""
     member = group.members.get(member_id)
     if group.state is GroupState.EMPTY:
@@ -103,8 +103,8 @@ def _add(group: RebalancingGroup, event: JoinRequested, member_id: str) -> None:
 
 
 def _rejoin(group: RebalancingGroup, event: JoinRequested, member: Member) -> None:
-    """Of a member under its own id. One that comes with nothing new has lost an answer, and is given it again; but a
-    leader that joins a Stable group wants a rebalance: what it sees beyond its own subscription has changed."""
+    """A member joins again under its own id. If it brings nothing new, it has lost an answer and gets it again. But a
+    leader that joins a Stable group wants a rebalance: something beyond its own subscription has changed."""
     unchanged = member.protocols == event.protocols
     leads_stable = group.state is GroupState.STABLE and member.member_id == group.leader
     if group.state is not GroupState.PREPARING_REBALANCE and unchanged and not leads_stable:
@@ -126,7 +126,7 @@ def _replace(group: RebalancingGroup, event: JoinRequested, old: Member) -> None
     group.replace(old, new)
     group.park_join(new, event.request)
     if group.state is not GroupState.STABLE:
-        # In CompletingRebalance the leader may know the old id: what it assigns to that would reach nobody.
+        # In CompletingRebalance the leader may know the old id and assign to it, and that would reach no member.
         group.rebalance()
     elif group.members.voted_protocol() != group.protocol:
         group.rebalance()
@@ -145,10 +145,10 @@ def _replace(group: RebalancingGroup, event: JoinRequested, old: Member) -> None
 
 
 def replacement_settled(group: RebalancingGroup, save: ReplacementSave, *, stored: bool) -> None:
-    """Nothing follows where the member was drawn into a rebalance, has gone, or was replaced again meanwhile.
+    """Does nothing if the member was meanwhile drawn into a rebalance, left, or was replaced again.
 
-    Below v9 a leader cannot be told that no assignment is wanted: so it is told the old id as the leader's, and takes
-    itself for a follower.
+    Below v9 a leader cannot be told that no assignment is wanted. So it is told that the old id leads, and takes itself
+    for a follower.
     """
     member = save.member
     stands = group.state is GroupState.STABLE and group.generation == save.generation

@@ -1,6 +1,6 @@
-"""The members of a group and what follows from them alone: who is who, which protocols all support, who waits.
+"""The members of a group and the facts that follow from them alone: identities, common protocols, waiting requests.
 
-Rules of ClassicGroup and ClassicGroupMember. Sums are kept as members come and go, so that a join asks for no walk over
+Rules of ClassicGroup and ClassicGroupMember. Sums are updated as members come and go, so that a join needs no walk over
 all the others.
 """
 
@@ -16,25 +16,25 @@ from metadata.contract.groups import MemberRecord
 from wire.error_codes import ErrorCode
 
 MEMBER_BYTES = 2_000
-"""What Python needs for one member without its texts, metadata and assignment, about."""
+"""Approximate memory of one member without its texts, metadata and assignment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
     member_id: str
     instance_id: str | None
-    """A static member has one: it stays a member while its process restarts."""
+    """Set for a static member: it stays a member while its process restarts."""
     client_id: str
     client_host: str
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
-    """Of one that is among `Members` it is changed by `Members.assign` alone."""
+    """Once the member is in `Members`, only `Members.assign` changes it."""
     weighed: int = 0
-    """With how many bytes it counts in the sum of `Members`, which alone changes it."""
+    """The bytes it counts for in the sum of `Members`, which alone changes it."""
     parked_join: int | None = None
-    """The number of the request that waits for an answer; changed by `Members` alone."""
+    """The number of the waiting request; only `Members` changes it."""
     parked_sync: int | None = None
     is_new: bool = False
     """Its first join is not answered yet: it may not know its own id, so it sends no heartbeats."""
@@ -45,13 +45,13 @@ class Member:
 
     @property
     def bytes(self) -> int:
-        """Memory it takes, about: all that a client may make long is counted."""
+        """Approximate memory, counting everything that a client can make long."""
         texts = (self.member_id, self.instance_id or "", self.client_id, self.client_host)
         size = MEMBER_BYTES + sum(sys.getsizeof(text) for text in texts) + len(self.assignment)
         return size + sum(sys.getsizeof(name) + sys.getsizeof(metadata) for name, metadata in self.protocols)
 
     def metadata(self, protocol: str | None) -> bytes:
-        """What it joined with under this protocol; b"" if it does not support it."""
+        """Its metadata under this protocol; b"" if it does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
 
     def record(self, assignment: bytes) -> MemberRecord:
@@ -106,8 +106,8 @@ class Members:
         return self._by_instance.get(instance_id)
 
     def known(self, member_id: str, instance_id: str | None) -> Member | ErrorCode:
-        """The member that a request names, or why it is none (ClassicGroup.validateMember): an instance id that another
-        member holds by now fences the sender."""
+        """The member that a request names, or the error why it is not one (ClassicGroup.validateMember): if another
+        member holds the instance id by now, the sender is fenced."""
         if instance_id is not None:
             holder = self._by_instance.get(instance_id)
             if holder is None:
@@ -119,7 +119,7 @@ class Members:
     # ---- coming and going
 
     def add(self, member: Member) -> None:
-        """Raises ValueError where its id or its instance id is taken."""
+        """Raises ValueError if its id or its instance id is taken."""
         if member.member_id in self._by_id:
             raise ValueError(f"{member.member_id!r} is a member already")
         if member.instance_id is not None:
@@ -160,20 +160,20 @@ class Members:
 
     @property
     def bytes(self) -> int:
-        """Memory all of them take, about."""
+        """Approximate memory of all members."""
         return self._bytes
 
     # ---- who waits
 
     def park_join(self, member: Member, request: int) -> int | None:
-        """Another request of this member that waited till now, and has to be answered."""
+        """Returns the member's earlier request that waited until now; the caller must answer it."""
         older = self.unpark_join(member)
         member.parked_join = request
         self._joins_parked += 1
         return older
 
     def unpark_join(self, member: Member) -> int | None:
-        """The request that waited; it has to be answered."""
+        """Returns the waiting request; the caller must answer it."""
         request, member.parked_join = member.parked_join, None
         self._joins_parked -= request is not None
         return request
@@ -190,15 +190,16 @@ class Members:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest of all; 0 without members."""
+        """The longest one of all members; 0 without members."""
         return max([0, *(member.rebalance_timeout_ms for member in self)])
 
     def share_one_of(self, protocols: Iterable[tuple[str, bytes]]) -> bool:
-        """Is there one among these that every member supports?"""
+        """Every member supports at least one of these."""
         return any(self._support[name] == len(self._by_id) for name, _ in protocols)
 
     def voted_protocol(self) -> str | None:
-        """Of those that all support, the one most members prefer; of equals, whose voter joined first."""
+        """Of the protocols that all members support, the one that most members prefer; among equals, the one whose
+        voter joined first."""
         votes: Counter[str] = Counter()
         for member in self:
             choice = next((name for name, _ in member.protocols if self._support[name] == len(self._by_id)), None)
@@ -207,7 +208,7 @@ class Members:
         return max(votes, key=lambda name: votes[name]) if votes else None
 
     def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:
-        """Of all members together; None if anybody's cannot be read, and without members."""
+        """The topics of all members together; None if one member's cannot be read, and without members."""
         topics: set[str] = set()
         for member in self:
             of_member = subscribed_topics(member.metadata(protocol))

@@ -1,11 +1,11 @@
-"""Offset commits of one agent, grouped: all that come within LINGER_MS go to the metadata store in one call.
+"""Offset commits of one agent, grouped: all commits within LINGER_MS go to the metadata store in one call.
 
-One call is under way at a time, so the commits of a group are written in the order in which they were judged. What a
-call's loss leaves open (it may have been written, it may yet be) is answered COORDINATOR_NOT_AVAILABLE, and the group
-is given up: it is taken again under a new epoch, which waits for or fences what is still on its way. So no offset can
-appear after one that was committed later.
+One call is under way at a time, so a group's commits are written in the order in which they were judged. If the outcome
+of a call is unknown (it may have been written, or may yet be), its commits are answered COORDINATOR_NOT_AVAILABLE and
+the group is given up. It is taken again under a new epoch, which waits for or fences the call that is still on its way.
+So no offset can appear after one that was committed later.
 
-`settled` is what a new generation waits for: nobody who reads his offsets after the rebalance may be overtaken by a
+A new generation waits for `settled`: a member that reads its offsets after the rebalance must not be overtaken by a
 commit that was accepted before it.
 """
 
@@ -36,14 +36,14 @@ _log = get_logger(__name__)
 
 LINGER_MS = 10.0
 OFFSETS_PER_CALL_MAX = 5_000
-"""In one call, unless a single request has more."""
+"""Offsets in one call, unless a single request has more."""
 BYTES_WAITING_MAX = 32 << 20
-"""What all waiting commits may hold; one more is told to come again."""
+"""Bound over all waiting commits; one more is told to come again."""
 OFFSET_BYTES = 300
-"""What Python needs for one offset without its metadata, about."""
+"""Approximate memory of one offset without its metadata."""
 
 Outcome: TypeAlias = OffsetCommitResult | ErrorCode
-"""What the store said, or why it was not asked or did not answer."""
+"""The store's outcome for each place, or the error why there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class WaitingCommit:
 
 
 def grouped(waiting: Iterable[tuple[GroupLease, Sequence[OffsetToCommit]]]) -> list[OffsetCommitBatch]:
-    """One batch per lease, in order of first appearance; of a place that comes twice the last is left."""
+    """One batch per lease, in order of first appearance. If a place comes twice, the last one counts."""
     by_lease: dict[GroupLease, dict[OffsetPlace, OffsetToCommit]] = {}
     for lease, offsets in waiting:
         places = by_lease.setdefault(lease, {})
@@ -73,7 +73,7 @@ class OffsetCommits:
         runtime: Runtime,
         on_lost: Callable[[GroupLease, ErrorCode], None],
     ) -> None:
-        """`on_lost` is told of leases that are fenced (NOT_COORDINATOR) or in doubt (COORDINATOR_NOT_AVAILABLE)."""
+        """`on_lost` gets leases that are fenced (NOT_COORDINATOR) or in doubt (COORDINATOR_NOT_AVAILABLE)."""
         self._metadata = metadata
         self._clock = runtime.clock
         self._metrics = runtime.metrics
@@ -89,7 +89,7 @@ class OffsetCommits:
         self._writer = asyncio.create_task(self._write_for_ever(), name="offset commits")
 
     async def add(self, lease: GroupLease, offsets: Sequence[OffsetToCommit]) -> Outcome:
-        """Write these in turn. A caller that is cancelled leaves them to be written."""
+        """Write these offsets in turn. If the caller is cancelled, they are still written."""
         if self._closed:
             return ErrorCode.NOT_COORDINATOR
         size = sum(OFFSET_BYTES + len(offset.metadata) * 4 for offset in offsets)
@@ -101,19 +101,19 @@ class OffsetCommits:
         self._some.set()
         if CURRENT_SPAN.get() is None:
             return await asyncio.shield(outcome)
-        # One call to the store is made for the commits of many requests; each sees how long its own took.
+        # One call to the store serves the commits of many requests; each measures how long its own took.
         attributes = {"db.system.name": "postgresql", "siltstone.offsets": len(offsets)}
         with child_span("commit offsets", kind=SpanKind.CLIENT, attributes=attributes):
             return await asyncio.shield(outcome)
 
     async def settled(self, group_id: str) -> None:
-        """Return when every commit of the group that was added before has its outcome."""
+        """Return when every earlier commit of the group has its outcome."""
         outcomes = [each.outcome for each in (*self._under_way, *self._waiting) if each.lease.group_id == group_id]
         if outcomes:
             await asyncio.wait(outcomes)
 
     async def drain(self) -> None:
-        """Take no more, and return when what waits is written."""
+        """Take no more commits, and return when the waiting ones are written."""
         self._closed = True
         outcomes = [each.outcome for each in (*self._under_way, *self._waiting)]
         if outcomes:
@@ -155,7 +155,7 @@ class OffsetCommits:
         return taken
 
     async def _write(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
-        """The outcome of each. What goes wrong is part of it: nothing is raised."""
+        """The outcome of each commit. Errors are part of the outcome: nothing is raised."""
         batches = grouped((each.lease, each.offsets) for each in taken)
         started_ms = self._clock.monotonic_ms()
         try:
@@ -164,7 +164,7 @@ class OffsetCommits:
             _log.warning("offsets not committed, or nobody knows", groups=len(batches), error=str(error))
             return self._in_doubt(taken)
         except SiltstoneError as error:
-            if len(taken) > 1:  # one of them cannot be; the others shall not suffer for it
+            if len(taken) > 1:  # one of them cannot be written; the others must not suffer for it
                 return [(await self._write([each]))[0] for each in taken]
             _log.warning("offsets refused", group=taken[0].lease.group_id, error=str(error))
             return [ErrorCode.INVALID_REQUEST]
@@ -179,7 +179,7 @@ class OffsetCommits:
         return [by_lease[each.lease] for each in taken]
 
     def _in_doubt(self, taken: Sequence[WaitingCommit]) -> Sequence[Outcome]:
-        """Under these leases nothing more may be written: what was lost on the way might arrive behind it."""
+        """Nothing more may be written under these leases: a lost call might arrive behind it."""
         leases = {each.lease for each in taken}
         for lease in leases:
             self._on_lost(lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)

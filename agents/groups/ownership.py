@@ -1,9 +1,9 @@
-"""Which agent coordinates a group: pure rendezvous hashing of the group's id over all live agents, the same answer on
-every one of them. Zones do not count: all members of a group talk to one agent.
+"""Which agent coordinates a group: rendezvous hashing of the group's id over all live agents, pure, with the same
+result on every one of them. Zones do not count, because all members of a group talk to one agent.
 
-When an agent comes or goes, only the groups it wins or held move. Two agents may differ for a beat about who is alive,
-and both may then believe they own a group: what keeps them from harm is the group's epoch in the metadata store, not
-this.
+When an agent comes or goes, only the groups that it wins or held move. For a beat two agents may disagree about who is
+alive, and both may then believe that they own a group. The group's epoch in the metadata store keeps them from harm,
+not this function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def weight(group_id: str, node_id: int) -> int:
 
 
 def owner(group_id: str, agents: Sequence[AgentInfo]) -> AgentInfo | None:
-    """The agent with the highest weight, a tie going to the lower id; None when there is none."""
+    """The agent with the highest weight; the lower id wins a tie; None if there are no agents."""
     best: AgentInfo | None = None
     best_weight = -1
     for agent in agents:

@@ -1,13 +1,13 @@
-"""A group's generation and members, and how a rebalance runs: what the rules of requests stand on.
+"""A group's generation and members, and how a rebalance runs.
 
-A rebalance has two halves. PreparingRebalance: members are waited for, each one's JoinGroup is parked; it ends when all
-have come or time is up, with a new generation, and the joins are answered. CompletingRebalance: the leader sends who is
-to do what, that is **stored first**, then every parked SyncGroup is answered, and the group is Stable. The next owner
-of the group loads what was stored last: it knows no generation of which somebody was told an assignment and it was not.
+A rebalance has two halves. In PreparingRebalance each member's JoinGroup is parked until all have come or time is up;
+then a new generation begins, and the joins are answered. In CompletingRebalance the leader sends the assignments, they
+are **stored first**, then every parked SyncGroup is answered, and the group is Stable. The next owner of the group
+loads the record that was stored last, so it knows every generation in which a member was told an assignment.
 
-Rules of ClassicGroup and of GroupMetadataManager (prepareRebalance, completeClassicGroupJoin, expirePendingSync). Where
-this differs: requests of a member that has gone, or that asks again, are always answered; a join phase in which all
-who are still members have come is never waited for; a failed save of a group that became empty is tried again.
+Rules of ClassicGroup and of GroupMetadataManager (prepareRebalance, completeClassicGroupJoin, expirePendingSync).
+Differences: requests of a member that has gone, or that asks again, are always answered; a join phase ends at once when
+all remaining members have come; a failed save of a group that became empty is tried again.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
 
 POSTPONED_JOIN_MS_MIN = 1_000
-"""Nobody came, and static members are waited for again: at least so long, whatever timeouts they asked for."""
+"""No member came, and static members are waited for again: at least this long, whatever timeouts they asked for."""
 SAVE_AGAIN_AFTER_MS = 5_000
 PENDING_MIN = 1_000
 PENDING_PER_MEMBER = 2
 PENDING_BYTES = 500
-"""What Python needs for one id that was given out, without its text, about."""
+"""Approximate memory of one id that was given out, without its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +92,11 @@ class RebalancingGroup:
         self.leader: str | None = None
         self.members = Members()
         self.pending: set[str] = set()
-        """Ids that were given out, and nobody has joined with yet."""
+        """Ids that were given out and that no member has joined with yet."""
         self.pending_bytes = 0
         self.pending_syncs: set[str] = set()
         self.sessions = Deadlines()
-        """Of members that do not wait, of new ones, and of pending ids."""
+        """The sessions of members that do not wait, of new members, and of pending ids."""
         self.join_deadline_ms: float | None = None
         self.sync_deadline_ms: float | None = None
         self.save_again_ms: float | None = None
@@ -125,7 +125,7 @@ class RebalancingGroup:
         self.instructions.append(Answer(request=request, answer=answer))
 
     def answer_join(self, member: Member, answer: JoinAnswer) -> None:
-        """If it waits for one: its session runs from now on."""
+        """If the member waits for a join, answer it; its session runs from now on."""
         request = self.members.unpark_join(member)
         if request is not None:
             member.is_new = False
@@ -152,13 +152,13 @@ class RebalancingGroup:
         self.note_sync(member)
 
     def note_sync(self, member: Member) -> None:
-        """When all have synced, nobody is waited for any more."""
+        """Once all have synced, the group waits for nobody."""
         self.pending_syncs.discard(member.member_id)
         if not self.pending_syncs:
             self.sync_deadline_ms = None
 
     def joined(self, member: Member, *, leader: str | None = None, skip_assignment: bool = False) -> JoinAnswer:
-        """Only the leader is told who the members are; `leader` says who is named as such instead."""
+        """Only the leader gets the list of members; `leader` overrides the id that is named as leader."""
         named = leader if leader is not None else self.leader
         return JoinAnswer(
             error=ErrorCode.NONE,
@@ -175,14 +175,14 @@ class RebalancingGroup:
         return tuple(JoinedMember(m.member_id, m.instance_id, m.metadata(self.protocol)) for m in self.members)
 
     def touch(self, member: Member) -> None:
-        """It lives. Of one that waits for an answer no sign of life is expected."""
+        """A sign of life. A member that waits for an answer is not expected to give one."""
         if not member.waits:
             self.sessions.set(member.member_id, self.now_ms + member.session_timeout_ms)
 
     # ---- members
 
     def add(self, member: Member, request: int, protocol_type: str) -> None:
-        """A new member, whose first join is parked for so long at most."""
+        """A new member. Its first join is parked for `new_member_join_ms_max` at most."""
         if not self.members:
             self.protocol_type = protocol_type
         if self.initial is not None:
@@ -195,7 +195,7 @@ class RebalancingGroup:
         self.sessions.set(member.member_id, self.now_ms + self.options.new_member_join_ms_max)
 
     def remove(self, member: Member) -> None:
-        """Its parked requests are answered that it is none."""
+        """Answer its parked requests with UNKNOWN_MEMBER_ID."""
         unknown = ErrorCode.UNKNOWN_MEMBER_ID
         self.answer_join(member, JoinAnswer(error=unknown))
         self.answer_sync(member, SyncAnswer(error=unknown))
@@ -207,11 +207,11 @@ class RebalancingGroup:
 
     @property
     def may_give_ids(self) -> bool:
-        """No more are out than members could come of: who asks for ids and never comes back costs memory."""
+        """Bounds the ids that are out: clients that ask for ids and never come back cost memory."""
         return len(self.pending) < max(PENDING_MIN, PENDING_PER_MEMBER * len(self.members))
 
     def give_id(self, member_id: str, session_timeout_ms: int) -> None:
-        """It is forgotten when nobody joins with it in that time."""
+        """The id is forgotten if no member joins with it in that time."""
         self.pending.add(member_id)
         self.pending_bytes += _pending_bytes(member_id)
         self.sessions.set(member_id, self.now_ms + session_timeout_ms)
@@ -226,7 +226,7 @@ class RebalancingGroup:
             self.pending_bytes -= _pending_bytes(member_id)
 
     def replace(self, old: Member, new: Member) -> None:
-        """`new` has the same instance id. The old one's requests that wait are fenced at once."""
+        """`new` has the same instance id. Waiting requests of the old member are fenced at once."""
         fenced = ErrorCode.FENCED_INSTANCE_ID
         self.answer_join(old, JoinAnswer(error=fenced, member_id=old.member_id))
         self.answer_sync(old, SyncAnswer(error=fenced))
@@ -251,7 +251,7 @@ class RebalancingGroup:
         return self.members.all_wait_to_join and not self.pending
 
     def rebalance(self) -> None:
-        """Begin one, or end the first half of the one that runs if nobody is waited for any more."""
+        """Begin a rebalance; or, if one runs and all members have come, end its first half."""
         if self.state is GroupState.PREPARING_REBALANCE:
             self.complete_join_if_all_came()
         else:
@@ -276,12 +276,12 @@ class RebalancingGroup:
             self.join_deadline_ms = self.now_ms + timeout_ms
 
     def complete_join_if_all_came(self) -> None:
-        """The initial rebalance waits for its delay all the same."""
+        """The initial rebalance waits for its delay even if all have come."""
         if self.state is GroupState.PREPARING_REBALANCE and self.initial is None and self.all_came:
             self.complete_join()
 
     def complete_join(self) -> None:
-        """Who came makes up the next generation; static members that did not come stay in it."""
+        """The members that came make up the next generation; static members that did not come stay in it."""
         self.join_deadline_ms = None
         self.initial = None
         for member in [each for each in self.members if each.parked_join is None and each.instance_id is None]:
@@ -306,7 +306,7 @@ class RebalancingGroup:
             self.touch(member)
 
     def _elect_leader(self) -> bool:
-        """The leader stays if it came, else it is the first that came. False: nobody came."""
+        """The leader stays if it came; otherwise the first member that came leads. False: no member came."""
         leader = self.members.get(self.leader or "")
         if leader is None or leader.parked_join is None:
             came = next((member.member_id for member in self.members if member.parked_join is not None), None)
@@ -342,7 +342,7 @@ class RebalancingGroup:
         )
 
     def assignment_settled(self, save: AssignmentSave, *, stored: bool) -> None:
-        """Of a generation that is over nothing follows (GroupMetadataManager.classicGroupSyncToClassicGroup)."""
+        """A save of an older generation changes nothing (GroupMetadataManager.classicGroupSyncToClassicGroup)."""
         if self.state is not GroupState.COMPLETING_REBALANCE or save.generation != self.generation:
             return
         if not stored:
@@ -363,7 +363,7 @@ class RebalancingGroup:
         )
 
     def empty_settled(self, save: EmptySave, *, stored: bool) -> None:
-        """What is stored still has members, and may be loaded: so the store has to hear of it in the end."""
+        """The stored record still has members and could be loaded, so the empty record must be stored in the end."""
         if not stored and self.state is GroupState.EMPTY and save.generation == self.generation:
             self.save_again_ms = self.now_ms + SAVE_AGAIN_AFTER_MS
 
@@ -375,7 +375,7 @@ class RebalancingGroup:
         return min((time for time in times if time is not None), default=None)
 
     def wake(self) -> None:
-        """Either half of a rebalance has a deadline, never both: one that is set here waits for its turn."""
+        """Only one half of a rebalance has a deadline at a time: one that is set in this call waits for the next."""
         if self._due(self.save_again_ms):
             self.save_again_ms = None
             self.save(EmptySave(generation=self.generation))

@@ -1,9 +1,9 @@
-"""Which topics a member of a consumer group subscribes to, read from the bytes it joined with.
+"""The topics that a member of a consumer group subscribes to, read from the metadata it joined with.
 
-To a coordinator those bytes are opaque, but for protocol type "consumer": Kafka reads the topics out of them, so that
-offsets of topics nobody reads any more can expire, and those of topics still read cannot be deleted. Every version of
-ConsumerProtocolSubscription begins alike: version (int16), topics (int32 count, then strings of an int16 length). What
-follows (user data, partitions owned, generation, rack) is not looked at. (ClassicGroup.computeSubscribedTopics)
+To a coordinator that metadata is opaque, except for protocol type "consumer": Kafka reads the topics from it, so that
+offsets of topics that no member reads can expire, and those of topics still read cannot be deleted. Every version of
+ConsumerProtocolSubscription begins alike: version (int16), topics (int32 count, then strings with an int16 length). The
+rest (user data, partitions owned, generation, rack) is ignored. (ClassicGroup.computeSubscribedTopics)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""AlterConfigs 0-2: all configs of a resource at once; what is not named goes back to its default
-(`agents/topics/config_changes.py`). IncrementalAlterConfigs has taken its place in clients, for two who alter at once
-undo each other's changes here: the later one's are what is left, and all that is left."""
+"""AlterConfigs 0-2: all configs of a resource at once; a config that is not named goes back to its default
+(`agents/topics/config_changes.py`). Clients have replaced it by IncrementalAlterConfigs, because two clients that
+alter at once undo each other's changes here: the later request replaces the earlier one as a whole."""
 
 from __future__ import annotations
 

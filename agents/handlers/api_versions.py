@@ -1,4 +1,5 @@
-"""ApiVersions 0-4 (KIP-35, KIP-511): what this agent speaks. Also answers, in v0, a version newer than ours."""
+"""ApiVersions 0-4 (KIP-35, KIP-511): the versions that this agent speaks. A request of a newer version is answered in
+v0."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def handle(broker: Broker, header: RequestHeader, request: ApiVersionsRequest) -
 
 
 def unsupported() -> ApiVersionsResponse:
-    """For a request whose version we do not know: the body is not read, the ranges let the client step down."""
+    """For a request whose version we do not know: the body is not read; the ranges let the client step down."""
     return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_advertised())
 
 

@@ -1,8 +1,8 @@
-"""Configs as Kafka's admin APIs show them: name, value in force, where it comes from, type. Pure.
+"""Configs as Kafka's admin APIs show them: name, value in force, source, type. Pure.
 
-Topic configs are the table in `metadata/configs/topic.py`, broker configs the one in `metadata/configs/broker.py`. The
-value of a broker config comes from the cluster-wide ones, else from the agent's setting of that meaning, else it is
-Kafka's default.
+Topic configs are the table in `metadata/configs/topic.py`, broker configs the one in `metadata/configs/broker.py`. A
+broker config takes its value from the cluster-wide configs, else from the agent's setting of the same meaning, else
+from Kafka's default.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SETTING_DEFAULTS = {name: default for name, _, default in declarations()}
 
 
 def broker_defaults(settings: Settings) -> dict[str, str]:
-    """Topic configs whose default this agent's settings give."""
+    """Topic configs that take their default from this agent's settings."""
     return {"max.message.bytes": str(settings.message_max_bytes)}
 
 
@@ -59,7 +59,7 @@ def topic_entries(
 def _topic_entry(
     config: Config, override: str | None, broker_configs: Mapping[str, str], settings: Settings
 ) -> ConfigEntry:
-    found: list[tuple[Synonym, str]] = []  # with the value in the topic config's unit
+    found: list[tuple[Synonym, str]] = []  # in the topic config's unit
     if override is not None:
         found.append(((config.name, override, TOPIC_OVERRIDE), override))
     brokers = SYNONYMS.get(config.name, ())

@@ -1,8 +1,9 @@
-"""CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are accepted and mean nothing, there is nothing to
+"""CreatePartitions 0-3 (KIP-195): grow a topic. Assignments are accepted and ignored, because there are no replicas to
 place.
 
-A compacted topic that grows keeps, for every key that a client now sends to another partition, the last record in the
-old one. Kafka says nothing; here the agent warns in its log and the command line tells whoever asked."""
+When a compacted topic grows, clients send some keys to another partition, and the last record of such a key in the old
+partition stays. Kafka says nothing; here the agent warns in its log, and the command line warns its user.
+"""
 
 from __future__ import annotations
 

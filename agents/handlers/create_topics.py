@@ -1,5 +1,5 @@
-"""CreateTopics 2-7. -1 partitions or replicas mean the broker's defaults; any replication factor from 1 is accepted,
-for the object store replicates and there is nothing to place. Topics succeed and fail one by one."""
+"""CreateTopics 2-7. -1 partitions or replicas mean the broker's defaults. Any replication factor from 1 is accepted,
+because the object store replicates. Topics succeed and fail one by one."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _see_own_writes(broker: Broker) -> None:
     try:
         await broker.follower.catch_up()
     except SiltstoneError:
-        return  # created all the same; the follower will see it when the store answers again
+        return  # created all the same; the follower sees it when the store answers again
 
 
 def _described(

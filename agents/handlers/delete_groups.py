@@ -1,7 +1,7 @@
-"""DeleteGroups 0-2: groups without members, and their offsets with them.
+"""DeleteGroups 0-2: groups without members, together with their offsets.
 
-Of many names those that no group has are sorted out first, together. The rest are deleted one by one; one request
-deletes DELETED_MAX, and groups beyond that are told to come again (COORDINATOR_LOAD_IN_PROGRESS).
+If a request names many groups, names that no group has are sorted out first, together. The rest are deleted one by one.
+One request deletes DELETED_MAX groups; further ones are told to come again (COORDINATOR_LOAD_IN_PROGRESS).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from wire.messages.delete_groups import DeletableGroupResult, DeleteGroupsReques
 _log = get_logger(__name__)
 
 DELETED_MAX = 1_000
-"""Some seconds of the store's time; clients wait for half a minute."""
+"""Takes the store some seconds; clients wait for half a minute."""
 _AT_ONCE = (ErrorCode.INVALID_GROUP_ID, ErrorCode.NOT_COORDINATOR)
-"""Refused without a word with the store."""
+"""Names above this number are refused without asking the store."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteGroupsRequest) -> DeleteGroupsResponse:

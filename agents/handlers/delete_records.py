@@ -1,8 +1,8 @@
-"""DeleteRecords 0-2 (KIP-107): move a partition's log start up. What lies wholly below is deleted in time.
+"""DeleteRecords 0-2 (KIP-107): move a partition's log start up. Data that lies wholly below is deleted later.
 
--1 means the high watermark. Where the watermarks are is the store's to say, never this agent's memory. An offset below
-the log start changes nothing and is no error. The log start may come to lie inside a batch: that is served whole, and
-clients leave out what is below. Our own index moves at once; other agents hear of it by the tail.
+-1 means the high watermark, which always comes from the store, never from this agent's memory. An offset below the log
+start changes nothing and is no error. The log start may come to lie inside a batch: that batch is served whole, and
+clients skip the records below. This agent's index moves at once; other agents learn of it by the tail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = get_logger(__name__)
 
 async def handle(broker: Broker, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     if any(broker.topic_cache.topic(topic.name) is None for topic in request.topics):
-        with suppress(SiltstoneError):  # without it we answer what we know
+        with suppress(SiltstoneError):  # without the store, answer with what we know
             await broker.follower.catch_up()
     topics: list[DeleteRecordsTopicResult] = []
     yielder = LoopYielder()
@@ -57,7 +57,7 @@ async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> D
 
 
 def _partition_id(broker: Broker, name: str, number: int) -> int:
-    """Raises RequestError for what is not there, or not to be deleted from."""
+    """Raises RequestError if the partition does not exist, or if records may not be deleted from it."""
     topic = broker.topic_cache.topic(name)
     if topic is None or not 0 <= number < len(topic.partition_ids):
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}")

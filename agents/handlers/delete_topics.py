@@ -28,7 +28,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DeleteTopicsReq
     except SiltstoneError as error:
         return DeleteTopicsResponse(responses=[_failed(each, error) for each in wanted])
     results = [await _delete(broker, each) async for each in LoopYielder().through(wanted)]
-    with suppress(SiltstoneError):  # deleted all the same; the follower hears of it when the store answers again
+    with suppress(SiltstoneError):  # deleted all the same; the follower sees it when the store answers again
         await broker.follower.catch_up()
     return DeleteTopicsResponse(responses=results)
 

@@ -1,4 +1,5 @@
-"""DescribeCluster 0-1 (KIP-700): the same agents and cluster id as Metadata. Endpoint type 2 (controllers) has none."""
+"""DescribeCluster 0-1 (KIP-700): the same agents and cluster id as in Metadata. There are none of endpoint type 2
+(controllers)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""DescribeConfigs 0-4: every topic config with its default, source, synonyms, type and words; the agent's own settings.
+"""DescribeConfigs 0-4: every topic config with its default, source, synonyms, type and description; the agent's
+settings.
 
-A BROKER resource is answered by the agent it names; the empty name has the cluster-wide configs that are set.
+A BROKER resource is answered by the agent that it names; the empty name has the cluster-wide configs that are set.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from wire.messages.describe_configs import (
 
 TOPIC, BROKER = 2, 4
 RESOURCES_AT_ONCE = 50
-"""Described before others have a turn."""
+"""Resources described before the event loop gets a turn."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    # What is named twice is answered once.
+    # A resource that is named twice is answered once.
     resources = {(each.resource_type, each.resource_name): each for each in request.resources}.values()
     away: SiltstoneError | None = None
     if any(each.resource_type == TOPIC and broker.topic_cache.topic(each.resource_name) is None for each in resources):
@@ -65,7 +66,7 @@ def _describe(
 
 
 def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneError | None) -> list[ConfigEntry]:
-    """`away` is why the present could not be looked at, if it was needed."""
+    """`away`: the error if the present had to be looked at and could not."""
     if asked.resource_type == TOPIC:
         topic = broker.topic_cache.topic(asked.resource_name)
         if topic is None:

@@ -1,7 +1,8 @@
 """DescribeGroups 0-6, by the owner. A group that does not exist is Dead up to v5, GROUP_ID_NOT_FOUND from v6.
 
-A group is described once, however often the request names it. One answer holds ANSWER_BYTES_MAX: groups beyond that are
-told to come again (COORDINATOR_LOAD_IN_PROGRESS). Of many names those that no group has are sorted out first, together.
+A group is described once, however often the request names it. One answer holds ANSWER_BYTES_MAX; further groups are
+told to come again (COORDINATOR_LOAD_IN_PROGRESS). If a request names many groups, names that no group has are sorted
+out first, together.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ GROUP_OPERATIONS = sum(1 << operation for operation in (3, 6, 8))
 """READ, DELETE, DESCRIBE: everything, as without an authorizer."""
 GROUP_ID_NOT_FOUND_SINCE = 6
 ANSWER_BYTES_MAX = 32 << 20
-"""Of what members said and were assigned, in all groups of an answer; one group alone may have more."""
+"""Bytes of members' metadata and assignments in all groups of an answer; one group alone may have more."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:

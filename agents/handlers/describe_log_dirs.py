@@ -1,9 +1,9 @@
-"""DescribeLogDirs 1-4 (KIP-113): one "log dir", the object store, and what every partition takes of it.
+"""DescribeLogDirs 1-4 (KIP-113): one "log dir", the object store, and the bytes that every partition takes in it.
 
 Clients ask every broker and add up, so each partition is listed by one agent alone: the one that is named as its leader
-to clients without a zone. A size counts the bytes of record batches that live: of L0 files as this agent's index has
-them, of merged files as the metadata store has them. Not counted are indexes, footers, and what is dead and not deleted
-yet. A merge between the two readings may be counted twice or not at all. Volumes have no size here (-1).
+to clients without a zone. A size counts the bytes of live record batches: in L0 files by this agent's index, in merged
+files by the metadata store. Indexes, footers, and dead files that are not deleted yet are not counted. A merge between
+the two readings may be counted twice or not at all. Volumes have no size here (-1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wire.messages.describe_log_dirs import (
 
 LOG_DIR = "object-store"
 PARTITIONS_AT_ONCE = 1_000
-"""Looked at before others have a turn."""
+"""Partitions looked at before the event loop gets a turn."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
@@ -42,9 +42,9 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirs
 
 
 async def _listed(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[Topic, int]]:
-    """The partitions asked for that are ours to list, by topic."""
+    """The requested partitions that this agent lists, by topic."""
     ours: list[tuple[Topic, int]] = []
-    agents = broker.membership.agents  # of one instant: each partition is judged by the same ones
+    agents = broker.membership.agents  # of one instant: the same agents judge each partition
     seen = 0
     for topic, wanted in list(_asked(broker, request)):
         count = len(topic.partition_ids)
@@ -63,7 +63,7 @@ async def _listed(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple
 
 
 def _asked(broker: Broker, request: DescribeLogDirsRequest) -> Iterator[tuple[Topic, set[int] | None]]:
-    """Topics with the partitions asked for, None = all. What is not there is left out, as in Kafka."""
+    """Topics with the requested partitions, None = all. Partitions that do not exist are left out, as in Kafka."""
     if request.topics is None:
         yield from ((topic, None) for topic in broker.topic_cache.topics())
         return

@@ -1,7 +1,7 @@
 """DescribeProducers 0 (KIP-664): the idempotent producers whose state the metadata store keeps for a partition.
 
-Any agent answers for any partition. `last_timestamp` is when the last batch was committed, where Kafka says the largest
-timestamp in it. There are no transactions.
+Any agent answers for any partition. `last_timestamp` is the time of the last batch's commit; Kafka has the largest
+timestamp in that batch. There are no transactions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wire.messages.describe_producers import (
 
 async def handle(broker: Broker, header: RequestHeader, request: DescribeProducersRequest) -> DescribeProducersResponse:
     if any(broker.topic_cache.topic(asked.name) is None for asked in request.topics):
-        with suppress(SiltstoneError):  # without it we answer what we know
+        with suppress(SiltstoneError):  # without the store, answer with what we know
             await broker.follower.catch_up()
     ids: dict[tuple[str, int], int] = {}
     async for some in chunks_with_yields(

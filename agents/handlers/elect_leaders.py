@@ -1,6 +1,6 @@
-"""ElectLeaders 0-2 (KIP-460): there is nothing to elect, every partition has the leader it would prefer.
+"""ElectLeaders 0-2 (KIP-460): there is nothing to elect, because every partition has its preferred leader.
 
-A named partition is answered ELECTION_NOT_NEEDED; of "all partitions" (null) none needs to be named, as in Kafka.
+A named partition is answered ELECTION_NOT_NEEDED. For "all partitions" (null) the answer names none, as in Kafka.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from wire.messages.elect_leaders import (
 async def handle(broker: Broker, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
     asked = request.topic_partitions or []
     if any(broker.topic_cache.topic(each.topic) is None for each in asked):
-        with suppress(SiltstoneError):  # without it we answer what we know
+        with suppress(SiltstoneError):  # without the store, answer with what we know
             await broker.follower.catch_up()
     results: list[ReplicaElectionResult] = []
     yielder = LoopYielder()

@@ -1,15 +1,15 @@
 """Fetch 4-16 (KIP-74 limits, KIP-227 sessions, KIP-516 topic ids): whole batches from memory or the store.
 
-A request waits until `min_bytes` are there or `max_wait_ms` have passed, parked in memory; records come by the
+A request waits until `min_bytes` are there or `max_wait_ms` have passed, parked in memory. Records come by the
 follower, so a caught-up consumer costs the store nothing. Within a session (`agents/read/sessions.py`) the answer names
-only what is news to the client.
+only news for the client.
 
-An offset outside what we know is out of range only if a fresh read of the watermarks says so: the agent's view may be
-late. Above our end but not above the fresh one means: wait, another agent's commit is on its way here. A topic id that
-we do not know is looked for in the store before it is called unknown, once: ids do not come back.
+An offset outside the known log is out of range only if a fresh read of the watermarks says so, because the agent's view
+may be late. If it is above our end but not above the fresh one, another agent's commit is on its way here, and the
+request waits. An unknown topic id is looked for in the store once before it is called unknown: ids do not come back.
 
-Any agent serves any partition, so no answer is NOT_LEADER_OR_FOLLOWER and none names another leader (KIP-951) or a
-replica to read from (KIP-392); a topic is found by its id alone, so none is INCONSISTENT_TOPIC_ID.
+Any agent serves any partition, so no answer is NOT_LEADER_OR_FOLLOWER, and none names another leader (KIP-951) or a
+replica to read from (KIP-392). A topic is found by its id alone, so no answer is INCONSISTENT_TOPIC_ID.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WAIT_MS_MAX = 60_000
 fetch session no longer than this."""
 TOPIC_IDS_SINCE = 13
 _NO_TOPIC, _NO_PARTITION = -1, -2
-"""In place of a partition id."""
+"""Stands in place of a partition id."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: FetchRequest) -> FetchResponse | HeldAnswer:
@@ -77,7 +77,7 @@ async def _resolve(broker: Broker, parts: Sequence[FetchPart]) -> None:
 
 
 def _resolve_some(broker: Broker, parts: Sequence[FetchPart]) -> None:
-    """What a session found out before holds for as long as the topic cache is the same."""
+    """The findings of earlier requests of the session hold as long as the topic cache is the same."""
     version = broker.topic_cache.version
     name: TopicKey | None = None
     topic: Topic | None = None
@@ -115,7 +115,7 @@ def _fail(part: FetchPart, error: ErrorCode) -> None:
 
 
 def _fail_gone(part: FetchPart) -> None:
-    """There is no such topic, or not any more."""
+    """The topic does not exist, or no longer exists."""
     _fail(
         part,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(part.topic, str) else ErrorCode.UNKNOWN_TOPIC_ID,
@@ -136,7 +136,7 @@ async def _check_ranges(broker: Broker, parts: Sequence[FetchPart]) -> None:
     try:
         fresh = await broker.fresh.get([part.partition_id for part in doubtful])
     except MetadataUnavailableError:
-        # Nobody can say; an empty answer makes the client ask again, an error would make it jump.
+        # The store does not answer. An empty answer makes the client ask again; an error would make it jump.
         return
     for part in doubtful:
         watermarks = fresh.get(part.partition_id)
@@ -176,7 +176,7 @@ async def _wait_for_bytes(
             asking.waited_ms += broker.runtime.clock.monotonic_ms() - now_ms
         if not has_arrived:
             return
-        # Looked up again: what woke us may be the topic's deletion, or an index that was loaded anew.
+        # Look up again: the wake-up may come from the topic's deletion, or from an index that was loaded again.
         for part in parts:
             if part.log is not None:
                 part.log = broker.index.partition(part.partition_id)
@@ -215,11 +215,11 @@ def _take_ends(
     *,
     committed_only: bool,
 ) -> None:
-    """Begin the answers by what there is now; adds what has records to `readable`, the rest to `caught_up`."""
+    """Begin the answers from the present state; add partitions with records to `readable`, the rest to `caught_up`."""
     for part in parts:
         if part.log is None:
             continue
-        # Looked up again: the topic may have been deleted, or the index loaded anew, while we waited.
+        # Look up again: the topic may have been deleted, or the index loaded again, while we waited.
         log = part.log = broker.index.partition(part.partition_id)
         if log is None:
             _fail_gone(part)
@@ -229,7 +229,7 @@ def _take_ends(
             caught_up.append(part.partition_id)
             if part.is_told(log.end, log.start):
                 continue
-        # Taken before the bytes are: an answer may say less than there is by now, never more than it can prove.
+        # Taken before the bytes: an answer may tell less than there is by now, never more than it can prove.
         part.answer = PartitionData(
             partition_index=part.asked.partition,
             high_watermark=log.end,
@@ -246,6 +246,6 @@ def _fill_records(answer: PartitionData, taken: Taken) -> None:
     if taken.error is not ErrorCode.NONE:
         answer.error_code = taken.error
     if taken.error is ErrorCode.OFFSET_OUT_OF_RANGE:
-        # The log start has moved past it while we looked.
+        # The log start has moved past it meanwhile.
         answer.high_watermark = answer.last_stable_offset = answer.log_start_offset = -1
     answer.records = taken.buffers

@@ -1,7 +1,8 @@
-"""FindCoordinator 0-5: which agent coordinates a group, by id alone. Any agent answers, by its list of who is alive.
+"""FindCoordinator 0-5: which agent coordinates a group, by its id alone. Any agent answers, from its list of live
+agents.
 
-A transactional id is answered TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as everywhere until transactions exist: a
-retriable error would leave `init_transactions()` waiting until its time is up, with nothing said.
+A transactional id is answered TRANSACTIONAL_ID_AUTHORIZATION_FAILED, as everywhere until transactions exist: with a
+retriable error, `init_transactions()` would silently wait until its time is up.
 """
 
 from __future__ import annotations

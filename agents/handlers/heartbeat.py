@@ -1,4 +1,4 @@
-"""Heartbeat 0-4. Answered from memory; of a group that is not held, once it was taken."""
+"""Heartbeat 0-4. Answered from memory; a group that is not held is taken first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""InitProducerId 0-5 for idempotent producers: a new id, epoch 0. Any agent may answer, ids are unique in the cluster.
+"""InitProducerId 0-5 for idempotent producers: a new id, epoch 0. Any agent may answer; ids are unique in the cluster.
 
-A transactional id is refused until transactions exist. A producer that asks to go on with a known id gets a new one, as
+A transactional id is refused until transactions exist. A producer that asks to continue a known id gets a new one, as
 Kafka does without a transactional id (KIP-360).
 """
 

@@ -1,7 +1,6 @@
-"""JoinGroup 0-9. Held until the rebalance it belongs to completes; the rules are `agents/groups/group.py`'s.
+"""JoinGroup 0-9. Held until its rebalance completes; the rules are in `agents/groups/joining.py`.
 
-A member's subscriptions, and what else it says of itself, are at most JOIN_BYTES_MAX: all of it is kept, stored and
-sent to the leader.
+A member's subscriptions and other texts take at most JOIN_BYTES_MAX: all of it is kept, stored and sent to the leader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""LeaveGroup 0-5: one member up to v2, whose error is the answer's; many from v3, each with an error of its own."""
+"""LeaveGroup 0-5: one member up to v2, with its error in the answer itself; many from v3, each with its own error."""
 
 from __future__ import annotations
 

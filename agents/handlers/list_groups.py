@@ -1,7 +1,7 @@
-"""ListGroups 0-5: the groups of this agent alone, for clients ask every agent and join the answers.
+"""ListGroups 0-5: the groups of this agent alone, because clients ask every agent and join the answers.
 
-From the store, so that groups which nobody has asked for since their owner changed are among them. A group that is not
-held here is Stable or Empty, as it was stored. Filters are compared as Kafka does, whatever the case.
+The list comes from the store, so it includes groups that no client has asked for since their owner changed. A group
+that is not held here is Stable or Empty, as it was stored. Filters ignore upper and lower case, as in Kafka.
 """
 
 from __future__ import annotations

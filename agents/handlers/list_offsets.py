@@ -1,10 +1,11 @@
 """ListOffsets 0-9: latest (-1), earliest (-2), largest timestamp (-3), the edges of tiers (-4, -5), or by timestamp.
 
-There is one tier, and all of it is what Kafka calls local: the earliest local offset (-4, v8) is the log start, and of
-the latest tiered one (-5, v9) there is none.
+There is one tier, and Kafka would call all of it local: the earliest local offset (-4, v8) is the log start, and there
+is no latest tiered one (-5, v9).
 
-Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp Kafka's rule is by record,
-not by batch: the first record in offset order whose timestamp is at or above the one asked for. v0 answers a list.
+Latest and earliest come from a fresh read of the watermarks, never from memory. By timestamp, Kafka's rule is by
+record, not by batch: the first record in offset order whose timestamp is at or above the requested one. v0 answers a
+list.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _log = get_logger(__name__)
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
 _SINCE_VERSION = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 SEE_PRESENT_MS = 5_000.0
-"""How long a look-up by timestamp waits for this agent to have seen what the store has."""
+"""How long a look-up by timestamp waits until this agent has caught up with the store."""
 LEADER_EPOCH = 0
 """As in Fetch and Metadata: one epoch everywhere, because no replica can diverge."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    # A client may have heard of a new topic from another agent; some do not ask again.
+    # A client may know a new topic from another agent, and some clients do not ask again.
     await look_up(broker.topic_cache, broker.follower, [topic.name for topic in request.topics])
     ids = await _partition_ids(broker, request)
     try:
@@ -108,8 +109,7 @@ async def _answer(
 
 
 async def _by_timestamp(broker: Broker, timestamp: int, watermarks: Watermarks) -> TimestampedOffset | None:
-    """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError when this agent does not come to see the
-    present."""
+    """Raises TIMESTAMP_ERRORS, MetadataUnavailableError, and TimeoutError if this agent does not catch up in time."""
     partition_id = watermarks.partition_id
     deadline_ms = broker.runtime.clock.monotonic_ms() + SEE_PRESENT_MS
     while (log := broker.index.partition(partition_id)) is not None and log.end < watermarks.high_watermark:

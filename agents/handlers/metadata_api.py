@@ -1,12 +1,13 @@
-"""Metadata 0-13: which agents there are and which of them is named for each partition.
+"""Metadata 0-13: the live agents, and the one that is named as leader of each partition.
 
-Every partition names one live agent of the client's zone as leader, its only replica and its in-sync set, by
-rendezvous hashing; leader epoch 0 always, because there is nothing to diverge. In v0 an empty list asks for all
-topics, from v1 null does. Topics may be created on the way, as Kafka's two flags say. A topic this agent has not
-heard of is looked for in the store once before it is called unknown.
+Every partition names one live agent of the client's zone as leader, its only replica and its in-sync set, by rendezvous
+hashing. The leader epoch is always 0, because no replica can diverge. In v0 an empty list asks for all topics, from v1
+null does. Topics may be created on the way, as Kafka's two flags say. An unknown topic is looked for in the store once
+before it is called unknown.
 
-Topics are encoded once and kept (`agents/topics/topic_entries.py`). An answer whose entries are at hand, or few, is
-given at once; otherwise they are made in slices between which the event loop turns, from the topics of one instant.
+Topics are encoded once and kept (`agents/topics/topic_entries.py`). If the entries are at hand, or few, the answer is
+given at once. Otherwise they are encoded in slices, with turns of the event loop in between, from the topics of one
+instant.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from wire.messages.metadata import (
 from wire.schema import ZERO_UUID, EncodedElements
 
 LOOK_MS_MAX = 10_000.0
-"""A store that is silent, not gone, is waited for up to its own time-outs; the client's would be over by then."""
+"""Longest wait for the store. A silent store is waited for up to its own time-outs, longer than the client waits."""
 CREATED_PER_REQUEST_MAX = 100
-"""Topics made on the way by one request; the client asks again for the rest. Nobody types so many by intent."""
+"""Topics that one request may create; the client asks again for the rest. So many are hardly intended."""
 NOT_ASKED = -0x80000000
 TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
 """READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: everything, as without an
@@ -46,20 +47,20 @@ CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12
 
 
 SLICE_PARTITIONS = 256
-"""Made without looking at the clock: about a millisecond."""
+"""Entries encoded without looking at the clock: about a millisecond."""
 SLICE_TOPICS = 64
 SLICE_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What an answer is made from: the request, and the agents of one instant."""
+    """The inputs of an answer: the request, and the agents of one instant."""
 
     broker: Broker
     request: MetadataRequest
     agents: Sequence[AgentInfo]
     named: Sequence[AgentInfo]
-    """Those of the client's zone."""
+    """The agents of the client's zone."""
     view: View
 
 
@@ -103,7 +104,7 @@ def _response(asked: _Asked, topics: EncodedElements) -> MetadataResponse:
             CLUSTER_OPERATIONS if asked.request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
-    # The field takes what is encoded in place of a list (see EncodedElements); its type is that of a reader.
+    # The field takes encoded bytes in place of a list (see EncodedElements); its type is that of a reader.
     response.topics = topics  # pyright: ignore[reportAttributeAccessIssue]
     return response
 
@@ -191,7 +192,7 @@ def _joined(
 
 
 async def _make(asked: _Asked, topics: Sequence[Topic]) -> list[bytes]:
-    """The entries of these topics, from memory or made now, without holding the event loop up for long."""
+    """The entries of these topics, from memory or encoded now, without blocking the event loop for long."""
     made: list[bytes] = []
     pace = _Pace(asked.broker.runtime.clock)
     for number, topic in enumerate(topics):
@@ -218,7 +219,7 @@ def _keep(asked: _Asked, topic: Topic, partitions: Sequence[bytes]) -> bytes:
 
 
 class _Pace:
-    """Lets the event loop turn once in SLICE_MS."""
+    """Gives the event loop a turn once in SLICE_MS."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -240,7 +241,8 @@ def _find(broker: Broker, wanted: MetadataRequestTopic) -> Topic | None:
 
 
 async def _look_again(broker: Broker, wanted: Sequence[MetadataRequestTopic], allow_creation: bool) -> None:
-    """See the present, and create what is still missing if both flags allow it. Failing leaves them unknown."""
+    """See the present, and create the topics that are still missing if both flags allow it. A failure leaves them
+    unknown."""
     try:
         async with asyncio.timeout(LOOK_MS_MAX / 1000):
             await broker.follower.catch_up()
@@ -269,7 +271,7 @@ async def _create(broker: Broker, name: str) -> bool:
 
 def _unknown(version: int, wanted: MetadataRequestTopic) -> MetadataResponseTopic:
     if wanted.name is None:
-        # The answer may leave the name out from v12 only; until then nobody can ask by id alone.
+        # The answer may leave the name out only from v12 on; before that no client can ask by id alone.
         name = None if version >= 12 else ""
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=name, topic_id=wanted.topic_id)
     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

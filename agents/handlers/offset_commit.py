@@ -1,8 +1,8 @@
 """OffsetCommit 1-9. The group judges the member, its generation and its state; the store takes the offsets.
 
-A partition that does not exist is answered UNKNOWN_TOPIC_OR_PARTITION, too long a text OFFSET_METADATA_TOO_LARGE, each
-alone. What the group says stands for all others. How long an offset is kept is the group's business: what v2 to v4 say
-about it is not looked at, as in Kafka since KIP-211.
+A partition that does not exist is answered UNKNOWN_TOPIC_OR_PARTITION, a text that is too long
+OFFSET_METADATA_TOO_LARGE, each alone. The group's verdict is the answer for all others. The retention of v2 to v4 is
+ignored, as in Kafka since KIP-211.
 
 This agent may not know a partition because its topic cache lags. It then looks for the topic in the store, once; if
 that fails, the answer is COORDINATOR_NOT_AVAILABLE.
@@ -55,7 +55,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
     present = Present(broker.follower)
     await _find_again(broker, present, [part for part in parts if part.place is None])
     await _commit(broker, header, request, [part for part in parts if part.place is not None])
-    # A topic may have been made anew. The group judges once more: its generation may have moved on meanwhile.
+    # A topic may have been re-created. The group judges again: its generation may have moved on meanwhile.
     gone = [part for part in parts if part.place is not None and part.error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
     moved = await _find_again(broker, present, gone)
     if moved:
@@ -76,7 +76,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetCommitReq
 
 
 async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]) -> Sequence[_Part]:
-    """Those of the unknown that are elsewhere than we thought."""
+    """The unknown partitions that turned out to be elsewhere."""
     if not unknown:
         return []
     if not await present.see():
@@ -94,7 +94,7 @@ async def _find_again(broker: Broker, present: Present, unknown: Sequence[_Part]
 
 
 async def _commit(broker: Broker, header: RequestHeader, request: OffsetCommitRequest, parts: Sequence[_Part]) -> None:
-    """Commit what these ask for at the places that they have. The group judges even if there is nothing left."""
+    """Commit these offsets at their places. The group judges even if none is left."""
     offsets: list[OffsetToCommit] = []
     written: list[tuple[_Part, OffsetPlace]] = []
     async for some in chunks_with_yields(parts):
@@ -123,7 +123,7 @@ def _to_commit(asked: OffsetCommitRequestPartition, place: OffsetPlace) -> Offse
 async def _outcome(
     broker: Broker, header: RequestHeader, request: OffsetCommitRequest, offsets: list[OffsetToCommit]
 ) -> ErrorOf:
-    """What came of each place."""
+    """The outcome of each place."""
     event = CommitRequested(
         request=broker.groups.next_request(),
         member_id=request.member_id,

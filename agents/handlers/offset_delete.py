@@ -1,5 +1,5 @@
-"""OffsetDelete 0 (KIP-496): of a group of consumers those of topics that no member is subscribed to, of any other group
-all, once it has no members."""
+"""OffsetDelete 0 (KIP-496): for a group of consumers, the offsets of topics that no member subscribes to; for any other
+group all offsets, once it has no members."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
     try:
         check_id(request.group_id)
         broker.groups.check_owned(request.group_id)
-        # Always: by a topic id that is not current any more nothing would be deleted, and no error say so.
+        # Always look: a deletion under an outdated topic id would delete nothing, and no error would tell.
         if not await Present(broker.follower).see():
             raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody knows what topics there are")
         view = await broker.groups.view(request.group_id)
@@ -51,7 +51,7 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
 async def _judge(
     broker: Broker, view: GroupView, name: str, asked: AsyncIterable[int], places: list[OffsetPlace]
 ) -> OffsetDeleteResponseTopic:
-    """Adds what may go to `places`."""
+    """Adds the offsets that may go to `places`."""
     answers: list[OffsetDeleteResponsePartition] = []
     async for partition in asked:
         place = place_of(broker.topic_cache, name, partition)
@@ -67,7 +67,7 @@ async def _judge(
 
 
 def _is_subscribed(view: GroupView, topic_name: str) -> bool:
-    """Where it cannot be known what members read, they may read anything (ClassicGroup.isSubscribedToTopic)."""
+    """If the members' topics cannot be known, they may read anything (ClassicGroup.isSubscribedToTopic)."""
     if view.state is GroupState.EMPTY:
         return False
     return view.subscribed_topics is None or topic_name in view.subscribed_topics

@@ -1,13 +1,13 @@
-"""OffsetFetch 1-9: committed offsets, read from the store each time. What was never committed is -1, and no error.
+"""OffsetFetch 1-9: committed offsets, read from the store each time. A partition without a commit has -1, and no error.
 
-Answered by the group's owner alone, as clients expect, but without taking the group: nothing of it is needed. Every
-commit that was accepted before a rebalance is written before a member learns its new assignment, so whoever asks after
-that sees it. `require_stable` has nothing to wait for until transactions exist. A store that does not answer is
-COORDINATOR_LOAD_IN_PROGRESS: of all retriable errors the one that every client takes here. It is also the answer when
-nothing is found and the topics cannot be looked at as they are: -1 makes a consumer begin elsewhere, so it is never
-said from a topic cache that may lag.
+Only the group's owner answers, as clients expect, but it does not take the group, because it needs nothing of it. Every
+commit that was accepted before a rebalance is written before a member learns its new assignment, so a member that asks
+after that sees it. `require_stable` has nothing to wait for until transactions exist. If the store does not answer, the
+error is COORDINATOR_LOAD_IN_PROGRESS, the only retriable error that every client handles here. The same error is the
+answer if nothing is found and the present topics cannot be looked at: -1 makes a consumer begin elsewhere, so it never
+comes from a topic cache that may lag.
 
-One answer names a group once, with all that was asked of it, and holds ANSWER_BYTES_MAX: groups beyond that are told to
+One answer names a group once, with all its requested partitions, and holds ANSWER_BYTES_MAX; further groups are told to
 come again.
 """
 
@@ -51,9 +51,9 @@ _AllFound: TypeAlias = Sequence[tuple[str, _Found]]
 """By name of topic."""
 
 ANSWER_BYTES_MAX = 16 << 20
-"""Of all groups of an answer together; one group alone may have more."""
+"""Bound over all groups of an answer; one group alone may have more."""
 OFFSET_BYTES = 500
-"""What Python needs for one offset on its way out without its metadata, about."""
+"""Approximate memory of one offset in an answer, without its metadata."""
 _NONE = CommittedOffset(offset=-1, leader_epoch=-1, metadata="", committed_ms=-1)
 
 
@@ -95,7 +95,7 @@ async def _one_group(broker: Broker, group_id: str, asked: Asked | None) -> Offs
     try:
         found = await _read(broker, Present(broker.follower), group_id, asked)
     except GroupRefusedError as refused:
-        # Versions below 2 have no error but the partitions'.
+        # Versions below 2 have errors only in partitions.
         error = refused.code
         found = [(name, _found(partition, _NONE)) for name, partitions in asked or () for partition in partitions]
     topics: dict[str, OffsetFetchResponseTopic] = {
@@ -141,7 +141,7 @@ async def _of_many(broker: Broker, present: Present, group_id: str, asked: Asked
 
 
 async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | None) -> _AllFound:
-    """None asks for all of the group's. Raises GroupRefusedError."""
+    """None asks for all offsets of the group. Raises GroupRefusedError."""
     check_id(group_id, may_be_empty=True)
     broker.groups.check_owned(group_id)
     try:
@@ -161,7 +161,7 @@ async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFoun
     async for some in chunks_with_yields(in_order):
         for place, committed in some:
             topic = broker.topic_cache.topic_by_id(place.topic_id)
-            if topic is not None:  # else it is being deleted this moment
+            if topic is not None:  # otherwise it is being deleted right now
                 found.append((topic.name, _found(place.partition, committed)))
     return found
 
@@ -175,7 +175,7 @@ async def _read_some(broker: Broker, present: Present, group_id: str, asked: Ask
     async for pairs in chunks_with_yields(list(places.items())):
         missing += [each for each, place in pairs if place is None or place not in offsets]
     if missing:
-        # Perhaps only by what we know of the topics: they may have grown, or been made anew.
+        # Possibly missing only in our view of the topics: they may have grown, or been re-created.
         await _see(present)
         moved: dict[tuple[str, int], OffsetPlace | None] = {}
         async for some in chunks_with_yields(missing):

@@ -1,7 +1,7 @@
 """OffsetForLeaderEpoch 2-4: where the records of a leader epoch end, for consumers that check their position (KIP-320).
 
-The leader epoch is 0 always and nothing is ever truncated, so epoch 0 ends at the high watermark, read afresh: an end
-below the client's position would look like records lost. Of any other epoch nothing is known (-1, -1), as in Kafka's
+The leader epoch is always 0 and nothing is ever truncated, so epoch 0 ends at the high watermark. It is read fresh: an
+end below the client's position would look like lost records. Any other epoch is unknown (-1, -1), as in Kafka's
 `UnifiedLog.endOffsetForEpoch`.
 """
 

@@ -1,13 +1,13 @@
 """Produce 3-13: validate every batch, hand the good ones to the write path, answer when they are committed.
 
-Validation runs in the read callback, so batches enter the buffer in the order they came; only the waiting is
-asynchronous, and a connection may have many requests waiting. Partitions succeed and fail one by one. acks 1 and -1
-both wait for the commit. acks 0 gets no answer, and any error closes the connection, for that is all a client could
-notice. Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
+Validation runs in the read callback, so batches enter the buffer in the order they came. Only the waiting is
+asynchronous, and a connection may have many waiting requests. Partitions succeed and fail one by one. acks 1 and -1
+both wait for the commit. acks 0 gets no answer, and any error closes the connection, because a client could notice
+nothing else. Kafka's `KafkaApis.handleProduceRequest` and `ReplicaManager.appendRecords`.
 
-From v13 topics have ids instead of names (KIP-516): a topic made anew under an old name does not get what was meant for
-the old one. An id that we do not know is looked for in the store before it is UNKNOWN_TOPIC_ID, and requests that name
-it wait in line meanwhile. That a topic was deleted without our knowing is found out by the commit.
+From v13 topics have ids instead of names (KIP-516): a topic that was re-created under an old name does not get records
+meant for the old one. An unknown id is looked for in the store before the answer is UNKNOWN_TOPIC_ID; requests that
+name it wait in line meanwhile. If a topic was deleted without our knowledge, the commit finds out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def _after_looking(
 ) -> ProduceResponse | None:
     await looking
     answer = _take(broker, header, request)
-    del request  # the batches that wait are held, and counted, by the write path
+    del request  # the write path holds, and counts, the waiting batches
     return answer if isinstance(answer, ProduceResponse) else await answer
 
 
@@ -105,7 +105,7 @@ def _take(
         return _unanswered(broker, request.timeout_ms, response, promises)
     if not accepted.batches and broker.stall.refusal is None:
         return response
-    # The reply does not keep the batches: an answer that is held back must not keep its records.
+    # The reply does not keep the batches: a delayed answer must not keep its records.
     reply = ProduceReply(
         response,
         timeout_ms=request.timeout_ms,
@@ -135,7 +135,7 @@ def _describe(
 
 
 def _portions(batches: Sequence[PendingBatch]) -> list[slice]:
-    """As many batches at a time as one file may hold."""
+    """At most as many batches at a time as one file may hold."""
     return [slice(start, start + BATCHES_MAX) for start in range(0, len(batches), BATCHES_MAX)]
 
 
@@ -198,7 +198,7 @@ def _check(
 
 
 def _gone(header: RequestHeader) -> ErrorCode:
-    """There is no such topic, or not any more."""
+    """The topic does not exist, or no longer exists."""
     by_id = header.api_version >= TOPIC_IDS_SINCE
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -225,7 +225,7 @@ async def _unanswered(
         results = [result for promise in promises for result in await promise]
         refused = any(result.error for result in results)
     if broker.stall.delays:
-        # Nobody waits for this answer, but its place in the line is what slows the client down.
+        # No client waits for this answer, but its place in the line is what slows the client down.
         await broker.stall.hold_back(patience_ms(timeout_ms, 0), refused=refused)
     if refused:
         raise DropConnectionError

@@ -1,4 +1,4 @@
-"""SyncGroup 0-5. Held until the leader's has come and the record of the group is stored."""
+"""SyncGroup 0-5. Held until the leader's SyncGroup has come and the group's record is stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 _log = get_logger(__name__)
 
 ASSIGNMENTS_BYTES_MAX = 16 << 20
-"""Of all members: they are stored as one row."""
+"""Bound over all members: their assignments are stored as one row."""
 
 
 async def handle(broker: Broker, header: RequestHeader, request: SyncGroupRequest) -> SyncGroupResponse:

@@ -1,1 +1,1 @@
-"""The read path: which bytes (pure), where they are kept, and how they become a Fetch answer."""
+"""The read path: which bytes to read (pure), where they are kept, and how they become a Fetch answer."""

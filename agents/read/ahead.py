@@ -1,16 +1,16 @@
-"""Reading history ahead of those who replay it: whole GETs of 8 MiB into the cold pool, before they are asked for.
+"""Reads history ahead of consumers that replay it: whole GETs of 8 MiB into the cold pool, before they are asked for.
 
-Who has read twice in a row will read on, and so will who begins at the log's start. What comes next for him is cut into
-GETs that end where the file's bytes of his partition end, or are whole: so a replay costs a GET for each file and one
-for each 8 MiB. After each answer to him, when less than half a window is here or on its way, one more window is
-fetched. What he asks for and nobody has begun to fetch is the head of such a GET, not one of its own. A single look at
-old records reads what it needs and no more; one that turns out to be a replay has cost one GET more.
+A consumer that has read twice in a row will read on, and so will one that begins at the log's start. The bytes that it
+needs next are cut into GETs that are whole or end where the file's bytes of the partition end, so a replay costs a GET
+for each file and one for each 8 MiB. After each answer to the consumer, if less than half a window is here or on its
+way, one more window is fetched. Bytes that it asks for and that no GET covers yet become the head of such a GET. A
+single look at old records reads only what it needs; if it turns out to be a replay, it has cost one extra GET.
 
-Bounded: what is fetched and not yet read takes at most three quarters of the cold cache, shared evenly by the streams
-that are at work. A GET that does not fit in what is left is not cut short but waits, until others have read on, or its
+Bounded: bytes that are fetched and not yet read take at most three quarters of the cold cache, shared evenly by the
+active streams. A GET that does not fit into the rest is not cut short. It waits until others have read on, or until its
 stream has nothing left and asks. So the promise holds for as many streams as have room for a window each. Blocks stay
-in the cache until their stream has had them, and are then the first to leave it. What nobody comes for counts no longer
-after IDLE_MS. No I/O here: `BlockReader` does that.
+in the cache until their stream has read them, and are then the first to leave. Blocks that no consumer comes for no
+longer count after IDLE_MS. No I/O here: `BlockReader` does that.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from agents.read.plan import ReadRange
 from runtime.clock import Clock
 
 AHEAD_BYTES = (GET_BLOCKS_MAX // 2 + GET_BLOCKS_MAX + 2) * BLOCK_BYTES
-"""How far ahead is looked: what may still be here when the next window is fetched, that window, and whether the file
-goes on behind it."""
+"""How far ahead the plan looks: the part of the last window that may still be here, the next window, and whether the
+file continues after it."""
 AHEAD_RANGES_MAX = 64
 IDLE_MS = 30_000.0
 
@@ -46,16 +46,16 @@ class ReadAhead:
         self._clock = clock
         self._blocks_max = cache_bytes * 3 // 4 // BLOCK_BYTES
         self._unread: OrderedDict[tuple[str, int], float] = OrderedDict()
-        """Blocks fetched ahead that nobody has passed yet, and when."""
+        """Blocks fetched ahead that no reader has passed yet, and when."""
         self._streams: OrderedDict[int, float] = OrderedDict()
-        """Who reads on, and when last."""
+        """The streams that read on, and when each last did."""
 
     @property
     def unread_bytes(self) -> int:
         return len(self._unread) * BLOCK_BYTES
 
     def passed(self, where: ReadRange, position: int) -> None:
-        """A stream has had the bytes of its range up to `position` of the object."""
+        """A stream has read the bytes of its range up to `position` of the object."""
         if not self._unread:
             return
         for block in blocks_of(where.position, max(position - where.position, 1)):
@@ -69,7 +69,7 @@ class ReadAhead:
             self._blocks.release(where.key, block, first_to_go=is_whole)
 
     def is_coming(self, ranges: Iterable[ReadRange]) -> bool:
-        """Whether all bytes of the ranges are here or on their way."""
+        """All bytes of the ranges are here or on their way."""
         return all(
             self._blocks.is_coming(where.key, block)
             for where in ranges
@@ -77,9 +77,9 @@ class ReadAhead:
         )
 
     def go_on(self, stream: int, ranges: Iterable[ReadRange], *, asked: Iterable[ReadRange] = ()) -> None:
-        """`stream` will read these ranges next, in this order; and waits for those `asked`, the first of them.
+        """`stream` will read these ranges next, in this order, and waits for the first of them, those in `asked`.
 
-        What is asked for and not begun here is the caller's to read.
+        The caller reads the parts of `asked` that no GET has begun here.
         """
         waited_for = {(where.key, block) for where in asked for block in blocks_of(where.position, where.length)}
         window = self._window(stream)
@@ -100,7 +100,7 @@ class ReadAhead:
             fetched += size
 
     def _to_come(self, ranges: Iterable[ReadRange], window: int, asked: int) -> tuple[int, Iterator[NextGet]]:
-        """How many blocks are ready before the first that is missing, and the GETs for those that are."""
+        """How many blocks are ready before the first missing one, and the GETs for the missing ones."""
         sizes: dict[str, int] = {}
         upcoming: dict[tuple[str, int], bool] = {}
         for where in ranges:
@@ -109,7 +109,7 @@ class ReadAhead:
                 upcoming[where.key, block] = self._blocks.is_coming(where.key, block)
         ready = next((count for count, is_here in enumerate(upcoming.values()) if not is_here), len(upcoming))
         missing = [place for place, is_here in upcoming.items() if not is_here]
-        # Not cut within what is asked for: the reader would fetch the other part.
+        # Do not cut within the asked bytes: the reader would fetch the other part by itself.
         size = min(GET_BLOCKS_MAX, max(window, asked)) if window else 0
         return ready, (NextGet(key, sizes[key], blocks) for key, blocks in gets_of(missing, size))
 
@@ -122,7 +122,7 @@ class ReadAhead:
         self._blocks.start(get.key, get.file_size_bytes, run, waited_for=waited_for)
 
     def _window(self, stream: int) -> int:
-        """Blocks: this stream's share of what may be here unread."""
+        """In blocks: this stream's share of the bytes that may be here unread."""
         now_ms = self._clock.monotonic_ms()
         self._streams[stream] = now_ms
         self._streams.move_to_end(stream)
@@ -139,9 +139,9 @@ class ReadAhead:
 
 
 def gets_of(missing: Collection[tuple[str, int]], window: int) -> Iterator[tuple[str, range]]:
-    """Cut blocks, in the order in which they are read, into GETs of `window` neighbours of one object.
+    """Cut blocks, in reading order, into GETs of `window` neighbours of one object.
 
-    The last one of neighbours may have one more: n windows of bytes lie in n windows of blocks and a seam.
+    The last GET of a run of neighbours may have one more: n windows of bytes touch n windows of blocks and a seam.
     """
     if window == 0:
         return

@@ -1,11 +1,11 @@
 """Bytes of objects through the cache: ranged GETs of whole blocks, joined where they touch, each in flight only once.
 
-`read` answers at once when the bytes are in memory. Otherwise the missing blocks are fetched: neighbours in one GET,
-and a block that somebody else is fetching already is waited for, not fetched again (single flight). A waiter that
-goes away does not cancel the fetch. At most `concurrency` GETs run at a time, so that a big replay cannot take every
-connection; what is read ahead of anybody's question takes at most half of these.
+`read` answers at once if the bytes are in memory. Otherwise the missing blocks are fetched, neighbours in one GET. If
+another reader is already fetching a block, this one waits for it instead of fetching it again (single flight). A waiter
+that goes away does not cancel the fetch. At most `concurrency` GETs run at a time, so that a big replay cannot take
+every connection; reads ahead take at most half of these.
 
-Errors are those of the object store; a short answer is an ObjectStoreError, for an object never shrinks.
+Errors are those of the object store. A short answer is an ObjectStoreError, because an object never shrinks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.metrics import Metrics
 from storage.objects import ObjectStore, ObjectStoreError
 
 GET_BLOCKS_MAX = 8
-"""Longest joined GET: 8 MiB; and, read ahead, the seam at the end of a file's bytes of a partition."""
+"""Longest joined GET: 8 MiB; for a read ahead, plus the seam at the end of a file's bytes of a partition."""
 
 
 class BlockReader:
@@ -34,7 +34,7 @@ class BlockReader:
         self._gets: set[asyncio.Task[None]] = set()
 
     def cached(self, key: str, start: int, length: int) -> memoryview | None:
-        """The bytes if they can be had without waiting or copying more than one seam; else None."""
+        """The bytes, if that needs no waiting and copies no more than one seam; else None."""
         whole = self._cache.file(key)
         if whole is not None:
             self._hits.inc()
@@ -46,21 +46,21 @@ class BlockReader:
             return None
         self._hits.inc()
         view = _cut(present, start - blocks[0] * BLOCK_BYTES, length)
-        # Shorter only where the object ends before its recorded size: `read` will say so.
+        # Shorter only if the object ends before its recorded size; `read` will report that.
         return view if len(view) == length else None
 
     def holds(self, key: str, start: int, length: int) -> bool:
-        """Whether `cached` would find the bytes."""
+        """`cached` would find the bytes."""
         return self._cache.holds(key, blocks_of(start, length))
 
     def is_coming(self, key: str, block: int) -> bool:
-        """Whether a block is here or on its way."""
+        """A block is here or on its way."""
         return (key, block) in self._flying or self._cache.holds(key, range(block, block + 1))
 
     def start(self, key: str, size_bytes: int, run: range, *, waited_for: bool) -> None:
         """Read neighbouring blocks, none of which `is_coming`, in one GET, and keep them until they are released.
 
-        `waited_for`: somebody will ask for the first of them at once, else nobody has yet.
+        `waited_for`: a reader will ask for the first of them at once; otherwise no reader needs them yet.
         """
         for block in run:
             self._cache.expect(key, block)
@@ -97,7 +97,7 @@ class BlockReader:
         for run in runs_of(missing):
             awaited |= self._start_get(key, size_bytes, run)
         for block, future in awaited.items():
-            # Shielded: the fetch belongs to everybody who waits for it.
+            # Shielded: the fetch belongs to all its waiters.
             bodies[block] = await asyncio.shield(future)
         return bodies
 
@@ -140,7 +140,7 @@ class BlockReader:
 
 
 def _mark_seen(future: asyncio.Future[bytes]) -> None:
-    """A fetch whose waiters have all gone may fail unheard."""
+    """Marks the error of a fetch as seen, because all its waiters may have gone."""
     if not future.cancelled():
         future.exception()
 
@@ -151,7 +151,7 @@ def blocks_of(start: int, length: int) -> range:
 
 
 def runs_of(blocks: Iterable[int]) -> Iterator[list[int]]:
-    """Neighbouring blocks together, at most GET_BLOCKS_MAX in one."""
+    """Runs of neighbouring blocks, at most GET_BLOCKS_MAX each."""
     run: list[int] = []
     for block in blocks:
         if run and (block != run[-1] + 1 or len(run) == GET_BLOCKS_MAX):
@@ -163,7 +163,7 @@ def runs_of(blocks: Iterable[int]) -> Iterator[list[int]]:
 
 
 def _cut(blocks: Sequence[memoryview], skip: int, length: int) -> memoryview:
-    """`length` bytes after `skip`; one block is sliced, several are joined (the only copy on the read path)."""
+    """`length` bytes after `skip`. One block is sliced; several are joined (the only copy on the read path)."""
     if len(blocks) == 1:
         return blocks[0][skip : skip + length]
     return memoryview(b"".join(blocks))[skip : skip + length]

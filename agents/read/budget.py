@@ -1,12 +1,13 @@
 """One bound over the bytes of all Fetch answers: those being read and those that clients have not taken yet.
 
 Without it, a few thousand small requests, or a few clients that ask for much and never read, would hold more memory
-than there is. Whoever asks waits in line, first come, first served; a request larger than its share gets all of it,
+than there is. Requests wait in line, first come, first served. A request larger than its share gets all of the share,
 alone.
 
-What must come from the store may take no more than its share, or reads that wait for a store that is slow or down would
-keep the budget from those that need nothing of it: old records half of all bytes, the tail (and old records) three
-quarters, what is in memory everything. One who waits for such a share holds up only others of its kind.
+Answers that need the store may take no more than a share, because otherwise reads that wait for a slow or dead store
+would keep the budget from reads that do not need it. Old records may take half of all bytes, the tail together with old
+records three quarters, and bytes in memory everything. A request that waits for such a share holds up only others of
+its kind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Release: TypeAlias = Callable[[], None]
 
 
 class Source(IntEnum):
-    """Where the bytes of an answer are, the farthest of them."""
+    """Where the bytes of an answer are; the farthest place counts."""
 
     MEMORY = 0
     TAIL = 1
@@ -31,7 +32,7 @@ class Source(IntEnum):
 
 
 _QUARTERS = (4, 3, 2)
-"""What a source and all farther ones may take together."""
+"""The bytes that a source and all farther ones may take together."""
 
 
 @dataclass(slots=True)
@@ -55,11 +56,11 @@ class ByteBudget:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for bytes that others hold."""
+        """A request waits for bytes that others hold."""
         return any(not turn.given.done() for line in self._waiting for turn in line)
 
     async def take(self, wanted: int, source: Source = Source.MEMORY) -> Release:
-        """Wait for `wanted` bytes. Call the result once they are free again; calling it twice frees them once."""
+        """Wait for `wanted` bytes. Call the result once they are free again; a second call does nothing."""
         wanted = min(wanted, self._limits[source])
         if not any(self._waiting) and self._full_share(source, wanted) is None:
             self._taken[source] += wanted
@@ -71,9 +72,9 @@ class ByteBudget:
             await turn.given
         except asyncio.CancelledError:
             if turn.given.done() and not turn.given.cancelled():
-                self._free(source, wanted)  # our turn came in the moment we were told to go
+                self._free(source, wanted)  # our turn came at the moment of the cancellation
             else:
-                self._give_turns()  # those behind us need not wait for what we wanted
+                self._give_turns()  # requests behind us need not wait for our bytes
             raise
         return self._releaser(source, wanted)
 
@@ -104,7 +105,7 @@ class ByteBudget:
             turn.given.set_result(None)
 
     def _next_turn(self) -> _Turn | None:
-        """The first in line whose bytes are free; only those who wait for a full share are passed over."""
+        """The first in line whose bytes are free. Only requests that wait for a full share are passed over."""
         for line in self._waiting:
             while line and line[0].given.cancelled():
                 line.popleft()

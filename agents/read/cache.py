@@ -1,11 +1,11 @@
 """A bounded cache of object bytes in memory, least recently used first out. Pure: no I/O.
 
 Two kinds of entry share the bound: whole files that this agent wrote (kept as sealed, served without copying), and
-aligned blocks of files that were read. Objects never change, so nothing is ever invalid; entries of deleted files just
-age out. Views handed out stay good after eviction: Python keeps the bytes as long as somebody holds them.
+aligned blocks of files that were read. Objects never change, so no entry is ever invalid; entries of deleted files just
+age out. Views that were handed out stay valid after eviction: Python keeps the bytes as long as a view exists.
 
-A block may be expected: somebody will come for it soon. Until it is released it leaves only when there is nothing else.
-Whoever expects blocks sees to it that they are fewer than the cache holds.
+A block may be expected, which means that a reader will come for it soon. Until it is released, it is evicted only if
+there is nothing else. The caller that expects blocks makes sure that they are fewer than the cache holds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BlockCache:
         self._bytes_max = bytes_max
         self._entries: OrderedDict[_Key, bytes] = OrderedDict()
         self._expected: set[_Key] = set()
-        """Here or on their way."""
+        """Blocks that are here or on their way."""
         self._expected_entries: OrderedDict[_Key, bytes] = OrderedDict()
         self._on_size = on_size
         self.bytes = 0
@@ -43,20 +43,20 @@ class BlockCache:
         return self._get((key, block))
 
     def holds(self, key: str, blocks: range) -> bool:
-        """Whether the bytes are here; asking does not make them any younger."""
+        """Returns True if the bytes are here, without making them younger."""
         return (key, _WHOLE) in self._entries or all(
             (key, block) in self._entries or (key, block) in self._expected_entries for block in blocks
         )
 
     def expect(self, key: str, block: int) -> None:
-        """Keep a block, once it is here, until it is released."""
+        """Once the block is here, keep it until it is released."""
         self._expected.add((key, block))
         body = self._entries.pop((key, block), None)
         if body is not None:
             self._expected_entries[key, block] = body
 
     def release(self, key: str, block: int, *, first_to_go: bool) -> None:
-        """A block is expected no longer. `first_to_go`: whoever it was read for has had it, and nobody else comes."""
+        """The block is no longer expected. `first_to_go`: its reader has had it, and no other is expected."""
         self._expected.discard((key, block))
         body = self._expected_entries.pop((key, block), None)
         if body is not None:

@@ -1,11 +1,11 @@
 """Where merged files hold records, as this agent has looked it up: extents and block indexes, cached and bounded.
 
 Extents come from the metadata store, a window of them per look-up, and are believed for `ttl_ms`, a quarter of the
-grace at most: a merge may replace them the moment after, but their files stay for the grace. They are believed for what
-they say they hold, never for what they do not: offsets that no known extent holds are looked up anew. So a window that
-is old costs a reader nothing but, at worst, a 404, which drops it. Block indexes lie in the objects and never change.
+grace at most. A merge may replace them the next moment, but their files stay for the grace. A cached extent is believed
+about the offsets it holds, never about offsets it lacks: those are looked up again. So an old window costs a reader at
+worst a 404, which drops the window. Block indexes lie in the objects and never change.
 
-One look-up of a place, and one read of a block index, is under way at a time; who comes meanwhile shares it.
+One look-up of a place, and one read of a block index, is under way at a time; requests that come meanwhile share it.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from storage.format.file_format import CorruptFileError
 
 EXTENTS_PER_LOOK_UP = 32
 EXTENTS_MAX = 20_000
-"""Cached over all partitions; some 0.7 KB each."""
+"""Extents cached over all partitions; some 0.7 KB each."""
 WINDOWS_MAX = 8
-"""Of one partition: readers at that many places do not drive each other out."""
+"""Windows of one partition: readers at that many places do not evict each other's."""
 BLOCK_ENTRIES_MAX = 50_000
-"""Cached over all block indexes; some 0.2 KB each."""
+"""Entries cached over all block indexes; some 0.2 KB each."""
 TTL_MS_MAX = 60_000.0
 LOOK_UPS_AT_ONCE = 8
 WAIT_MS_MAX = 5_000.0
-"""A store that is silent, not gone, is not waited for any longer."""
+"""How long to wait for a store that is silent but not gone."""
 
 
 class LookUp(Protocol):
-    """What is asked of the metadata store."""
+    """The part of the metadata store that look-ups need."""
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]: ...
 
@@ -58,7 +58,7 @@ def ttl_ms(gc_grace_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Extents of one partition in offset order, as they were live at `read_ms`."""
+    """Extents of one partition in offset order, live at `read_ms`."""
 
     read_ms: float
     extents: Sequence[LeveledExtent]
@@ -83,7 +83,7 @@ class LeveledExtents:
         self.extents = 0
 
     def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
-        """The extent that holds `offset`, if it was looked up lately."""
+        """The extent that holds `offset`, if it was looked up recently."""
         windows = self._windows.get(partition_id)
         if windows is None:
             return None
@@ -95,9 +95,9 @@ class LeveledExtents:
         return None
 
     async def look_up(self, partition_id: int, offset: int) -> Window:
-        """The extents from `offset` on, asked for now, or by somebody whose question is still under way.
+        """The extents from `offset` on, from a new look-up or from one that is still under way.
 
-        Raises MetadataUnavailableError, also when the store does not answer in WAIT_MS_MAX.
+        Raises MetadataUnavailableError, also if the store does not answer in WAIT_MS_MAX.
         """
         flying = self._flying.get((partition_id, offset))
         if flying is None:
@@ -105,15 +105,15 @@ class LeveledExtents:
             self._flying[partition_id, offset] = flying
             self._tasks.add(flying)
             flying.add_done_callback(lambda done: self._landed(partition_id, offset, done))
-        # Shielded: the answer is everybody's, and fills the cache when nobody waits any more.
+        # Shielded: all waiters share the answer, and it fills the cache even when no waiter is left.
         return await asyncio.shield(flying)
 
     def forget(self, partition_id: int) -> None:
-        """A file of the partition is gone: what was looked up before is not true any more."""
+        """A file of the partition is gone, so earlier look-ups are out of date."""
         for window in self._windows.pop(partition_id, ()):
             self.extents -= len(window.extents)
         for place in [place for place in self._flying if place[0] == partition_id]:
-            del self._flying[place]  # it may have been read before the file went: nobody else waits for it
+            del self._flying[place]  # it may have been read before the file went: no other waiter remains
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -133,7 +133,7 @@ class LeveledExtents:
 
     def _landed(self, partition_id: int, offset: int, done: asyncio.Task[Window]) -> None:
         self._tasks.discard(done)
-        failed = done.cancelled() or done.exception() is not None  # asked for: nobody else may have waited
+        failed = done.cancelled() or done.exception() is not None  # marks the error as seen: no other waiter may remain
         if self._flying.get((partition_id, offset)) is done:
             del self._flying[partition_id, offset]
             if not failed:
@@ -145,7 +145,7 @@ class LeveledExtents:
         windows = self._windows.setdefault(partition_id, [])
         windows.insert(0, window)
         self.extents += len(window.extents)
-        # An older one that began at the same place is no use any more.
+        # An older window that began at the same place is of no more use.
         first = window.extents[0].base_offset
         for old in [each for each in windows[1:] if each.extents[0].base_offset == first] + windows[WINDOWS_MAX:]:
             if old in windows:

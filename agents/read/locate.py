@@ -1,11 +1,11 @@
-"""Finds what a plan is missing: which merged file holds an offset, and where in it to begin.
+"""Finds the information that a plan is missing: which merged file holds an offset, and where to begin in it.
 
-What one request finds it keeps in a `Found` of its own, over the caches: whatever these drop meanwhile, it gets on.
+Each request keeps its own findings in a `Found`, above the caches, so that it makes progress whatever they evict.
 
-Two things can be wrong with what is known. A block index that is not there any more (404) means that the file was
-merged again and the grace is over: what was looked up is forgotten and looked up anew. An offset below the end that no
-live extent holds means that the index is late, as a rule because the log start has moved past it: the tail is read, and
-the plan made anew. Neither is tried for ever.
+Two things can be wrong with cached knowledge. If a block index is gone (404), the file was merged again and its grace
+is over: the look-up is forgotten and repeated. If no live extent holds an offset below the end, the index is late,
+usually because the log start has moved past the offset: the tail is read and the plan made again. Both have a limit of
+tries.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from wire.error_codes import ErrorCode
 _log = get_logger(__name__)
 
 TRIES_MAX = 3
-"""Of one request and partition, each with a fresh look-up."""
+"""Tries per request and partition, each with a fresh look-up."""
 
 CatchUp = Callable[[], Awaitable[None]]
-"""Take in all that was committed before the call. Raises MetadataUnavailableError."""
+"""Take in everything that was committed before the call. Raises MetadataUnavailableError."""
 
 
 class Found:
-    """A `LeveledView`: what this request has found, else what the caches hold."""
+    """A `LeveledView`: the findings of this request, else those in the caches."""
 
     def __init__(self, leveled: LeveledExtents, blocks: BlockIndexes, surveys: Surveys) -> None:
         self._leveled = leveled
@@ -67,7 +67,7 @@ class Found:
         self._surveyed[extent.key, extent.position] = parts
 
     def forget(self, partition_id: int) -> None:
-        """In the caches too."""
+        """Add it to the caches too."""
         self._windows.pop(partition_id, None)
         self._leveled.forget(partition_id)
 
@@ -110,7 +110,8 @@ class Locator:
     async def locate(
         self, found: Found, partition_id: int, offset: int, bytes_max: int, resume: Resume | None
     ) -> ErrorCode:
-        """Find all that a plan from `offset` on needs. Returns why the partition cannot be read now, or NONE."""
+        """Find everything that a plan from `offset` on needs. Returns the error if the partition cannot be read now, or
+        NONE."""
         tries = 0
         try:
             while (missing := self.plan(found, partition_id, offset, bytes_max, resume).missing) is not None:
@@ -147,8 +148,8 @@ class Locator:
     async def look_again(self, found: Found, partition_id: int, where: ReadRange) -> None:
         """The object of `where` is gone: forget what led to it. Raises MetadataUnavailableError.
 
-        An L0 file is dropped only where a merged one has taken its place; if none has, it is missed, and its extent
-        stays, to be tried again and to say so.
+        An L0 file is dropped only if a merged file has replaced it. Otherwise the object is missing: its extent stays,
+        so that it is tried again and reported.
         """
         found.forget(partition_id)
         if where.is_merged:

@@ -1,4 +1,4 @@
-"""The read path of one agent, put together: pools, look-ups, the reader of fetches, the search by timestamp."""
+"""The read path of one agent: pools, look-ups, the reader of fetches, and the search by timestamp."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from runtime.settings.table import Settings
 from storage.objects import ObjectStore
 
 READS_AT_ONCE = 16
-"""Reads from the object store under way in each of the two pools. They bound the sockets and buffers that a burst of
-fetches takes; a fetch that finds none free waits."""
+"""Reads from the object store under way in each of the two pools. This bounds the sockets and buffers that a burst of
+fetches takes; a fetch without a free slot waits."""
 
 
 class ReadPath:
@@ -58,7 +58,7 @@ class ReadPath:
         self.timestamps = TimestampSearch(index=index, metadata=metadata, blocks=blocks, pools=pools, catch_up=catch_up)
 
     def forget(self, partition_ids: Iterable[int]) -> None:
-        """Extents of these partitions were replaced: look them up anew. What is being read of the old ones goes on."""
+        """Merges replaced extents of these partitions: look them up again. Reads of the old ones go on."""
         for partition_id in partition_ids:
             self._leveled.forget(partition_id)
 

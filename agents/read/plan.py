@@ -1,21 +1,21 @@
 """Which bytes answer a Fetch. Pure: extents and limits in, byte ranges out; then bytes in, whole batches out.
 
 A partition's records lie in L0 files, whose extents the index holds, and in merged files, whose extents are looked up
-and cached. A plan goes from the fetch offset up, extent by extent, whatever level each is of. What it would need and
-nobody knows yet it names (`missing`); the caller gets it and plans again.
+and cached. A plan goes from the fetch offset up, extent by extent, whatever their level. If it needs something that is
+not known yet, it names it (`missing`); the caller gets it and plans again.
 
-A plan is an upper bound: an extent's batches cannot be told apart before they are read, so ranges are planned from
-sizes alone and the taker then applies Kafka's rule exactly: whole batches only, within the partition's and the
-request's limit, save that the first batch of the first partition with data is returned however large it is (KIP-74).
+A plan is an upper bound. Batches of an extent cannot be told apart before they are read, so ranges are planned from
+sizes alone. The taker then applies Kafka's rule exactly: whole batches only, within the partition's and the request's
+limit, except that the first batch of the first partition with data is returned however large it is (KIP-74).
 
 Offsets of L0 batches are not in the file. They follow from the extent's base offset and the batches before, so a read
 starts at the head of an extent, or at a `Resume` point: the place where the last answer for that offset ended. Batches
-of merged files carry their offsets, and dedupe leaves gaps between them: the batch to begin with may lie in the block
-that the block index names, at the head of the next, or in a later extent. So bytes count as planned only from where a
-batch at or above the offset must begin, and the plan goes on until it has enough of those.
+of merged files carry their offsets, and dedupe leaves gaps between them: the first wanted batch may lie in the block
+that the block index names, at the head of the next, or in a later extent. So bytes count as planned only from the point
+where a batch at or above the offset must begin, and the plan goes on until it has enough of those.
 
-Of an extent that merges have flagged only the sound batches are planned, as a survey of its bytes found them
-(`storage/format/survey.py`); their CRC is checked once more when they are taken. At its damage a plan ends.
+If merges have flagged an extent, only its sound batches are planned, as a survey of its bytes found them
+(`storage/format/survey.py`); their CRC is checked again when they are taken. A plan ends at damage.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, crc_matc
 
 RESUME_POINTS_MAX = 10_000
 READ_BYTES_MIN = 64 << 10
-"""Least range worth asking for when a limit is smaller: one batch, as a rule."""
+"""Least range to ask for if a limit is smaller: usually one batch."""
 _NOTHING_SOUND = SoundParts([], offsets_follow=False)
 
 
@@ -45,11 +45,11 @@ class Resume:
     offset: int
     position: int
     reads: int = 1
-    """Answers that came one after the other up to here."""
+    """Number of consecutive answers up to here."""
 
 
 class ResumePoints:
-    """Where the last answers ended, per (partition, next offset), the most recent RESUME_POINTS_MAX."""
+    """Where the last answers ended, per (partition, next offset); the most recent RESUME_POINTS_MAX are kept."""
 
     def __init__(self) -> None:
         self._points: OrderedDict[tuple[int, int], Resume] = OrderedDict()
@@ -76,18 +76,18 @@ class ReadRange:
     position: int
     length: int
     base_offset: int
-    """First offset of the batch at `position`; where batches carry their offsets: none begins below."""
+    """First offset of the batch at `position`. If batches carry their offsets: none begins below it."""
     from_offset: int
     """Batches that end below it are not wanted."""
     last_offset: int
-    """Of the extent: no batch of it goes beyond."""
+    """The extent's last offset: no batch of it goes beyond."""
     extent_start: int
     extent_end: int
-    """Position at which the extent ends: a batch may go on behind the range up to here."""
+    """Where the extent ends: a batch may continue behind the range up to here."""
     crcs_due: bool = False
-    """Of a flagged extent: the CRC of each batch is to be checked."""
+    """For a flagged extent: check the CRC of each batch."""
     offsets_follow: bool = False
-    """Of a flagged extent that was copied from L0: its batches do not carry their offsets."""
+    """For a flagged extent that was copied from L0: its batches do not carry their offsets."""
 
     @property
     def is_merged(self) -> bool:
@@ -99,24 +99,24 @@ class ReadRange:
 
 
 class LeveledView(Protocol):
-    """What is known of merged files, without asking anybody."""
+    """The known facts about merged files, without asking the store."""
 
     def extent_at(self, partition_id: int, offset: int) -> LeveledExtent | None:
         """The extent that holds `offset`; None = not known."""
         ...
 
     def blocks_of(self, extent: LeveledExtent) -> Sequence[BlockEntry] | None:
-        """Its block index; None = not known."""
+        """The block index of the extent; None = not known."""
         ...
 
     def sound_parts_of(self, extent: LeveledExtent) -> SoundParts | None:
-        """What can be read of it, though it is flagged; None = not known."""
+        """The sound parts of a flagged extent; None = not known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MissingExtents:
-    """Nobody knows yet which merged file holds this offset."""
+    """It is not known yet which merged file holds this offset."""
 
     offset: int
 
@@ -130,7 +130,7 @@ class MissingBlocks:
 
 @dataclass(frozen=True, slots=True)
 class MissingSurvey:
-    """The bytes of this flagged extent have to be looked through."""
+    """The bytes of this flagged extent have to be surveyed."""
 
     extent: LeveledExtent
 
@@ -144,12 +144,12 @@ class PartitionPlan:
     """The log's end when this was planned: the answer's high watermark is not above it."""
     ranges: list[ReadRange] = field(default_factory=list[ReadRange])
     missing: Missing | None = None
-    """To be got before this plan is worth acting on; None when there is something to read, or nothing at all."""
+    """Get this before acting on the plan; None if there is something to read, or nothing at all."""
     flagged: LeveledExtent | None = None
     """The plan ends at damaged bytes of this extent."""
 
     holds_some: bool = False
-    """A batch at or above the offset begins in one of the ranges for sure: they are not all gap."""
+    """A batch at or above the offset surely begins in one of the ranges: they are not all gap."""
 
     @property
     def bytes(self) -> int:
@@ -166,7 +166,8 @@ def plan_partition(
     *,
     ranges_max: int | None = None,
 ) -> PartitionPlan:
-    """Ranges that hold the batches from `offset` on, about `bytes_max` of them and at least one batch's beginning."""
+    """Ranges that hold the batches from `offset` on: about `bytes_max` of them, and at least the beginning of one
+    batch."""
     log = index.partition(partition_id)
     if log is None:
         return PartitionPlan(end=0)
@@ -196,7 +197,7 @@ def plan_partition(
 def _plan_l0(
     plan: PartitionPlan, index: LogIndex, extent: Extent, offset: int, left: int, resume: Resume | None
 ) -> int:
-    """Add the extent's range. Returns the bytes of it that count."""
+    """Add the extent's range. Returns how many of its bytes count."""
     end = extent.position + extent.length
     position, base_offset, length = extent.position, extent.base_offset, min(left, extent.length)
     if offset > extent.base_offset:
@@ -204,7 +205,7 @@ def _plan_l0(
             position, base_offset = resume.position, resume.offset
             length = min(left, end - position)
         else:
-            # Somewhere inside, and only the batches before can tell where: the whole extent.
+            # The batch begins somewhere inside, and only the batches before it tell where: read the whole extent.
             length = extent.length
     ref = index.file(extent.file_id)
     plan.ranges.append(
@@ -227,7 +228,7 @@ def _plan_l0(
 
 class _Planned(NamedTuple):
     bytes: int
-    """That count."""
+    """The bytes that count."""
     next_offset: int
     """Where the plan goes on."""
 
@@ -235,7 +236,7 @@ class _Planned(NamedTuple):
 def _plan_leveled(
     plan: PartitionPlan, leveled: LeveledView, partition_id: int, offset: int, left: int, resume: Resume | None
 ) -> _Planned | Missing | None:
-    """Add a range of the extent that holds `offset`. Returns what is missing, or None where it cannot be read."""
+    """Add a range of the extent that holds `offset`. Returns the missing fact, or None if the range cannot be read."""
     extent = leveled.extent_at(partition_id, offset)
     if extent is None:
         return MissingExtents(offset)
@@ -261,7 +262,7 @@ def _plan_merged(
     left: int,
     resume: Resume | None,
 ) -> int | Missing:
-    """Add the extent's range. Returns the bytes of it that count, or what is missing."""
+    """Add the extent's range. Returns how many of its bytes count, or the missing fact."""
     end = extent.position + extent.length
     start = sure_from = extent.position
     if extent.length == 0:
@@ -277,7 +278,7 @@ def _plan_merged(
                 return MissingBlocks(extent)
             start, sure_from = _block_at(extent, blocks, offset)
     if start == end:
-        return 0  # the last answer took its last batch; dedupe has taken what came after
+        return 0  # the last answer took its last batch; dedupe has removed what came after
     length = min(end - start, sure_from - start + left)
     plan.ranges.append(
         ReadRange(
@@ -306,7 +307,7 @@ def _plan_sound(
     left: int,
     resume: Resume | None,
 ) -> int:
-    """Add a range of sound batches of a flagged extent. Returns the bytes of it that count."""
+    """Add a range of sound batches of a flagged extent. Returns how many of its bytes count."""
     end = extent.position + stretch.end
     block = block_of_offset(stretch.blocks, offset)
     start, base_offset = extent.position + stretch.blocks[block].position, stretch.blocks[block].base_offset
@@ -315,7 +316,7 @@ def _plan_sound(
         start = sure_from = resume.position
         base_offset = resume.offset
     if start == end:
-        return 0  # as in a sound extent: dedupe has taken what came after the last batch
+        return 0  # as in a sound extent: dedupe has removed what came after the last batch
     length = min(end - start, sure_from - start + left)
     plan.ranges.append(
         ReadRange(
@@ -338,12 +339,12 @@ def _plan_sound(
 
 
 def _fits(resume: Resume | None, file_id: int, offset: int) -> TypeGuard[Resume]:
-    """The plan may have come past the offset of the resume point, by an extent of another file that is newer."""
+    """The plan may have passed the offset of the resume point, through a newer extent of another file."""
     return resume is not None and resume.file_id == file_id and resume.offset == offset
 
 
 def _block_at(extent: LeveledExtent, blocks: Sequence[BlockEntry], offset: int) -> tuple[int, int]:
-    """Where to begin reading, and where, if anywhere in the extent, a batch at or above `offset` has begun."""
+    """Where to begin reading, and where in the extent, if anywhere, a batch at or above `offset` has begun."""
     block = block_of_offset(blocks, offset)
     sure_from = block_end(blocks, block, extent.length)
     return extent.position + blocks[block].position, extent.position + sure_from
@@ -356,24 +357,24 @@ class FoundBatch:
     base_offset: int
     next_offset: int
     start: int
-    """From the beginning of the range's bytes."""
+    """Counted from the beginning of the range's bytes."""
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class CutBatch:
-    """The range ends inside this batch: read it on its own to have it."""
+    """The range ends inside this batch; a read of its own gets it."""
 
     base_offset: int
     start: int
     size_bytes: int
-    """BATCH_HEADER_BYTES when not even the header is there."""
+    """BATCH_HEADER_BYTES if not even the header is there."""
 
 
 def batches_of(data: memoryview, where: ReadRange) -> Iterator[FoundBatch | CutBatch]:
     """Batches of a range's bytes in order; a CutBatch comes last. Raises CorruptBatchError.
 
-    Where CRCs are due, those of whole batches are checked.
+    Checks the CRC of whole batches if the range asks for it.
     """
     start, base_offset = 0, where.base_offset
     carries_offsets, crcs_due = where.carries_offsets, where.crcs_due

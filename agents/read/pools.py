@@ -1,8 +1,8 @@
 """The bytes of ranges from the pool they belong to: the hot tail, or history.
 
-Files committed in the last HOT_MS before the newest one are the hot tail; older ones and merged ones have a cache, GET
-slots and a share of the budget of their own, so that a replay of old data, or a store that is down, neither evicts the
-tail nor takes its connections nor holds it up.
+Files committed in the last HOT_MS before the newest one are the hot tail. Older files and merged files have their own
+cache, GET slots and share of the budget. So a replay of old data, or a store that is down, does not evict the tail,
+take its connections or hold it up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = get_logger(__name__)
 
 HOT_MS = 60_000
 STORE_WAIT_MS_MAX = 15_000.0
-"""How long anybody waits for the store: below clients' `request.timeout.ms`, or they would take us for dead."""
+"""Longest wait for the store: below clients' `request.timeout.ms`, or they would take this agent for dead."""
 
 
 class Pools:
@@ -36,7 +36,7 @@ class Pools:
         return where.created_ms is not None and where.created_ms >= self._index.newest_file_ms - HOT_MS
 
     def source(self, ranges: Iterable[ReadRange]) -> Source:
-        """Where the bytes are, the farthest of them."""
+        """Where the bytes are; the farthest place counts."""
         farthest = Source.MEMORY
         for where in ranges:
             place = (where.key, where.position, where.length)
@@ -60,7 +60,7 @@ class Pools:
         return view
 
     async def stored(self, where: ReadRange) -> memoryview:
-        """The bytes, from the store unless they are in memory by now. Raises ObjectStoreError."""
+        """The bytes, from memory if they are there by now, else from the store. Raises ObjectStoreError."""
         reader = self._hot if self.is_hot(where) else self.cold
         try:
             async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):

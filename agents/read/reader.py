@@ -1,13 +1,12 @@
 """The read path's shell: plan -> bytes from memory or the store -> whole batches with their offsets.
 
-What lies in merged files is looked up first where it is not known, for all partitions of a request at the same time.
-Then all ranges that are not in memory are fetched at the same time, and taken in the request's order. A partition that
-cannot be looked up, or whose bytes cannot be had, answers with an error of its own; the others go on. What is at hand
-does not wait long for what must come from elsewhere: a partition that is not there in time gets no records in this
-answer, its look-up or read goes on, and the next fetch finds it.
+Unknown places in merged files are looked up first, for all partitions of a request at the same time. Then all ranges
+that are not in memory are fetched at the same time, and taken in the request's order. A partition whose look-up or read
+fails answers with its own error; the others go on. Records at hand do not wait long for others: a partition that is not
+there in time gets no records in this answer. Its look-up or read goes on, and the next fetch finds it.
 
-A file that is gone (404) was merged since it was planned, and its grace is over: what led to it is forgotten, looked up
-anew and planned again, a few times. Who reads on and on is read ahead for (`ahead.py`).
+If a file is gone (404), it was merged after the plan was made and its grace is over. What led to it is forgotten,
+looked up again and planned again, a few times. Consumers that read on are read ahead for (`ahead.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from wire.error_codes import ErrorCode
 _log = get_logger(__name__)
 
 PLANS_MAX = 3
-"""Of one request: a file may be gone each time."""
+"""Tries per request: a file may be gone each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +65,10 @@ class Taken:
     last: ReadRange | None = None
     """Where the last batch was taken from."""
     next_offset: int = -1
-    """After the last batch; and where in its object it ended."""
+    """The place after the last batch, and where in its object that batch ended."""
     position: int = -1
     _run: tuple[memoryview, int, int] | None = None
-    """Where the last buffer lies, if the next batch may follow it without a seam."""
+    """The place of the last buffer, if the next batch may follow it without a seam."""
 
     def add(self, where: ReadRange, data: memoryview, batch: FoundBatch) -> None:
         end = batch.start + batch.size_bytes
@@ -92,7 +91,7 @@ class Reading:
     taken: list[Taken]
     """One per want, in order."""
     release: Release
-    """Frees the bytes in the budget; to be called when the answer has left."""
+    """Frees the bytes in the budget; call it when the answer has left."""
 
 
 _Bytes: TypeAlias = memoryview | SiltstoneError | None
@@ -109,13 +108,13 @@ class Reader:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a fetch waits because the answers of others hold all bytes that there are for it."""
+        """A fetch waits because other answers hold all the bytes of the budget."""
         return self._budget.is_waited_for
 
     async def read(self, wants: Sequence[Want], *, bytes_max: int, news: News | None = None) -> Reading:
         """Whole batches for each want, in order, `bytes_max` in all; at least one batch if there is any (KIP-74).
 
-        Waits until the bytes planned fit the budget of all answers.
+        Waits until the planned bytes fit the budget of all answers.
         """
         found = self._locator.begin()
         wait_bound = WaitBound(news)
@@ -142,7 +141,7 @@ class Reader:
             locating.end()
         for plan in plans:
             if plan.missing is not None:
-                plan.ranges.clear()  # what it lacks did not come
+                plan.ranges.clear()  # its missing facts did not come in time
         ranges = [each for plan in plans for each in plan.ranges]
         source = self._pools.source(ranges)
         release = await self._budget.take(sum(each.length for each in ranges), source)
@@ -175,7 +174,8 @@ class Reader:
     async def _located(
         self, found: Found, wants: Sequence[Want], bytes_max: int, wait_bound: WaitBound
     ) -> tuple[list[PartitionPlan], dict[int, ErrorCode]]:
-        """Plans, after all that the first of them need was looked up; and why wants cannot be read, by number."""
+        """Plans, after everything that the first of them need was looked up; and, by number, the errors of wants that
+        cannot be read."""
         errors: dict[int, ErrorCode] = {}
         given_up: set[int] = set()
         plans = self._plan(found, wants, bytes_max)
@@ -194,22 +194,22 @@ class Reader:
     def _plan(
         self, found: Found, wants: Sequence[Want], bytes_max: int, given_up: Container[int] = ()
     ) -> list[PartitionPlan]:
-        """`given_up`: wants whose look-up failed or is late; what they are missing does not come in this answer."""
+        """`given_up`: wants whose look-up failed or is late; their records do not come in this answer."""
         plans: list[PartitionPlan] = []
         left, holds_some = bytes_max, False
         look_up_left = max(bytes_max, 1)
         for number, want in enumerate(wants):
             plan = PartitionPlan(end=0)
-            # After the limit only an empty answer is left, unless nothing has been found yet at all.
+            # Above the limit the rest of the answer is empty, unless nothing was found so far.
             if left > 0 or not holds_some:
                 limit = max(0, min(want.bytes_max, left))
                 plan = self._locator.plan(found, want.partition_id, want.offset, limit, self._resume_of(want))
             if plan.missing is None:
-                # All that is planned counts, though less may be taken: it is what the request makes us hold.
+                # All planned bytes count, though fewer may be taken: they are what the request makes us hold.
                 left -= plan.bytes
                 holds_some = holds_some or plan.holds_some
             elif number not in given_up:
-                # Not more are looked up than the answer can hold; but they take nothing from those that are known.
+                # Look up no more than the answer can hold; wants that are already known come first.
                 if look_up_left <= 0:
                     plan = PartitionPlan(end=0)
                 look_up_left -= max(want.bytes_max, 1)
@@ -227,7 +227,7 @@ class Reader:
         missing: Sequence[int],
         wait_bound: WaitBound,
     ) -> dict[int, ErrorCode]:
-        """Find what the plans of these wants are missing. Returns how that ended, by want; what is late is left out."""
+        """Find the missing facts for the plans of these wants. Returns the outcome by want; late ones are left out."""
         tasks = {
             number: asyncio.create_task(
                 self._locator.locate(
@@ -246,11 +246,12 @@ class Reader:
             )
         finally:
             for task in tasks.values():
-                task.cancel()  # what it asked for comes all the same, for the next fetch
+                task.cancel()  # its look-up goes on, for the next fetch
         return {number: task.result() for number, task in tasks.items() if task.done() and not task.cancelled()}
 
     async def _look_again(self, found: Found, wants: Sequence[Want], reading: Reading, wait_bound: WaitBound) -> bool:
-        """Whether objects were gone, and the request should be planned anew. With records at hand it should not."""
+        """Returns True if objects were gone and the request should be planned again. With records at hand it should
+        not."""
         gone = [
             (want.partition_id, taken.gone)
             for want, taken in zip(wants, reading.taken, strict=True)
@@ -280,7 +281,7 @@ class Reader:
     # ---- bytes
 
     async def _fetch(self, plans: Sequence[PartitionPlan], wait_bound: WaitBound) -> list[_Bytes]:
-        """Bytes, error, or None for what did not come in time, in the order of the plans."""
+        """Bytes, an error, or None if they did not come in time, in the order of the plans."""
         ranges = [each for plan in plans for each in plan.ranges]
         data: list[_Bytes] = [self._pools.cached(each) for each in ranges]
         reads = {
@@ -303,7 +304,7 @@ class Reader:
             for place, read in reads.items():
                 data[place] = read.result() if read.done() else None
         finally:
-            # Nobody waits any more; the GETs themselves go on and fill the cache.
+            # No request waits any more; the GETs themselves go on and fill the cache.
             for task in reads.values():
                 task.cancel()
         return data
@@ -336,7 +337,7 @@ class Reader:
                         f"bytes that are damaged: {plan.flagged.flagged_reason}"
                     )
         except (ObjectStoreError, CorruptBatchError) as error:
-            # What was taken before stands: the next fetch begins at the trouble and reports it.
+            # Batches taken before stay in the answer: the next fetch begins at the trouble and reports it.
             if not taken.buffers:
                 corrupt = isinstance(error, CorruptBatchError)
                 taken.error = ErrorCode.CORRUPT_MESSAGE if corrupt else ErrorCode.KAFKA_STORAGE_ERROR
@@ -373,7 +374,7 @@ class Reader:
                 return where.position + len(data) >= where.extent_end
             if taken.buffers or not first:
                 return False
-            # The very first batch is larger than the range: read it whole, for it must be returned (KIP-74).
+            # The very first batch is larger than the range. Read it whole, because it must be returned (KIP-74).
             position = where.position + cut.start
             length = min(where.extent_end - position, max(cut.size_bytes, READ_BYTES_MIN))
             if length < cut.size_bytes:
@@ -382,7 +383,7 @@ class Reader:
             data = await self._pools.stored(where)
 
     def _begin_ahead(self, found: Found, wants: Sequence[Want], plans: Sequence[PartitionPlan]) -> None:
-        """What is read now by those who will read on becomes the head of a whole GET."""
+        """Reads for consumers that read on become the head of a whole GET."""
         for want, plan in zip(wants, plans, strict=True):
             asked = [each for each in plan.ranges if not self._pools.is_hot(each)]
             before = self._resume_of(want)
@@ -392,7 +393,7 @@ class Reader:
                 self._read_ahead(found, want.partition_id, want.offset, before, asked)
 
     def _go_on(self, found: Found, want: Want, plan: PartitionPlan, taken: Taken) -> None:
-        """Remember where the answer ended, and read ahead for who has read on from the answer before."""
+        """Remember where the answer ended, and read ahead for a consumer that continued from the answer before."""
         last = taken.last
         if last is None:
             return

@@ -1,27 +1,28 @@
-"""Fetch sessions (KIP-227): what a client has asked for and was told, so that neither is said again. Pure.
+"""Fetch sessions (KIP-227): what a client asked for and was told, so that neither side repeats it. Pure.
 
 A full fetch that wants a session (epoch 0) gets one if there is room. The requests that follow name the session, its
-next epoch and only what changes: partitions to add or to read from elsewhere, partitions to forget. The answers name
+next epoch and only the changes: partitions to add or to read from elsewhere, partitions to forget. The answers name
 only partitions with records, an error, or a high watermark or log start other than the client was told last. Partitions
-that gave records go to the end of the line, so that others come first when the limit of an answer is short.
+that gave records go to the end of the line, so that others come first if the limit of an answer is short.
 
 Rules of Kafka's `FetchManager`, `FetchSession` and `FetchSessionCacheShard`:
 
-- a full fetch closes the session it names; epoch -1 opens none after it;
-- an unknown id is FETCH_SESSION_ID_NOT_FOUND, another epoch than the next INVALID_FETCH_SESSION_EPOCH, topics by id
-  where the session began by name (or the other way) FETCH_SESSION_TOPIC_ID_ERROR; the client then begins anew;
-- a session in which nothing is left to ask for ends, and that request is answered as a full one;
-- an answer whose session has moved on meanwhile (the client sent the next request before it had this answer) is
-  INVALID_FETCH_SESSION_EPOCH;
-- when all slots are taken a newcomer replaces the session that was not used for longest, if that is more than
-  EVICT_MS, else the one with the fewest partitions among those older than EVICT_MS, if it has fewer than the newcomer.
+- A full fetch closes the session that it names; epoch -1 opens none after it.
+- An unknown id is FETCH_SESSION_ID_NOT_FOUND. Another epoch than the next is INVALID_FETCH_SESSION_EPOCH. Topics by id
+  if the session began by name (or the other way) are FETCH_SESSION_TOPIC_ID_ERROR. The client then begins again.
+- A session in which nothing is left to ask for ends, and that request is answered as a full one.
+- If the session has moved on before an answer is ready (the client sent the next request before it had this answer),
+  the answer is INVALID_FETCH_SESSION_EPOCH.
+- If all slots are taken, a new session replaces the least recently used one, if that was idle for more than EVICT_MS;
+  otherwise the one with the fewest partitions among those older than EVICT_MS, if it has fewer than the new one.
 
-Not of Kafka: the partitions of all sessions are bounded too. A newcomer for which there is no room is answered without
-a session, which is always legal; a session that would outgrow the bound is closed. So that a partition has a bound as
+Not in Kafka: the partitions of all sessions are bounded too. A request for which there is no room is answered without a
+session, which is always legal; a session that would outgrow the bound is closed. To bound the size of a partition as
 well, names that no topic can have are answered (there is no such topic, nor will there be) and not kept.
 
-Sessions live in this process alone. Any connection may go on with one; after a restart, or at another agent, its id is
-unknown and the client sends a full fetch. Ids are drawn at random, so that one of another agent is not taken for ours.
+Sessions live in this process alone. Any connection may continue one; after a restart, or at another agent, its id is
+unknown and the client sends a full fetch. Ids are drawn at random, so that an id of another agent is not taken for
+ours.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ EVICT_MS = 120_000
 SESSIONS_MAX = 1_000
 """Sessions of one agent: the default of Kafka's `max.incremental.fetch.session.cache.slots`."""
 PARTITIONS_MAX = 100_000
-"""Of all sessions together. One takes 450 bytes, measured: 45 MB when the bound is reached; 30 MB more if each is of a
-topic of its own with the longest name."""
+"""Bound over all sessions together. One partition takes 450 bytes, measured: 45 MB at the bound; 30 MB more if each is
+of a topic of its own with the longest name."""
 
 
 class FetchPart:
@@ -72,20 +73,21 @@ class FetchPart:
         self.topic = topic
         self.asked = asked
         self.told_high_watermark = self.told_log_start = -1
-        """As the client knows them; -1: it must be told."""
-        # The handler's, for one request; the answer of a partition of which there is nothing to tell stays None.
+        """The values that the client knows; -1: it must be told."""
+        # Used by the handler during one request. The answer stays None if there is nothing to tell about the partition.
         self.answer: PartitionData | None = None
         self.log: PartitionLog | None = None
-        # The handler's, for as long as the topic cache stays at this version.
+        # Used by the handler as long as the topic cache stays at this version.
         self.topics_version = -1
         self.partition_id = -1
 
     def is_told(self, high_watermark: int, log_start: int) -> bool:
-        """Whether the client knows these: with no records and no error there is nothing to tell it."""
+        """The client knows these values: without records and errors there is nothing to tell it."""
         return high_watermark == self.told_high_watermark and log_start == self.told_log_start
 
     def record_answer(self, answer: PartitionData) -> bool:
-        """Whether the answer says anything new. It counts as told from now on; an error makes all new after it."""
+        """Record the answer as told to the client. Returns True if it says anything new; after an error everything is
+        new."""
         failed = bool(answer.error_code)
         is_new = failed or bool(answer.records) or not self.is_told(answer.high_watermark, answer.log_start_offset)
         self.told_high_watermark = -1 if failed else answer.high_watermark
@@ -103,21 +105,21 @@ class FetchPart:
 class Session:
     session_id: int
     by_id: bool
-    """Whether its requests name topics by id: all of them must, or none."""
+    """Its requests name topics by id: all of them must, or none."""
     parts: dict[Key, FetchPart]
     """In the order in which they are read."""
     created_ms: float
     used_ms: float
     epoch: int = FIRST_EPOCH
-    """That of the next request."""
+    """The epoch of the next request."""
     size: int = 0
-    """Partitions as counted when it was last used."""
+    """Number of partitions counted at its last use."""
     is_replaceable: bool = False
     answering: bool = False
-    """Whether a request has the parts, or had them when its client went away."""
+    """A request has the parts, or had them when its client went away."""
 
     def take(self, request: FetchRequest) -> list[FetchPart]:
-        """Add, change and forget what the request says. Returns what cannot be kept."""
+        """Add, change and forget partitions as the request says. Returns those that cannot be kept."""
         strangers: list[FetchPart] = []
         if self.answering:
             self.parts = {key: part.again() for key, part in self.parts.items()}
@@ -140,21 +142,21 @@ class Session:
 
 @dataclass(slots=True)
 class FetchContext:
-    """One request: what is to be read for it, and how its answer is to be put."""
+    """One request: the parts to read for it, and the kind of its answer."""
 
     parts: list[FetchPart] = field(default_factory=list[FetchPart])
     by_id: bool = False
     error: ErrorCode = ErrorCode.NONE
-    """Of the whole request: there is nothing to read."""
+    """An error of the whole request: there is nothing to read."""
     session: Session | None = None
     epoch: int = 0
-    """That the session will have if no other request of it comes meanwhile."""
+    """The epoch that the session will have if no other request of it comes meanwhile."""
     opens: dict[Key, FetchPart] | None = None
-    """What the session holds that the client wants."""
+    """The parts of the session that the client wants."""
 
 
 class FetchSessions:
-    """`draw` gives a number in [0, 1); `on_evicted` is called for every session that must go; times are in ms of one
+    """`draw` gives a number in [0, 1); `on_evicted` is called for every session that is evicted; times are in ms of one
     monotonic clock."""
 
     def __init__(
@@ -170,17 +172,17 @@ class FetchSessions:
         self._draw = draw
         self._on_evicted = on_evicted
         self._sessions: OrderedDict[int, Session] = OrderedDict()
-        """The one not used for longest first."""
+        """The least recently used first."""
         self._replaceable: list[tuple[int, int]] = []
-        """(partitions, id) of the sessions that were older than EVICT_MS when last used, sorted."""
+        """(partitions, id) of the sessions that were older than EVICT_MS at their last use, sorted."""
         self.partitions = 0
-        """Of all sessions."""
+        """The partitions of all sessions."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def begin(self, request: FetchRequest, *, by_id: bool, now_ms: float) -> FetchContext:
-        """What to read for this request. Every context without an error goes on to `answer`, or is dropped."""
+        """The parts to read for this request. A context without an error must go on to `answer`, or be dropped."""
         if request.session_epoch in (FULL_WITH_SESSION, FULL_WITHOUT):
             return self._begin_full(request, by_id)
         session = self._sessions.get(request.session_id)
@@ -195,7 +197,7 @@ class FetchSessions:
             self._close(session)
             return FetchContext(list(_parts(request, by_id)), by_id)
         if self.partitions + len(session.parts) - session.size > self._partitions_max:
-            # As if it had been replaced: the client begins anew, and gets a session if there is room for it.
+            # As if it had been evicted: the client begins again, and gets a session if there is room.
             self._close(session)
             self._on_evicted()
             return FetchContext(error=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -205,7 +207,7 @@ class FetchSessions:
         return FetchContext([*session.parts.values(), *strangers], by_id, session=session, epoch=session.epoch)
 
     def answer(self, context: FetchContext, *, now_ms: float) -> FetchResponse:
-        """The answer made of those of the parts. A part without one is left out, which only a session may do."""
+        """The answer from the answers of the parts. Only a session may leave out a part that has none."""
         session = context.session
         if session is None:
             answered = [(part, part.answer) for part in context.parts if part.answer is not None]
@@ -239,7 +241,7 @@ class FetchSessions:
         parts = list(_parts(request, by_id))
         if request.session_epoch == FULL_WITHOUT or not self._slots_max:
             return FetchContext(parts, by_id)
-        # A partition that is named twice is one of the session: its place is the first, its word the last.
+        # If a partition is named twice, its first mention gives the place, its last one the values.
         opens: dict[Key, FetchPart] = {}
         for part in parts:
             opens[part.topic, part.asked.partition] = part
@@ -248,7 +250,7 @@ class FetchSessions:
         return FetchContext(list(opens.values()), by_id, opens=None if opens and not kept else kept)
 
     def _open(self, parts: dict[Key, FetchPart], by_id: bool, now_ms: float) -> int:
-        """The new session's id, or NO_SESSION when there is no room."""
+        """The new session's id, or NO_SESSION if there is no room."""
         if not self._make_room(len(parts), now_ms):
             return NO_SESSION
         session_id = NO_SESSION
@@ -274,7 +276,7 @@ class FetchSessions:
         return True
 
     def _least_wanted(self, size: int, now_ms: float) -> Session | None:
-        """The session that gives way to one of `size` partitions."""
+        """The session that gives way to one with `size` partitions."""
         oldest = next(iter(self._sessions.values()), None)
         if oldest is not None and now_ms - oldest.used_ms > EVICT_MS:
             return oldest

@@ -1,9 +1,9 @@
-"""Looks flagged extents through, once each, and remembers which of their batches are sound.
+"""Surveys flagged extents, once each, and remembers which of their batches are sound.
 
 The bytes pass in reads of up to 8 MiB through the cold pool, one extent at a time; the walk over them
-(`storage/format/survey.py`) lets others run in between. Who asks for an extent that is being looked through shares it,
-and nobody waits longer than WAIT_MS_MAX: a long extent is found looked through by a later fetch. Nothing of this is
-asked for while no extent is flagged.
+(`storage/format/survey.py`) yields to the event loop. Requests for an extent that is being surveyed share that survey.
+No request waits longer than WAIT_MS_MAX: the survey of a long extent ends later, and a later fetch finds it. Without
+flagged extents nothing of this runs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _log = get_logger(__name__)
 
 READ_BYTES = GET_BLOCKS_MAX * BLOCK_BYTES
 STEP_BYTES = 256 << 10
-"""Between two steps the event loop turns: a step over the smallest batches takes some milliseconds."""
+"""Bytes per step; the event loop turns between two steps. A step over the smallest batches takes some milliseconds."""
 BLOCK_ENTRIES_MAX = 50_000
-"""Remembered over all extents; some 0.2 KB each."""
+"""Sound parts remembered over all extents; some 0.2 KB each."""
 WAIT_MS_MAX = 5_000.0
 
 
@@ -45,7 +45,7 @@ class Surveys:
         return found
 
     async def read(self, extent: LeveledExtent) -> SoundParts:
-        """Raises ObjectStoreError, also when it takes longer than WAIT_MS_MAX."""
+        """Raises ObjectStoreError, also if it takes longer than WAIT_MS_MAX."""
         known = self.get(extent)
         if known is not None:
             return known
@@ -73,7 +73,7 @@ class Surveys:
         start = extent.position
         async with self._slot:
             while survey.goes_on and start < end:
-                # Whole blocks of the cache but for the ends: none is read twice.
+                # Whole blocks of the cache except at the ends: none is read twice.
                 stop = min(end, (start // READ_BYTES + 1) * READ_BYTES)
                 data = await self._read(extent, start, stop - start)
                 for at in range(0, len(data), STEP_BYTES):
@@ -97,12 +97,12 @@ class Surveys:
             async with asyncio.timeout(STORE_WAIT_MS_MAX / 1000):
                 return await self._reader.read(extent.key, extent.file_size_bytes, start, length)
         except TimeoutError:
-            # A store that is silent must not keep other extents waiting for ever.
+            # A silent store must not keep other extents waiting for ever.
             raise ObjectStoreError(f"{extent.key!r} was not read in {STORE_WAIT_MS_MAX:.0f} ms") from None
 
     def _landed(self, place: tuple[str, int], done: asyncio.Task[SoundParts]) -> None:
         del self._flying[place]
-        if done.cancelled() or done.exception() is not None:  # asked for: nobody else may have waited
+        if done.cancelled() or done.exception() is not None:  # marks the error as seen: no other waiter may remain
             return
         self._known[place] = parts = done.result()
         self.entries += _size(parts)

@@ -1,13 +1,13 @@
 """ListOffsets by timestamp: Kafka's rule is by record, not by batch, and in offset order, not in order of time.
 
-What may hold the answer is known without reading: the largest timestamp of every L0 extent is in the index, that of
-every merged one in the metadata store. Of those that may, each is looked into in offset order: by its block index where
-it is large, and in a block only batches whose header says so are walked. An extent, block or batch may promise more
-than it holds: dedupe keeps the timestamps of what it emptied.
+The candidates are known without reading: the largest timestamp of every L0 extent is in the index, that of every merged
+one in the metadata store. The candidates are read in offset order: a large one by its block index, and in a block only
+batches whose header qualifies are walked. An extent, block or batch may promise more than it holds, because dedupe
+keeps the timestamps of batches that it emptied.
 
-L0 extents are looked at *before* the store is asked for merged ones: what is merged in between is then in both, and
-read once, while in the other order it would be in neither. Flagged extents, whose bytes are no batches, are passed
-over. Batches that are sound and whose records cannot be read are answered for by their headers.
+L0 extents are looked at *before* the store is asked for merged ones. Records that are merged in between are then in
+both and read once; in the other order they would be in neither. Flagged extents, whose bytes are no batches, are passed
+over. For sound batches whose records cannot be read, the header gives the answer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from wire.records import CorruptRecordError, walk
 
 EXTENTS_PER_LOOK_UP = 64
 RECORDS_MAX = 1 << 20
-"""Of one batch: one that says more is not walked, as the compactor does not read it either."""
+"""Records of one batch: a batch that claims more is not walked, as the compactor does not read it either."""
 TIMESTAMP_ERRORS = (ObjectStoreError, CorruptFileError, CorruptBatchError, CorruptRecordError, CodecError)
-"""What a look-up by timestamp may raise."""
+"""The errors that a look-up by timestamp may raise."""
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class _Candidate:
 
 
 class TimestampSearch:
-    """Its questions raise TIMESTAMP_ERRORS and MetadataUnavailableError."""
+    """Its methods raise TIMESTAMP_ERRORS and MetadataUnavailableError."""
 
     def __init__(
         self, *, index: LogIndex, metadata: LookUp, blocks: BlockIndexes, pools: Pools, catch_up: CatchUp
@@ -78,7 +78,7 @@ class TimestampSearch:
         return await self._again_when_gone(search)
 
     async def largest(self, partition_id: int) -> TimestampedOffset | None:
-        """The first record that carries the partition's largest timestamp; None when empty."""
+        """The first record that has the partition's largest timestamp; None if the partition is empty."""
 
         async def search() -> TimestampedOffset | None:
             best = await self._most_promising(partition_id)
@@ -100,7 +100,7 @@ class TimestampSearch:
         return min(candidates, key=_promise, default=None)
 
     async def _largest_of_all(self, partition_id: int) -> TimestampedOffset | None:
-        """For when the most promising extent did not keep its promise: all of them, until none can do better."""
+        """The fallback if the most promising extent did not keep its promise: all of them, until none can do better."""
         candidates = [each async for each in self._candidates(partition_id, None)]
         best: TimestampedOffset | None = None
         for candidate in sorted(candidates, key=_promise):
@@ -112,7 +112,7 @@ class TimestampSearch:
         return best
 
     async def _again_when_gone(self, search: Callable[[], Awaitable[T]]) -> T:
-        """A file that is gone was merged meanwhile: the index hears of it, and the search begins anew."""
+        """Handles a file that is gone: it was merged meanwhile, so the index drops it and the search begins again."""
         for _ in range(TRIES_MAX - 1):
             try:
                 return await search()
@@ -123,7 +123,7 @@ class TimestampSearch:
     # ---- where it may be
 
     async def _candidates(self, partition_id: int, timestamp_ms: int | None) -> AsyncIterator[_Candidate]:
-        """Extents with a timestamp at or above `timestamp_ms` (None = all), in offset order, looked up as it goes."""
+        """Extents with a timestamp at or above `timestamp_ms` (None = all), in offset order, looked up lazily."""
         offset = self._log_start(partition_id)
         while (log := self._index.partition(partition_id)) is not None and offset < log.end:
             unmerged = self._next_l0(partition_id, offset, timestamp_ms)
@@ -215,7 +215,7 @@ class TimestampSearch:
         return best
 
     async def _blocks_of(self, candidate: _Candidate) -> list[tuple[ReadRange, int]]:
-        """Ranges of whole batches and the largest timestamp of each; in pieces of a MiB where there is an index."""
+        """Ranges of whole batches and the largest timestamp of each; in pieces of a MiB if there is an index."""
         extent = candidate.merged
         if extent is None or extent.length <= BLOCK_BYTES:
             return [(candidate.where, candidate.max_timestamp_ms)]
@@ -248,11 +248,11 @@ def _pieces(extent: LeveledExtent, blocks: Sequence[BlockEntry]) -> Iterator[tup
 def _records_of(
     data: memoryview, where: ReadRange, timestamp_ms: int, log_start_offset: int
 ) -> Iterator[TimestampedOffset]:
-    """Records at or above the log start, of the batches that promise one at or above the timestamp.
+    """Records at or above the log start, from the batches that promise one at or above the timestamp.
 
-    Of a batch that is sound and whose records cannot be read all the same (a client can send one to a topic that is not
-    compacted) the header alone can be believed: it counts as a record of the largest timestamp at its base offset, so
-    that nobody who reads on from the answer misses one that qualifies.
+    A sound batch may still have records that cannot be read (a client can send one to a topic that is not compacted).
+    Only its header can be believed: it counts as a record of the largest timestamp at its base offset, so that a
+    consumer that reads on from the answer misses no record that qualifies.
     """
     for batch in batches_of(data, where):
         if isinstance(batch, CutBatch):
@@ -272,7 +272,7 @@ def _records_of(
 
 
 def _walked(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """(offset delta, timestamp) of each record. Raises CorruptRecordError, after some, and CodecError."""
+    """(offset delta, timestamp) of each record. Raises CodecError or CorruptRecordError, possibly after some records."""
     if header.records_count > RECORDS_MAX:
         raise CorruptRecordError(0, f"{header.records_count} records are more than are walked")
     last = -1
@@ -290,5 +290,5 @@ def _rank(found: TimestampedOffset) -> tuple[int, int]:
 
 
 def _promise(candidate: _Candidate) -> tuple[int, int]:
-    """The best rank that a record of it may have."""
+    """The best rank that a record of the extent may have."""
     return -candidate.max_timestamp_ms, candidate.where.base_offset

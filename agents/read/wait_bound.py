@@ -1,4 +1,4 @@
-"""How long one request waits for what is not at hand."""
+"""How long one request waits for records that are not at hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class WaitBound:
-    """Of one request. `news` is listened to as long as the request waits."""
+    """The wait of one request. `news` is listened to as long as the request waits."""
 
     def __init__(self, news: News | None) -> None:
         self._news = news
@@ -25,7 +25,8 @@ class WaitBound:
     async def wait(
         self, tasks: Collection[asyncio.Task[T]], *, at_hand: bool, puts_at_hand: Callable[[asyncio.Task[T]], bool]
     ) -> None:
-        """Until all are done, or something was at hand for WAIT_AT_HAND_MS: before, by one of the tasks, or by news."""
+        """Return when all tasks are done, or WAIT_AT_HAND_MS after something is at hand: at the start, by a task, or by
+        news."""
         waiting: set[asyncio.Future[Any]] = {task for task in tasks if not task.done()}
         unseen = list(tasks)
         if self._heard is None and self._news is not None:

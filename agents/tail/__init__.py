@@ -1,2 +1,1 @@
-"""The end of every partition as this agent knows it: the follower, the index of all live files, and who waits for
-records."""
+"""The end of every partition as this agent knows it: the follower, the index of all live files, and parked readers."""

@@ -1,14 +1,14 @@
 """Follows the metadata store: one statement brings every new L0 file and every change, for all partitions at once.
 
-It runs on a hint or every `poll_ms`, and whenever somebody must see the present (`catch_up`). The order of taking in is
-changes first, then files, for a file may speak of a partition that the same answer creates; then what merges replaced
-goes from the index, in slices. Last, because others run between the slices: an own commit that came in between a merge
-and the file it replaced would be taken for a live one. Own commits are taken in by the write path at once and come by
-here a second time, which the index ignores. One answer of the store is one instant: a file of it that is live was not
-merged by a change of it, and a merge that comes later comes with the change that says so.
+It runs on a hint or every `poll_ms`, and whenever a caller must see the present (`catch_up`). One answer is taken in
+like this: changes first, because a file may name a partition that the same answer creates; then files; then the index
+drops, in slices, the files that merges replaced. These come last because other work runs between the slices: an own
+commit taken in between a merge and the file that it replaced would be taken for a live one. The write path takes in own
+commits at once; they come by here a second time, and the index ignores them. One answer of the store is one instant: no
+change in it merged a file that is live in it, and a later merge comes with the change that reports it.
 
-While the store does not answer, what is known stands: caught-up readers wait, known records are served. A cursor that
-fell behind the rows kept starts cold from a snapshot.
+While the store does not answer, the known state stands: caught-up readers wait, known records are served. A cursor that
+fell behind the rows that the store keeps starts again from a snapshot.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class Follower:
     async def catch_up(self) -> None:
         """Return when everything committed before this call has been taken in. Raises MetadataUnavailableError.
 
-        Calls share polls: one that is under way began too early, so all who come meanwhile share the next.
+        Calls share polls: a poll that is under way began too early, so all calls that come meanwhile share the next.
         """
         running = self._poll if self._poll is not None and not self._poll.done() else None
         waiting = self._next_poll if self._next_poll is not None and not self._next_poll.done() else None
         if waiting is None and running is not None:
             waiting = self._next_poll = _shared(self._poll_after(running), "next tail")
         if waiting is not None:
-            # Also when its turn has come and it has not run yet: two polls at once would take in changes twice, and
-            # the older answer might come last.
+            # Wait for it also if it is scheduled and has not run yet: two polls at once would take in changes twice,
+            # and the older answer might come last.
             await asyncio.shield(waiting)
             return
         self._poll = _shared(self._take_tail(), "tail")
@@ -104,8 +104,8 @@ class Follower:
         """Take in a file that this agent has just committed."""
         ref = FileRef(key, size_bytes, committed.created_ms)
         self._add(committed.file_id, ref, committed.index)
-        # The cursor follows only where nothing lies between. A snapshot that was read before an own commit and loaded
-        # after it does not hold that file: a cursor moved past it would leave it unseen for ever.
+        # Move the cursor only if nothing lies between. A snapshot that was read before an own commit and loaded after
+        # it does not hold that file; a cursor moved past it would hide it for ever.
         if self._cursor.writers.get(lease.writer_id) == (lease.epoch, seq - 1):
             writers = {**self._cursor.writers, lease.writer_id: (lease.epoch, seq)}
             self._cursor = Cursor(writers=writers, change_id=self._cursor.change_id)
@@ -121,7 +121,7 @@ class Follower:
             except (WentBackError, SchemaMismatchError) as error:
                 self._on_fatal(error)
                 return
-            except Exception as error:  # the store is away: what is known stands, and we ask again
+            except Exception as error:  # the store is away: keep the known state, and ask again
                 self._metrics.tail_errors_total.inc()
                 _log.warning("tail not read", error=str(error))
                 await self._clock.sleep_ms(ERROR_BACKOFF_MS)
@@ -195,7 +195,7 @@ class Follower:
 
 
 def _shared(poll: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """In a context of its own: what a poll says is not on behalf of the request that happened to begin it."""
+    """Runs in a context of its own: a poll's log lines do not belong to the request that happened to begin it."""
     return asyncio.create_task(poll, name=name, context=Context())
 
 
@@ -204,7 +204,7 @@ def _ref(file: L0File) -> FileRef:
 
 
 def _later(one: Cursor, other: Cursor) -> Cursor:
-    """The furthest of both, writer by writer: an own commit may have overtaken the poll that was under way."""
+    """The later position of the two, writer by writer: an own commit may have overtaken the poll that was under way."""
     writers = dict(one.writers)
     for writer_id, seen in other.writers.items():
         writers[writer_id] = max(writers.get(writer_id, seen), seen)

@@ -1,8 +1,8 @@
 """Watermarks straight from the store, for the answers that may never come from memory.
 
-"Latest", "out of range" and a delete below an offset are promises about the present: an agent that answered them from
-what it has seen so far would send a consumer back, or past records, because *its* view was late. One read is under way
-at a time; whoever asks meanwhile shares the next one, which begins after they asked.
+"Latest", "out of range" and a delete below an offset are promises about the present. An agent that answered them from
+its own, late view would send a consumer back, or past records. One read is under way at a time; calls that come
+meanwhile share the next one, which begins after they came.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from metadata.contract.service import MetadataService, MetadataUnavailableError, Watermarks
 
 WAIT_MS_MAX = 5_000.0
-"""A store that is silent, not gone, is waited for up to its own time-outs, and by one read after another; a client that
-waited as long would take this agent for dead."""
+"""Longest wait for the store. A silent store is waited for up to its own time-outs, possibly one read after another; a
+client that waited as long would take this agent for dead."""
 
 
 class FreshWatermarks:
@@ -27,7 +27,7 @@ class FreshWatermarks:
     async def get(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
         """Read after this call began; partitions that do not exist are absent.
 
-        Raises MetadataUnavailableError, also when the store does not answer in WAIT_MS_MAX.
+        Raises MetadataUnavailableError, also if the store does not answer in WAIT_MS_MAX.
         """
         if not partition_ids:
             return {}

@@ -1,13 +1,13 @@
 """Where the records of every partition lie, as far as this agent has seen. Pure and in memory, in packed arrays.
 
 Each partition is a row of extents in offset order plus its *end*, the next offset to be served. An extent is taken in
-only when it begins at the end: a gap means that a commit of another writer has not been seen yet, so what lies beyond
-waits in `_waiting` and is never served early (a reader would step over records that were acknowledged).
-An extent that begins below the end is known already: own commits and the tail bring the same file twice.
+only if it begins at the end. A gap means that a commit of another writer has not been seen yet, so everything beyond
+waits in `_waiting` and is never served early: a reader would step over acknowledged records. An extent that begins
+below the end is known already, because own commits and the tail bring the same file twice.
 
-Only live L0 files are held. Those that a merge replaced leave *holes*: offsets below the end that no row here holds lie
-in merged files, which are looked up when somebody reads them (`read/leveled.py`). A file that was merged before it was
-heard of only moves the end; one that waits for an earlier commit when it is merged keeps its place in the line, or the
+Only live L0 files are held. Files that a merge replaced leave *holes*: offsets below the end without a row here lie in
+merged files, which are looked up when they are read (`read/leveled.py`). A file that was merged before this agent saw
+it only moves the end. A file that is merged while it waits for an earlier commit keeps its place in the line, or the
 end would never pass it.
 
 Cost: EXTENT_BYTES per extent, reported by `bytes_used`.
@@ -27,7 +27,7 @@ from metadata.rules.packed_index import IndexRow
 EXTENT_BYTES = 6 * 8 + 4
 """base, last, file id, position, length, max timestamp; the partition in the file's list."""
 GONE = -1
-"""In place of the file id of an extent that waits, when its file was merged meanwhile."""
+"""Replaces the file id of a waiting extent if its file was merged meanwhile."""
 DROP_SLICE = 30_000
 """Extents looked at before `drop_files` pauses: some 3 ms."""
 
@@ -51,9 +51,9 @@ class FileRef:
     size_bytes: int
     created_ms: int
     extents: int = 0
-    """Extents here that point at it; at zero the reference goes."""
+    """Number of extents here that point at the file; at zero the reference goes."""
     partitions: array[int] = field(default_factory=_no_partitions)
-    """Where those extents are or were; one may be named twice."""
+    """The partitions of those extents, now or earlier; one may be named twice."""
 
 
 class PartitionLog:
@@ -94,11 +94,11 @@ class PartitionLog:
         )
 
     def row_of(self, offset: int) -> int:
-        """Row of the first extent whose last offset is at or above `offset`; len(self) when there is none."""
+        """Row of the first extent whose last offset is at or above `offset`; len(self) if there is none."""
         return bisect_left(self._lasts, offset)
 
     def extent_at(self, offset: int) -> Extent | None:
-        """The extent that holds `offset`; None where a merged file does."""
+        """The extent that holds `offset`; None if it lies in a merged file."""
         row = self.row_of(offset)
         return self.at(row) if row < len(self) and self._bases[row] <= offset else None
 
@@ -115,7 +115,7 @@ class PartitionLog:
 
     @property
     def bytes(self) -> int:
-        """Stored bytes of the extents here; what lies in merged files is not counted."""
+        """Stored bytes of the extents here; merged files are not counted."""
         return sum(self._lengths)
 
     def first_row_with_timestamp(self, timestamp_ms: int, from_row: int = 0) -> int:
@@ -124,7 +124,7 @@ class PartitionLog:
         return next((row for row in range(from_row, len(stamps)) if stamps[row] >= timestamp_ms), len(stamps))
 
     def row_of_largest_timestamp(self) -> int:
-        """The first row that holds the partition's largest timestamp; -1 when empty."""
+        """The first row with the partition's largest timestamp; -1 if empty."""
         return max(range(len(self._max_timestamps)), key=self._max_timestamps.__getitem__, default=-1)
 
     def drop_below(self, offset: int) -> list[int]:
@@ -136,7 +136,7 @@ class PartitionLog:
         return dropped
 
     def drop_files(self, file_ids: Container[int]) -> int:
-        """Forget the extents of these files. Returns how many there were; those that wait keep their place."""
+        """Forget the extents of these files. Returns how many there were; waiting ones keep their place."""
         for base_offset, extent in self.waiting.items():
             if extent.file_id in file_ids:
                 self.waiting[base_offset] = extent._replace(file_id=GONE)
@@ -168,7 +168,7 @@ class LogIndex:
         self._extents = 0
         self._gaps: set[int] = set()
         self.newest_file_ms = 0
-        """When the newest file seen was committed: what is hot is measured against it, not against a clock."""
+        """When the newest file seen was committed. "Hot" is measured against it, not against a clock."""
 
     # ---- reading
 
@@ -179,7 +179,7 @@ class LogIndex:
         return self._files[file_id]
 
     def extents_from(self, partition_id: int, offset: int) -> Iterator[Extent]:
-        """In offset order; what lies in merged files is not among them."""
+        """In offset order; extents in merged files are not among them."""
         log = self._partitions.get(partition_id)
         if log is not None:
             for row in range(log.row_of(offset), len(log)):
@@ -195,7 +195,7 @@ class LogIndex:
 
     @property
     def files(self) -> int:
-        """Live L0 files: what the write stall is decided by."""
+        """Live L0 files: the write stall depends on it."""
         return len(self._files)
 
     @property
@@ -212,7 +212,7 @@ class LogIndex:
         self._extents = 0
 
     def open_partition(self, partition_id: int, *, start: int, end: int) -> None:
-        """Begin a partition at a known state: new (0, 0), or as a snapshot says. A known one stays as it is."""
+        """Begin a partition at a known state: new (0, 0), or from a snapshot. A known partition stays as it is."""
         self._partitions.setdefault(partition_id, PartitionLog(start, end))
 
     def load_file(self, file_id: int, ref: FileRef, rows: Iterable[IndexRow]) -> None:
@@ -226,7 +226,7 @@ class LogIndex:
     def add_file(self, file_id: int, ref: FileRef, rows: Iterable[IndexRow], *, live: bool = True) -> list[int]:
         """Take in a committed file. Returns the partitions whose end moved.
 
-        Of one that is not live any more (a merge was quicker than we) nothing is kept but where the log ends.
+        If the file is no longer live (a merge was faster), only the new end of the log is kept.
         """
         moved: list[int] = []
         self.newest_file_ms = max(self.newest_file_ms, ref.created_ms)
@@ -236,14 +236,14 @@ class LogIndex:
                 continue
             extent = _extent(file_id if live else GONE, row)
             if row.base_offset > log.end:
-                # The reference must outlive the wait, so it is held now.
+                # The reference must outlive the wait, so take it now.
                 if row.base_offset not in log.waiting:
                     log.waiting[row.base_offset] = extent
                     self._gaps.add(row.partition_id)
                     if live:
                         self._hold(file_id, ref, row.partition_id)
                 continue
-            # What lies below the log start is over already: its move was heard of before the file.
+            # Extents below the log start are over already: its move was seen before the file.
             if live and extent.last_offset >= log.start:
                 self._append(log, file_id, ref, row.partition_id, extent)
             log.end = extent.last_offset + 1
@@ -252,10 +252,10 @@ class LogIndex:
         return moved
 
     def drop_files(self, file_ids: Collection[int]) -> Iterator[None]:
-        """Forget files that a merge replaced; those that are not known are passed over. The ends stay.
+        """Forget files that a merge replaced; unknown ones are passed over. The ends stay.
 
-        Yields now and then, for others to run: what is gone by then reads from merged files, the rest from L0 files,
-        which outlive their merge by the grace. No file of the list may be added meanwhile.
+        Yields now and then so that others can run: forgotten offsets are read from merged files, the rest from L0
+        files, which outlive their merge by the grace. No file of the list may be added meanwhile.
         """
         files = {file_id: ref for file_id in file_ids if (ref := self._files.get(file_id)) is not None}
         partition_ids: set[int] = set()

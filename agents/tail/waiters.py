@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 class ParkedReaders:
     def __init__(self) -> None:
-        # In order of arrival: who waited longest is woken first, and always in the same order.
+        # In order of arrival: the reader that waited longest is woken first, and the order is deterministic.
         self._waiting: dict[int, dict[asyncio.Event, None]] = {}
 
     def wake(self, partition_ids: Iterable[int]) -> None:
@@ -20,7 +20,7 @@ class ParkedReaders:
         self.wake(list(self._waiting))
 
     async def wait(self, partition_ids: Iterable[int], timeout_ms: float) -> bool:
-        """True when one of the partitions moved, False after `timeout_ms`."""
+        """True if one of the partitions moved, False after `timeout_ms`."""
         event = asyncio.Event()
         partition_ids = set(partition_ids)  # a request may name one twice
         for partition_id in partition_ids:

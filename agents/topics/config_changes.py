@@ -1,14 +1,14 @@
-"""Altering configs of topics and of the whole cluster, as AlterConfigs and IncrementalAlterConfigs both do it. All or
-nothing per resource.
+"""Alters configs of topics and of the whole cluster, for AlterConfigs and IncrementalAlterConfigs. All or nothing per
+resource.
 
-What changes is decided and checked in the metadata store, by what is set there while nobody else alters it
-(`metadata/configs/changes.py`): of alterations through several agents at once each builds on the one before. Topics
-that a cluster-wide config would contradict are this agent's, so a topic and the cluster that are altered at once may
-come to contradict each other; then whoever alters one of these configs is told.
+The metadata store decides and checks a change against the values that are set there, under a lock
+(`metadata/configs/changes.py`), so of simultaneous changes through several agents each builds on the one before. This
+agent checks which topics a cluster-wide config would contradict. A topic and the cluster that are altered at the same
+time may therefore come to contradict each other; the next client that alters one of these configs gets the error.
 
-Cluster-wide broker configs are those of the broker with the empty name. One agent's own are its settings, read when it
-starts: altering them is refused, not ignored. Codes are Kafka's: what a broker config may not be is INVALID_REQUEST
-(KAFKA-13609), what a topic config may not be INVALID_CONFIG.
+Cluster-wide broker configs are those of the broker with the empty name. An agent's own configs are its settings, read
+at its start: a request to alter them is refused, not ignored. Codes are Kafka's: an invalid broker config is
+INVALID_REQUEST (KAFKA-13609), an invalid topic config INVALID_CONFIG.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from wire.error_codes import ErrorCode
 TOPIC, BROKER = 2, 4
 
 ChangesOf = Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Config]], Changes]
-"""(what is set, what is in force, the table of known configs) -> what changes; None = back to the default."""
+"""(values set, values in force, the table of known configs) -> the changes; None = back to the default."""
 
 _log = get_logger(__name__)
 
@@ -60,7 +60,7 @@ Answer = TypeVar("Answer")
 async def altered(
     resources: Sequence[R], alter_one: Callable[[R], Awaitable[None]], answer: Callable[..., Answer]
 ) -> list[Answer]:
-    """The `answer` of each resource after `alter_one`, with Kafka's error code and what to say of it."""
+    """The `answer` of each resource after `alter_one`, with Kafka's error code and message."""
     named = Counter((each.resource_type, each.resource_name) for each in resources)
     answers: list[Answer] = []
     async for asked in LoopYielder().through(resources):
@@ -85,7 +85,7 @@ async def altered(
 async def alter(
     broker: Broker, resource_type: int, resource_name: str, changes_of: ChangesOf, *, validate_only: bool
 ) -> None:
-    """Raises RequestError, and what the metadata store raises."""
+    """Raises RequestError and the errors of the metadata store."""
     if resource_type == TOPIC:
         await broker.follower.catch_up()
         await _alter_topic(broker, resource_name, changes_of, validate_only=validate_only)

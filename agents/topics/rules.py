@@ -1,5 +1,4 @@
-"""Rules about topics that several APIs share: names, counts, and reading back what was just written. Pure but for
-`admin`."""
+"""Rules about topics that several APIs share: names, counts, and reading back a change. Pure except for `admin`."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from wire.error_codes import ErrorCode
 
 NAME_CHARACTERS_MAX = 249
 PARTITIONS_MAX = 100_000
-"""Of one topic; a request for more is a slip, and would hold the store's locks for seconds."""
+"""Partitions of one topic. A request for more is a mistake, and would hold the store's locks for seconds."""
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
@@ -56,7 +55,7 @@ def check_partitions(count: int) -> None:
 def check_configs(
     configs: Mapping[str, str], defaults: Mapping[str, str], present: Mapping[str, str] | None = None
 ) -> None:
-    """Of a topic, over the cluster-wide defaults, in the place of `present`. Raises RequestError(INVALID_CONFIG)."""
+    """The topic's configs over the cluster-wide defaults, instead of `present`. Raises RequestError(INVALID_CONFIG)."""
     try:
         validate_overrides(configs, defaults, present)
     except InvalidConfigError as error:
@@ -64,7 +63,7 @@ def check_configs(
 
 
 def code_of(error: SiltstoneError) -> ErrorCode:
-    """The Kafka error that tells a client about one of ours."""
+    """The Kafka error that tells a client about one of our errors."""
     match error:
         case RequestError():
             return error.code

@@ -1,10 +1,10 @@
-"""What this agent knows of topics: names, ids, partitions, configs, log starts. Pure; fed by the snapshot and the
+"""The topics that this agent knows: names, ids, partitions, configs, log starts. Pure; fed by the snapshot and the
 changes.
 
 Topics and changes are values, so a handler that holds a `Topic` keeps a consistent view while a change is applied.
-`version` grows with every change that the Metadata answer can show (configs it does not show); encoded answers are
-cached under it.
-A partition whose topic is gone answers UNKNOWN_TOPIC_OR_PARTITION at once; its bytes are the janitor's business.
+`version` grows with every change that the Metadata answer can show (it does not show configs); encoded answers are
+cached under it. A partition whose topic is gone answers UNKNOWN_TOPIC_OR_PARTITION at once; the janitor deletes its
+bytes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class TopicCache:
         self._broker_defaults = dict(broker_defaults or {})
         self._by_name: dict[str, Topic] = {}
         self._names: list[str] = []
-        """Of `_by_name`, sorted."""
+        """The values of `_by_name`, sorted."""
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._partitions: dict[int, PartitionRef] = {}
         self._rules: dict[uuid.UUID, TopicRules] = {}
         self.broker_configs: Mapping[str, str] = {}
-        """The cluster-wide ones that are set, by Kafka's names."""
+        """The cluster-wide configs that are set, by Kafka's names."""
         self._topic_defaults: Mapping[str, str] = {}
         self.version = 0
 
     def load(self, topics: Iterable[Topic], broker_configs: Mapping[str, str] | None = None) -> None:
-        """Start anew from a snapshot."""
+        """Start again from a snapshot."""
         self._by_name.clear()
         self._names.clear()
         self._by_id.clear()
@@ -72,7 +72,7 @@ class TopicCache:
         return resolve({**self._broker_defaults, **self._topic_defaults, **topic.configs})
 
     def rules(self, topic: Topic) -> TopicRules:
-        """What a produced batch must keep to; computed once per change of configs."""
+        """The rules for produced batches; computed once per change of configs."""
         known = self._rules.get(topic.topic_id)
         if known is None:
             known = self._rules[topic.topic_id] = rules_of(self.configs(topic))
@@ -121,7 +121,7 @@ class TopicCache:
     def _remove(self, topic: Topic) -> None:
         del self._by_id[topic.topic_id]
         self._rules.pop(topic.topic_id, None)
-        # The name may belong to a successor already, when a re-creation was seen first.
+        # The name may belong to a successor already, if a re-creation was seen first.
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
             del self._names[bisect_left(self._names, topic.name)]

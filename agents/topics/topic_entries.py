@@ -1,13 +1,13 @@
 """Topics as they stand in Metadata answers, encoded once and kept. Pure; bounded in bytes.
 
-A *view* is everything but the topics that decides about their bytes: the version of the answer, whether operations are
-told, and the agents that may be named. In a view a topic's bytes depend on its id, its name and its number of
-partitions alone, so an entry is good as long as these are: a new topic, a new partition or a deletion costs what it
-changes and no more, and a change of configs nothing. The answer about all topics is kept joined, for one version of the
-topic cache.
+A *view* is everything except the topics that decides their bytes: the version of the answer, whether it tells
+operations, and the agents that it may name. Within a view a topic's bytes depend on its id, its name and its number of
+partitions alone, so an entry is valid as long as these are: a new topic, a new partition or a deletion costs only the
+changed entries, and a change of configs costs nothing. The answer about all topics is kept joined, for one version of
+the topic cache.
 
-Views of agents that are no longer the ones in charge are dropped with the first look after the change. Above
-`bytes_max` the view that was not used for longest goes; a view that is too large all by itself begins anew.
+Views of agents that are no longer the ones in charge are dropped at the first look after the change. Above `bytes_max`
+the least recently used view goes; a view that is too large by itself begins again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, 
 from wire.schema import EncodedElements
 
 BYTES_MAX = 64 << 20
-"""50,000 partitions take 1.2 MiB (one topic) to 3.4 MiB (a topic each) in a view, and as much again when joined."""
+"""Bound in bytes. 50,000 partitions take 1.2 MiB (one topic) to 3.4 MiB (a topic each) in a view, and as much again
+when joined."""
 ENTRY_OVERHEAD_BYTES = 200
-"""What Python needs around one entry, about."""
+"""Approximate overhead of Python around one entry."""
 
 
 class View(NamedTuple):
     api_version: int
     operations: int
-    """Bits, or the value that says that nobody asked."""
+    """Bits, or the value for a client that did not ask."""
     node_ids: tuple[int, ...]
-    """Of the agents that may be named."""
+    """The agents that may be named."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What a view has encoded."""
+    """The encoded entries of a view."""
 
     entries: dict[str, tuple[Topic, bytes]] = field(default_factory=dict[str, tuple[Topic, bytes]])
     """By name."""
@@ -58,11 +59,11 @@ class TopicEntries:
 
     @property
     def views(self) -> Sequence[View]:
-        """Those of which something is kept, the one not used for longest first."""
+        """The views of which something is kept, least recently used first."""
         return tuple(self._views)
 
     def use(self, view: View, agents: Sequence[AgentInfo], agents_version: int) -> None:
-        """To be called before anything is asked of a view; `agents` are all that are alive."""
+        """Call this before any other method that takes a view; `agents` are all live agents."""
         if agents_version != self._agents_version:
             self._agents_version = agents_version
             zones = {"", *(agent.address.zone for agent in agents)}
@@ -73,7 +74,7 @@ class TopicEntries:
             self._views.move_to_end(view)
 
     def entry(self, view: View, topic: Topic) -> bytes | None:
-        """The topic's bytes, or None when they have to be made."""
+        """The topic's bytes, or None if they have to be encoded."""
         kept = self._views.get(view)
         found = None if kept is None else kept.entries.get(topic.name)
         if found is None:
@@ -96,7 +97,7 @@ class TopicEntries:
         return kept.everything if kept is not None and kept.everything_version == topics_version else None
 
     def put_everything(self, view: View, topics_version: int, topics: Sequence[Topic], joined: EncodedElements) -> None:
-        """`topics` are all there are: entries of others are dropped."""
+        """`topics` are all topics there are: entries of others are dropped."""
         kept = self._kept(view)
         if len(kept.entries) > len(topics):
             for name in kept.entries.keys() - {topic.name for topic in topics}:
@@ -125,7 +126,7 @@ class TopicEntries:
 
 
 def _same(known: Topic, topic: Topic) -> bool:
-    """Whether both look alike in an answer; they have the same name."""
+    """Two topics of the same name look alike in an answer."""
     return known.topic_id == topic.topic_id and len(known.partition_ids) == len(topic.partition_ids)
 
 
@@ -143,9 +144,9 @@ def encode_partitions(view: View, topic: Topic, numbers: range, named: Sequence[
 
 
 def encode_topic(view: View, topic: Topic, partitions: Iterable[bytes]) -> bytes:
-    """A topic's entry around its partitions, which come in order, encoded, and are all there are."""
+    """A topic's entry around its encoded partitions, which are complete and in order."""
     entry = MetadataResponseTopic(name=topic.name, topic_id=topic.topic_id, topic_authorized_operations=view.operations)
-    # The field takes what is encoded in place of a list (see EncodedElements); its type is that of a reader.
+    # The field takes encoded bytes in place of a list (see EncodedElements); its type is that of a reader.
     entry.partitions = EncodedElements(len(topic.partition_ids), tuple(partitions))  # pyright: ignore[reportAttributeAccessIssue]
     return encode_error(view, entry)
 

@@ -1,11 +1,11 @@
-"""Topic ids that this agent has not heard of (KIP-516): looked for in the store before they are called unknown.
+"""Topic ids that this agent does not know (KIP-516): it looks for them in the store before it calls them unknown.
 
-A client learns an id from an answer, so when it is asked for, the topic was committed before: an agent that has caught
+A client learns an id from an answer, so the topic was committed before the client asks for it. An agent that has caught
 up with the store since and still does not know the id will never know it. Such ids are remembered, the last GONE_MAX of
-them, and not looked for again, or a client that clings to a deleted topic would cost a query with every request.
+them, and not looked for again; otherwise a client that clings to a deleted topic would cost a query per request.
 
-Requests that write keep their order: one that names an id which another before it is waiting for waits behind it, or a
-producer's second batch would be taken in before its first.
+Requests that write keep their order. One that names an id which an earlier request is waiting for waits behind it;
+otherwise a producer's second batch would be taken in before its first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from runtime.errors import SiltstoneError
 from wire.schema import ZERO_UUID
 
 LOOK_MS_MAX = 5_000.0
-"""A store that is silent, not gone, is waited for up to its own time-outs; the client's would be over by then."""
+"""Longest wait for the store. A silent store is waited for up to its own time-outs, longer than the client waits."""
 GONE_MAX = 1_000
 LINE_BYTES_MAX = 16 << 20
-"""Of records that wait for a look; what comes beyond is answered at once, with what is known."""
+"""Bytes of records that wait for a look; a request above the bound is answered at once, with what is known."""
 
 
 class TopicIds:
@@ -33,14 +33,14 @@ class TopicIds:
         self._catch_up = catch_up
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._line: Counter[UUID] = Counter()
-        """How many requests wait that name an id."""
+        """How many requests that name an id wait."""
         self._line_bytes = 0
         self._last: asyncio.Future[None] | None = None
-        """Done when the last of the line goes on."""
+        """Done when the last request in line goes on."""
         self._looking: set[asyncio.Task[None]] = set()
 
     async def look_for(self, topic_ids: Collection[UUID]) -> None:
-        """Return when all that can be known of these ids is known. Failing leaves them as they are."""
+        """Return when all that can be known of these ids is known. A failure leaves them as they are."""
         unknown = [each for each in topic_ids if self._is_unheard_of(each)]
         if not unknown:
             return
@@ -54,9 +54,9 @@ class TopicIds:
             self._gone.popitem(last=False)
 
     def line_up(self, topic_ids: Collection[UUID], records_bytes: int) -> asyncio.Task[None] | None:
-        """As `look_for`, for a request that must not be overtaken; None when it may go on at once.
+        """As `look_for`, for a request that must not be overtaken; None if it may go on at once.
 
-        Whoever waits must go on without waiting again.
+        A caller that waited must go on without waiting again.
         """
         if not any(each in self._line or self._is_unheard_of(each) for each in topic_ids):
             return None
