@@ -229,7 +229,7 @@ class Server:
             self._first_silent_ms += SWEEP_MS
             if self._first_silent_ms >= SILENT_MS_MAX:
                 with log_context(connection.client):
-                    _log.warning("connection closed, it holds up others and sends nothing")
+                    _log.warning("connection closed, it sends nothing while others wait for its large request")
                 connection.close("silent in the middle of a large request")
 
     def _cut_stalled(self) -> None:

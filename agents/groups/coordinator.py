@@ -176,7 +176,10 @@ class GroupCoordinator:
         if isinstance(event, JoinRequested) and self._bytes > BYTES_MAX:
             self._forget_idle(0.0)
             if self._bytes > BYTES_MAX:
-                raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "too much memory is taken by groups")
+                raise GroupRefusedError(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                    "groups take all the memory that this agent has for them; try again later",
+                )
         return _of_kind(await held.ask(event), kind)
 
     def heartbeat_at_once(self, group_id: str, event: HeartbeatRequested) -> PlainAnswer | None:
@@ -315,7 +318,7 @@ class GroupCoordinator:
             if taken is None:
                 return None
             if not self.owns(group_id) or lapses != self._lapses:
-                raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "another agent coordinates the group by now")
+                raise GroupRefusedError(ErrorCode.NOT_COORDINATOR, "another agent coordinates the group now")
             held = self._held[group_id] = HeldGroup(
                 coordinator=self,
                 lease=taken.lease,
@@ -338,7 +341,9 @@ class GroupCoordinator:
         if len(self._held) >= GROUPS_MAX or self._bytes > BYTES_MAX:
             self._forget_idle(0.0)
         if len(self._held) >= GROUPS_MAX or self._bytes > BYTES_MAX:
-            raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this agent holds as many groups as it may")
+            raise GroupRefusedError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, "this agent holds its maximum number of groups; try again later"
+            )
 
     def _count_bytes(self, more: int) -> None:
         self._bytes += more
@@ -363,7 +368,7 @@ class GroupCoordinator:
         self._lapses += 1
         self._checked_ms = self.clock.monotonic_ms()
         if self._held:
-            _log.warning("others may have had our groups, all given up", groups=len(self._held))
+            _log.warning("lease may have run out, all groups given up", groups=len(self._held))
         for held in list(self._held.values()):
             self._unload(held, ErrorCode.NOT_COORDINATOR)
 
@@ -401,9 +406,9 @@ class GroupCoordinator:
             try:
                 await self.adopt()
             except (GroupRefusedError, MetadataUnavailableError) as error:
-                _log.info("groups that nobody asks for are not looked at this time", error=str(error))
+                _log.info("idle groups not searched, the next round tries again", error=str(error))
             except Exception:
-                _log.exception("groups that nobody asks for are not looked at this time")
+                _log.exception("idle groups not searched, the next round tries again")
 
     async def _check_for_ever(self) -> None:
         while True:
@@ -411,9 +416,9 @@ class GroupCoordinator:
             try:
                 await self.check()
             except MetadataUnavailableError as error:
-                _log.info("whose the groups are was not looked at this time", error=str(error))
+                _log.info("ownership of groups not checked, the next round tries again", error=str(error))
             except Exception:
-                _log.exception("whose the groups are was not looked at this time")
+                _log.exception("ownership of groups not checked, the next round tries again")
 
     async def check(self) -> None:
         """Give up groups that another agent took unnoticed. Raises MetadataUnavailableError."""

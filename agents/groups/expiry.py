@@ -45,9 +45,9 @@ class OffsetExpiry:
             try:
                 await self.expire()
             except MetadataUnavailableError as error:
-                _log.warning("offsets not expired this time", error=str(error))
+                _log.warning("offsets not expired, the next round tries again", error=str(error))
             except Exception:
-                _log.exception("offsets not expired this time")
+                _log.exception("offsets not expired, the next round tries again")
 
     async def expire(self) -> None:
         """One round, if the duty is ours. Raises MetadataUnavailableError."""

@@ -255,7 +255,7 @@ class HeldGroup:
         except GroupFencedError:
             self._on_lost(self.lease, ErrorCode.NOT_COORDINATOR)
         except MetadataUnavailableError as error:
-            _log.warning("group not stored, or nobody knows", group=self.group_id, error=str(error))
+            _log.warning("group may not be stored", group=self.group_id, error=str(error))
             self._on_lost(self.lease, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         except Exception:
             _log.exception("group not stored", group=self.group_id)

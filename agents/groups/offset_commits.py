@@ -161,7 +161,7 @@ class OffsetCommits:
         try:
             results = await self._metadata.commit_offsets(batches)
         except MetadataUnavailableError as error:
-            _log.warning("offsets not committed, or nobody knows", groups=len(batches), error=str(error))
+            _log.warning("offsets may not be committed", groups=len(batches), error=str(error))
             return self._in_doubt(taken)
         except SiltstoneError as error:
             if len(taken) > 1:  # one of them cannot be written; the others must not suffer for it

@@ -56,14 +56,14 @@ async def _grow(
         if asked.count <= present:
             raise RequestError(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {asked.name!r} has {present} partitions already; {asked.count} is not more",
+                f"topic {asked.name!r} has {present} partitions; ask for more than that, not for {asked.count}",
             )
         check_partitions(asked.count)
         if not validate_only:
             await broker.metadata.create_partitions(topic.topic_id, asked.count)
             if broker.topic_cache.rules(topic).compacted:
                 _log.warning(
-                    "a compacted topic grew: keys that now go elsewhere keep an old record in the partition before",
+                    "a compacted topic grew: keys that move to another partition keep an old record in the former one",
                     topic=asked.name,
                     partitions=asked.count,
                 )

@@ -63,5 +63,5 @@ def _partition_id(broker: Broker, name: str, number: int) -> int:
         raise RequestError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"no partition {number} of a topic {name!r}")
     policy = as_list(broker.topic_cache.configs(topic), "cleanup.policy")
     if "compact" in policy and "delete" not in policy:
-        raise RequestError(ErrorCode.POLICY_VIOLATION, f"topic {name!r} is compacted, not deleted from")
+        raise RequestError(ErrorCode.POLICY_VIOLATION, f"topic {name!r} is compacted: its records cannot be deleted")
     return topic.partition_ids[number]

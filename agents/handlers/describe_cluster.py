@@ -19,7 +19,7 @@ def handle(broker: Broker, header: RequestHeader, request: DescribeClusterReques
         )
         return DescribeClusterResponse(
             error_code=error,
-            error_message=f"endpoint type {request.endpoint_type} is not served here, brokers (1) are",
+            error_message=f"endpoint type {request.endpoint_type} is not supported; ask for brokers (1)",
             endpoint_type=request.endpoint_type,
         )
     agents = broker.membership.agents

@@ -78,12 +78,12 @@ def _entries(broker: Broker, asked: DescribeConfigsResource, away: SiltstoneErro
         if asked.resource_name != str(broker.membership.node_id):
             raise RequestError(
                 ErrorCode.INVALID_REQUEST,
-                f"broker {asked.resource_name!r} is not this one ({broker.membership.node_id}); ask it itself",
+                f"this is broker {broker.membership.node_id}; send the request to broker {asked.resource_name!r}",
             )
         return broker_entries(broker.topic_cache.broker_configs, broker.settings)
     raise RequestError(
         ErrorCode.INVALID_REQUEST,
-        f"resource type {asked.resource_type} has no configs here; topics (2) and brokers (4)",
+        f"resource type {asked.resource_type} has no configs; ask for topics (2) or brokers (4)",
     )
 
 

@@ -56,7 +56,7 @@ def _new_value(asked: AlterableConfig, in_force: Mapping[str, str], known: Confi
     if asked.config_operation not in (APPEND, SUBTRACT):
         raise RequestError(ErrorCode.INVALID_REQUEST, f"unknown operation {asked.config_operation}")
     if known is None or known.type is not ConfigType.LIST:
-        raise RequestError(ErrorCode.INVALID_CONFIG, f"{asked.name!r} is not a list: only set or delete it")
+        raise RequestError(ErrorCode.INVALID_CONFIG, f"config {asked.name!r} is not a list; use SET or DELETE")
     present = list(as_list(in_force, asked.name))
     named = as_list({asked.name: asked.value}, asked.name)
     if asked.config_operation == APPEND:

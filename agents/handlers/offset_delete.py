@@ -30,7 +30,9 @@ async def handle(broker: Broker, header: RequestHeader, request: OffsetDeleteReq
         broker.groups.check_owned(request.group_id)
         # Always look: a deletion under an outdated topic id would delete nothing, and no error would tell.
         if not await Present(broker.follower).see():
-            raise GroupRefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody knows what topics there are")
+            raise GroupRefusedError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, "the metadata store did not list the topics in time; try again"
+            )
         view = await broker.groups.view(request.group_id)
         if view is None or view.state is GroupState.DEAD:
             raise GroupRefusedError(ErrorCode.GROUP_ID_NOT_FOUND, "there is no such group")

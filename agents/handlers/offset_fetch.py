@@ -193,7 +193,9 @@ async def _read_some(broker: Broker, present: Present, group_id: str, asked: Ask
 
 async def _see(present: Present) -> None:
     if not await present.see():
-        raise GroupRefusedError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "nobody knows what topics there are")
+        raise GroupRefusedError(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the metadata store did not list the topics in time; try again"
+        )
 
 
 async def _offsets_at(

@@ -59,7 +59,7 @@ class Surveys:
             async with asyncio.timeout(WAIT_MS_MAX / 1000):
                 return await asyncio.shield(flying)
         except TimeoutError:
-            raise ObjectStoreError(f"a flagged extent of {extent.key!r} is still being looked through") from None
+            raise ObjectStoreError(f"a flagged extent of {extent.key!r} is still being surveyed") from None
 
     async def close(self) -> None:
         tasks = list(self._flying.values())
@@ -82,7 +82,7 @@ class Surveys:
                 start = stop
         parts = survey.parts()
         _log.warning(
-            "a flagged extent was looked through",
+            "flagged extent surveyed",
             key=extent.key,
             partition_id=extent.partition_id,
             base_offset=extent.base_offset,

@@ -272,9 +272,9 @@ def _records_of(
 
 
 def _walked(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """(offset delta, timestamp) of each record. Raises CodecError or CorruptRecordError, possibly after some records."""
+    """(offset delta, timestamp) of each record. Raises CodecError or CorruptRecordError, maybe after some records."""
     if header.records_count > RECORDS_MAX:
-        raise CorruptRecordError(0, f"{header.records_count} records are more than are walked")
+        raise CorruptRecordError(0, f"the batch claims {header.records_count} records; at most {RECORDS_MAX} are read")
     last = -1
     for number, record in enumerate(walk(batch)):
         if not last < record.offset_delta <= header.last_offset_delta:

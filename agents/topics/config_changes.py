@@ -93,15 +93,15 @@ async def alter(
         if resource_name:
             raise RequestError(
                 ErrorCode.INVALID_REQUEST,
-                f"configs of broker {resource_name!r} alone are the settings it starts with; "
-                "what can be altered is altered for all brokers, with the empty name",
+                f"the configs of broker {resource_name!r} are its settings, which cannot be altered; "
+                "cluster-wide configs are altered under the empty broker name",
             )
         await broker.follower.catch_up()
         await _alter_cluster(broker, changes_of, validate_only=validate_only)
     else:
         raise RequestError(
             ErrorCode.INVALID_REQUEST,
-            f"resource type {resource_type} has no configs here; topics (2) and brokers (4) have",
+            f"resource type {resource_type} has no configs; topics (2) and brokers (4) have",
         )
 
 

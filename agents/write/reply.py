@@ -79,7 +79,7 @@ class ProduceReply:
         for share in self._shares:
             for answer in share.answers:
                 answer.error_code = ErrorCode.REQUEST_TIMED_OUT
-                answer.error_message = "the records were not committed in time; they may still be"
+                answer.error_message = "the records were not committed in time; they may still be committed later"
         self._give()
 
     def _end(self, future: asyncio.Future[ProduceResponse | None]) -> None:

@@ -140,15 +140,15 @@ def _refuse_short(records: memoryview | None) -> Refusal:
         return _invalid("A produce request must hold a record batch.")
     batch_length = int.from_bytes(records[8:BATCH_OVERHEAD_BYTES], "big", signed=True)
     return _refuse_length(batch_length, records[MAGIC_POSITION], len(records)) or _corrupt(
-        f"A batch of {len(records)} bytes has no room for its header of {BATCH_HEADER_BYTES}."
+        f"The batch has {len(records)} bytes; its header alone takes {BATCH_HEADER_BYTES}."
     )
 
 
 def _refuse_length(batch_length: int, magic: int, bytes_count: int) -> Refusal | None:
     if batch_length < _RECORD_LENGTH_MIN:
-        return _corrupt(f"The batch says it is {batch_length} bytes long.")
+        return _corrupt(f"The batch length {batch_length} is too small.")
     if batch_length + BATCH_OVERHEAD_BYTES > bytes_count:
-        return _invalid(f"The batch says it has {batch_length + BATCH_OVERHEAD_BYTES} bytes, {bytes_count} were sent.")
+        return _invalid(f"The batch claims {batch_length + BATCH_OVERHEAD_BYTES} bytes, but {bytes_count} were sent.")
     if magic != MAGIC_V2:
         return _invalid(f"Record batches must have magic {MAGIC_V2}, this one has {magic}.")
     return None
@@ -167,7 +167,7 @@ def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) 
     if attributes & TRANSACTIONAL_BIT:
         return Refusal(
             error=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            message="This cluster does not take transactional batches.",
+            message="Transactional batches are not supported.",
         )
     if api_version < _ZSTD_PRODUCE_VERSION and attributes & CODEC_MASK == Codec.ZSTD:
         return Refusal(
@@ -175,7 +175,9 @@ def _refuse_framing(records: memoryview, header: BatchHeader, api_version: int) 
             message=f"zstd needs Produce version {_ZSTD_PRODUCE_VERSION}, this request has {api_version}.",
         )
     if header.batch_length != bytes_count - BATCH_OVERHEAD_BYTES:
-        return _invalid(f"One batch is taken per partition, {bytes_count - header.size_bytes} bytes follow it.")
+        return _invalid(
+            f"Only one batch per partition is allowed, but {bytes_count - header.size_bytes} bytes follow it."
+        )
     return None
 
 
@@ -197,23 +199,24 @@ def _refuse_batch(records: memoryview, header: BatchHeader, rules: TopicRules) -
     if size_bytes > rules.message_bytes_max:
         return Refusal(
             error=ErrorCode.MESSAGE_TOO_LARGE,
-            message=f"The batch has {size_bytes} bytes, the topic takes {rules.message_bytes_max}.",
+            message=f"The batch has {size_bytes} bytes; max.message.bytes of the topic is {rules.message_bytes_max}.",
         )
     if not crc_matches(records, 0, header):
         return _corrupt("The batch's CRC does not match its bytes.")
     if count <= 0 or count != header.last_offset_delta + 1:
-        return _invalid(f"The batch says it has {count} records and last offset delta {header.last_offset_delta}.")
+        return _invalid(f"The batch claims {count} records, but its last offset delta is {header.last_offset_delta}.")
     if count > (DECOMPRESSED_BYTES_MAX if attributes & CODEC_MASK else size_bytes) // RECORD_BYTES_MIN:
-        return _invalid(f"The batch says it has {count} records, for which it has no room.")
+        return _invalid(f"The batch claims {count} records, more than its bytes can hold.")
     if header.producer_id >= 0 and header.base_sequence < 0:
-        return _invalid(f"Producer {header.producer_id} sent sequence {header.base_sequence}.")
+        return _invalid(f"Producer {header.producer_id} sent the invalid sequence {header.base_sequence}.")
     if attributes & CONTROL_BIT:
         return _invalid("Clients may not write control records.")
     if attributes & DELETE_HORIZON_BIT:
         return _invalid("Clients may not set a delete horizon.")
     if attributes & CODEC_MASK > _CODEC_LAST:
         return Refusal(
-            error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, message=f"Codec {attributes & CODEC_MASK} is not known."
+            error=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            message=f"Compression codec {attributes & CODEC_MASK} is unknown.",
         )
     return None
 
@@ -318,6 +321,6 @@ def _refuse_segment_size(header: BatchHeader, rules: TopicRules) -> Refusal | No
     if header.batch_length > rules.segment_bytes - BATCH_OVERHEAD_BYTES:
         return Refusal(
             error=ErrorCode.RECORD_LIST_TOO_LARGE,
-            message=f"The batch has {header.size_bytes} bytes, a segment of the topic {rules.segment_bytes}.",
+            message=f"The batch has {header.size_bytes} bytes; segment.bytes of the topic is {rules.segment_bytes}.",
         )
     return None

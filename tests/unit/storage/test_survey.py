@@ -224,7 +224,7 @@ async def test_who_asks_does_not_wait_for_ever_and_finds_the_answer_later(monkey
     extent = await stored(found, store)
     looking = surveys_over(store)
     store.gate.clear()
-    with pytest.raises(ObjectStoreError, match="still being looked through"):
+    with pytest.raises(ObjectStoreError, match="still being surveyed"):
         await looking.read(extent)
     monkeypatch.setattr(surveys, "WAIT_MS_MAX", 20_000.0)
     store.gate.set()
