@@ -280,8 +280,8 @@ def _walked(records: memoryview, header: BatchHeader, rules: TopicRules) -> Reco
     except TooManyFieldsError as error:
         return Refusal(
             error=ErrorCode.MESSAGE_TOO_LARGE,
-            message=f"The records of the batch must be looked at, and no more than {WALKED_FIELDS_MAX} records and"
-            f" headers of one batch are: {error.message}.",
+            message=f"The records of the batch must be checked, and at most {WALKED_FIELDS_MAX} records and"
+            f" headers of one batch can be: {error.message}.",
         )
     except (CodecError, CorruptBatchError) as error:
         return _invalid(str(error))
