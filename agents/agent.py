@@ -35,8 +35,10 @@ from agents.write.buffer import SealOptions
 from agents.write.path import FileOnItsWay, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
-from metadata.contract.compaction import Metadata
-from metadata.contract.service import AgentAddress, Committed, MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.l0_commit import Committed
+from metadata.contract.leases import AgentAddress
+from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
@@ -55,7 +57,7 @@ class Agent:
         *,
         settings: Settings,
         store: ObjectStore,
-        metadata: Metadata,
+        metadata: MetadataStore,
         runtime: Runtime,
         bind: Callable[[str], socket.socket] = bind,
     ) -> None:
@@ -71,7 +73,7 @@ class Agent:
             StallLimits(stall_files=settings.l0_stall_files, refuse_files=settings.l0_refuse_files), runtime.metrics
         )
         self._follower = Follower(
-            metadata=metadata,
+            metadata=metadata.agents,
             topic_cache=self._topic_cache,
             index=self._index,
             parked_readers=self._parked_readers,
@@ -85,7 +87,7 @@ class Agent:
             settings=settings,
             index=self._index,
             store=store,
-            metadata=metadata,
+            metadata=metadata.readers,
             catch_up=self._follower.catch_up,
             runtime=runtime,
         )
@@ -110,7 +112,9 @@ class Agent:
             listen_host, port = listening.getsockname()[:2]
             address = AgentAddress(host=settings.advertised_host or listen_host, port=port, zone=settings.agent_zone)
             identity = await self._metadata.cluster_identity()
-            membership = self._membership = Membership(metadata=self._metadata, address=address, runtime=self._runtime)
+            membership = self._membership = Membership(
+                metadata=self._metadata.agents, address=address, runtime=self._runtime
+            )
             await membership.join()
             membership.on_fatal = self._fail
             await self._follower.start()
@@ -184,7 +188,7 @@ class Agent:
             ),
             uploads_max=settings.produce_uploads_max,
             store=self._store,
-            metadata=self._metadata,
+            metadata=self._metadata.agents,
             lease=membership,
             on_committed=self._committed,
             on_bytes_changed=self._produce_bytes_changed,
@@ -200,7 +204,7 @@ class Agent:
                 initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
                 max_size=settings.group_max_size,
             ),
-            metadata=self._metadata,
+            metadata=self._metadata.groups,
             membership=membership,
             runtime=self._runtime,
         )
@@ -208,7 +212,7 @@ class Agent:
     def _new_expiry(self, groups: GroupCoordinator) -> OffsetExpiry:
         return OffsetExpiry(
             coordinator=groups,
-            metadata=self._metadata,
+            metadata=self._metadata.groups,
             retention_ms=self._settings.offsets_retention_ms,
             runtime=self._runtime,
         )
@@ -233,9 +237,9 @@ class Agent:
             stall=self._stall,
             parked_readers=self._parked_readers,
             follower=self._follower,
-            fresh=FreshWatermarks(self._metadata),
+            fresh=FreshWatermarks(self._metadata.agents),
             membership=membership,
-            producer_ids=ProducerIds(self._metadata, self._runtime.clock),
+            producer_ids=ProducerIds(self._metadata.agents, self._runtime.clock),
             groups=groups,
             metadata=self._metadata,
             runtime=self._runtime,
@@ -254,7 +258,7 @@ class Agent:
 
     async def _hint(self) -> None:
         try:
-            await self._metadata.notify()
+            await self._metadata.agents.notify()
         except MetadataUnavailableError as error:
             _log.debug("others not hinted; they poll", error=str(error))
 

@@ -21,7 +21,7 @@ from agents.topics.topic_entries import TopicEntries
 from agents.topics.topic_ids import TopicIds
 from agents.write.path import WritePath
 from agents.write.stall import WriteStall
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
 
@@ -44,7 +44,7 @@ class Broker:
     membership: Membership
     producer_ids: ProducerIds
     groups: GroupCoordinator
-    metadata: Metadata
+    metadata: MetadataStore
     runtime: Runtime
     timers: Context = field(default_factory=Context)
     """The context that timers run in. A cancelled timer keeps its context for a long time; the context of a request

@@ -21,18 +21,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from metadata.contract.service import (
-    BEAT_MS,
-    LEASE_MS,
-    AgentAddress,
-    AgentInfo,
-    MetadataService,
-    MetadataUnavailableError,
-    SchemaMismatchError,
-    WentBackError,
-    WriterFencedError,
-    WriterLease,
-)
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 
@@ -54,7 +45,7 @@ and the next list is believed."""
 
 
 class Membership:
-    def __init__(self, *, metadata: MetadataService, address: AgentAddress, runtime: Runtime) -> None:
+    def __init__(self, *, metadata: AgentMetadata, address: AgentAddress, runtime: Runtime) -> None:
         self._metadata = metadata
         self._address = address
         self._clock = runtime.clock

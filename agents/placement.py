@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from metadata.contract.service import AgentInfo
+from metadata.contract.leases import AgentInfo
 
 _ZONE = re.compile(r"(?:^|[,;&])zone=([^,;&]+)")
 

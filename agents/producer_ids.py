@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.contract.service import MetadataService
+from metadata.contract.agents import AgentMetadata
 from runtime.clock import Clock
 
 BLOCK_IDS = 100
@@ -16,7 +16,7 @@ BLOCK_MS = 1_000.0
 
 
 class ProducerIds:
-    def __init__(self, metadata: MetadataService, clock: Clock) -> None:
+    def __init__(self, metadata: AgentMetadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
         self._block = range(0)

@@ -10,17 +10,9 @@ from prometheus_client import Gauge
 
 from compactor.planning.dirtiness import Dirtiness, measure
 from metadata.configs.topic import InvalidConfigError
-from metadata.contract.compaction import (
-    ClaimedJob,
-    CommitMerge,
-    CompactionView,
-    FileView,
-    JobState,
-    LeveledExtent,
-    MergeCommitted,
-    MergeJob,
-    PartitionView,
-)
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, MergeCommitted, MergeJob
+from metadata.contract.leveled import LeveledExtent
 from runtime.metrics import Metrics
 
 LEVELS = (0, 1, 2)

@@ -43,8 +43,11 @@ from compactor.planning.options import CURSOR_BYTES, plan_options
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine, Engines, Worker, WorkerMemory
-from metadata.contract.compaction import JOB_BEAT_MS, CompactionView, InputsBusyError, JobState, Metadata
-from metadata.contract.service import MetadataUnavailableError, WriterLease
+from metadata.contract.compactors import CompactionView
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.jobs import InputsBusyError, JobState
+from metadata.contract.leases import JOB_BEAT_MS, WriterLease
+from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
@@ -88,7 +91,7 @@ class Compactor:
         *,
         settings: Settings,
         store: ObjectStore,
-        metadata: Metadata,
+        metadata: MetadataStore,
         runtime: Runtime,
         host: str = "",
         engines: Engines | None = None,
@@ -117,8 +120,8 @@ class Compactor:
             ),
             before_deleting=None if self._backup is None else self._backup.flush,
         )
-        self.retention = Retention(metadata=metadata, metrics=runtime.metrics)
-        self._observer = Observer(metadata, runtime, lags_max=settings.metrics_groups_max)
+        self.retention = Retention(metadata=metadata.deletion, metrics=runtime.metrics)
+        self._observer = Observer(metadata.operators, runtime, lags_max=settings.metrics_groups_max)
         self._lease: WriterLease | None = None
         self._workers: Sequence[Worker] = ()
         self._lanes: Sequence[CompactorLoop] = ()
@@ -136,7 +139,7 @@ class Compactor:
     async def start(self) -> None:
         """Registers the compactor and starts its loops. Raises MetadataUnavailableError."""
         settings = self._settings
-        lease = self._lease = await self._metadata.register_compactor(self._host)
+        lease = self._lease = await self._metadata.compactors.register_compactor(self._host)
         plan_interval_ms = self._intervals.plan_interval_ms
         plan = self._loop("plan", self._plan, Pace(interval_ms=plan_interval_ms, patient=True))
         heavy_min = self._engines.heavy_bytes_min
@@ -188,15 +191,16 @@ class Compactor:
         await asyncio.gather(*(each.cancel() for each in (*self._lanes, *self._chores)))
         try:
             for duty in DUTIES:
-                await self._metadata.take_duty(duty, lease, ttl_ms=0)  # another compactor may take it at once
-            await self._metadata.unregister_compactor(lease)
+                # another compactor may take the duty at once
+                await self._metadata.compactors.take_duty(duty, lease, ttl_ms=0)
+            await self._metadata.compactors.unregister_compactor(lease)
         except MetadataUnavailableError as error:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
     # ---- rounds
     async def _beat(self) -> bool:
         if self._lease is not None:
-            await self._metadata.beat_compactor(self._lease)
+            await self._metadata.compactors.beat_compactor(self._lease)
         return True
 
     async def _plan(self) -> bool:
@@ -204,13 +208,13 @@ class Compactor:
         if not await self._has_duty("plan", self._intervals.plan_interval_ms):
             show_nothing(self._metrics)
             return False
-        view = await self._metadata.compaction_view()
+        view = await self._metadata.compactors.compaction_view()
         # Planning takes seconds with hundreds of thousands of extents, and heart-beats must go on meanwhile.
         planned = await asyncio.to_thread(self._planned, view) if self._in_thread else self._planned(view)
         created = 0
         for spec in planned:
             try:
-                job_id = await self._metadata.create_job(new_job(spec))
+                job_id = await self._metadata.compactors.create_job(new_job(spec))
             except InputsBusyError:
                 continue  # the view is out of date: another job took the inputs
             created += 1
@@ -229,14 +233,14 @@ class Compactor:
         if now_ms - self._jobs_shown_ms >= JOBS_SHOWN_MS:
             self._jobs_shown_ms = now_ms
             live = (JobState.READY, JobState.RUNNING)
-            show_jobs(self._metrics, await self._metadata.jobs(states=live, limit=JOBS_SHOWN_MAX))
+            show_jobs(self._metrics, await self._metadata.operators.jobs(states=live, limit=JOBS_SHOWN_MAX))
 
     async def _retain(self) -> bool:
         if not await self._has_duty("retain", self._settings.retention_check_interval_ms):
             return False
         applied = await self.retention.apply()
         if applied.extents:
-            await self._metadata.notify()
+            await self._metadata.agents.notify()
         return applied.extents > 0
 
     async def _sweep(self) -> bool:
@@ -275,7 +279,7 @@ class Compactor:
     async def _has_duty(self, name: str, interval_ms: int) -> bool:
         if self._lease is None:
             return False
-        ours = await self._metadata.take_duty(name, self._lease, ttl_ms=interval_ms + DUTY_SLACK_MS)
+        ours = await self._metadata.compactors.take_duty(name, self._lease, ttl_ms=interval_ms + DUTY_SLACK_MS)
         self._metrics.compactor_duty.labels(duty=name).set(ours)
         return ours
 

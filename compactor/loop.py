@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from metadata.contract.service import SchemaMismatchError, WentBackError, WriterFencedError
+from metadata.contract.errors import SchemaMismatchError, WentBackError
+from metadata.contract.leases import WriterFencedError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from compactor.compaction_metrics import show_series
-from metadata.contract.compaction import Metadata
-from metadata.contract.observation import GroupLags, PostgresFigures
+from metadata.contract.operators import GroupLags, OperatorMetadata, PostgresFigures
 from runtime.runtime import Runtime
 
 OBSERVE_INTERVAL_MS = 10_000
@@ -41,7 +40,7 @@ def lag_series(lags: GroupLags, now_ms: int) -> tuple[Mapping[tuple[str, ...], i
 class Observer:
     """`lags_max`: the number of (group, topic) pairs with series of their own."""
 
-    def __init__(self, metadata: Metadata, runtime: Runtime, *, lags_max: int) -> None:
+    def __init__(self, metadata: OperatorMetadata, runtime: Runtime, *, lags_max: int) -> None:
         self._metadata = metadata
         self._clock = runtime.clock
         self._metrics = runtime.metrics

@@ -31,16 +31,10 @@ from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate, TurnGivenUpError
 from compactor.merging.spans import merge_span, note_outputs
 from compactor.planning.options import job_memory_bytes
-from metadata.contract.compaction import (
-    JOB_BEAT_MS,
-    ClaimedJob,
-    CommitMerge,
-    JobLostError,
-    MergeCommitted,
-    MergeRefusedError,
-    Metadata,
-)
-from metadata.contract.service import MetadataUnavailableError, SchemaMismatchError, WentBackError, WriterLease
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError, MergeCommitted, MergeRefusedError
+from metadata.contract.leases import JOB_BEAT_MS, WriterLease
+from metadata.contract.store import MetadataStore
 from runtime.errors import SiltstoneError
 from runtime.logging import About, get_logger, log_context
 from runtime.runtime import Runtime
@@ -109,7 +103,7 @@ class Worker:
     def __init__(
         self,
         *,
-        metadata: Metadata,
+        metadata: MetadataStore,
         engine: Engine,
         lease: WriterLease,
         memory: WorkerMemory,
@@ -152,7 +146,7 @@ class Worker:
         if self._stopping:
             return False
         asked_ms = self._clock.monotonic_ms()
-        claimed = await self._metadata.claim_job(self._lease, **which)
+        claimed = await self._metadata.compactors.claim_job(self._lease, **which)
         if claimed is None:
             return False
         with log_context(About(job=claimed.job.job_id, kind=claimed.job.kind)):
@@ -179,7 +173,7 @@ class Worker:
             self._metrics.heavy_merges_total.labels(outcome="done").inc()
         _log.info("merge done", **facts, files=len(committed.file_ids), seconds=round(seconds, 3))
         self._on_done()
-        await self._metadata.notify()
+        await self._metadata.agents.notify()
         return True
 
     async def _merge(self, run: _Run) -> tuple[MergeCommitted, CommitMerge]:
@@ -240,7 +234,7 @@ class Worker:
         pause_ms = COMMIT_PAUSE_MS
         while True:
             try:
-                return await self._metadata.commit_merge(commit)
+                return await self._metadata.compactors.commit_merge(commit)
             except MetadataUnavailableError as error:
                 _log.warning("merge commit in doubt, asking again", error=str(error))
                 if (span := CURRENT_SPAN.get()) is not None:
@@ -264,7 +258,7 @@ class Worker:
             await self._clock.sleep_ms(JOB_BEAT_MS)
             progress = None if run.progress is None else run.progress._asdict()
             try:
-                await self._metadata.beat_job(job.job_id, job.epoch, progress=progress)
+                await self._metadata.compactors.beat_job(job.job_id, job.epoch, progress=progress)
             except JobLostError as error:
                 if not run.committing:  # else the commit has ended the job, or gets this error itself
                     run.lost = error.message
@@ -291,7 +285,7 @@ class Worker:
         elif isinstance(error, StoppedError):
             self._count(run, "given_back")
             _log.info("merge given back", **facts)
-            await self._metadata.give_back_job(job.job_id, job.epoch)
+            await self._metadata.compactors.give_back_job(job.job_id, job.epoch)
         elif isinstance(error, MergeInputError):
             self._count(run, "failed")
             _log.error("merge failed on an input", **facts, files=list(error.file_ids), error=str(error))
@@ -304,7 +298,7 @@ class Worker:
             self._count(run, "given_back")
             blamed = error.file_ids if isinstance(error, InputUnavailableError) else ()
             said = str(error)[:ERROR_CHARS_MAX]
-            await self._metadata.give_back_job(job.job_id, job.epoch, trouble=said, file_ids=blamed)
+            await self._metadata.compactors.give_back_job(job.job_id, job.epoch, trouble=said, file_ids=blamed)
             raise error
         else:
             self._count(run, "failed")
@@ -314,14 +308,14 @@ class Worker:
     async def _beat_last(self, run: _Run) -> None:
         job, progress = run.claimed.job, run.progress
         with suppress(JobLostError, MetadataUnavailableError):
-            await self._metadata.beat_job(
+            await self._metadata.compactors.beat_job(
                 job.job_id, job.epoch, progress=None if progress is None else progress._asdict()
             )
 
     async def _fail(self, run: _Run, error: Exception, file_ids: Sequence[int], retry_after_ms: int) -> None:
         said = str(error) if isinstance(error, SiltstoneError) else f"{type(error).__name__}: {error}"
         job = run.claimed.job
-        await self._metadata.fail_job(
+        await self._metadata.compactors.fail_job(
             job.job_id, job.epoch, error=said[:ERROR_CHARS_MAX], file_ids=file_ids, retry_after_ms=retry_after_ms
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from runtime.errors import BadInputError
 from runtime.runtime import Runtime
@@ -20,7 +20,7 @@ def open_metadata(
     *,
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     runtime: Runtime | None = None,
-) -> Metadata:
+) -> MetadataStore:
     """Both contracts at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
 
     Call `open` before use and `close` after. Raises MetadataUrlError.

@@ -16,8 +16,8 @@ from agents.tail.follower import Follower
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import LOOK_MS_MAX
 from agents.yielding import chunks_with_yields
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupIdTooLongError, OffsetPlace, check_group_id
-from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 

@@ -44,6 +44,7 @@ from agents.groups.held import AnyAnswer, GroupRefusedError, HeldGroup, Request
 from agents.groups.offset_commits import OffsetCommits, Outcome
 from agents.groups.ownership import owner
 from agents.membership import Membership
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import (
     GroupFencedError,
     GroupLease,
@@ -52,7 +53,7 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.service import BEAT_MS, LEASE_MS, AgentInfo, MetadataUnavailableError, WriterFencedError
+from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentInfo, WriterFencedError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode

@@ -7,8 +7,8 @@ do it, which costs a little and does no harm: the metadata store decides, by its
 from __future__ import annotations
 
 from agents.groups.coordinator import GroupCoordinator
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupMetadata
-from metadata.contract.service import MetadataUnavailableError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 

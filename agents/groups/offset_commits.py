@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import (
     GroupLease,
     GroupMetadata,
@@ -25,7 +26,6 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.service import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime

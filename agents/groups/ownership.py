@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from metadata.contract.service import AgentInfo
+from metadata.contract.leases import AgentInfo
 
 
 def weight(group_id: str, node_id: int) -> int:

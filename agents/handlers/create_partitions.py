@@ -60,7 +60,7 @@ async def _grow(
             )
         check_partitions(asked.count)
         if not validate_only:
-            await broker.metadata.create_partitions(topic.topic_id, asked.count)
+            await broker.metadata.agents.create_partitions(topic.topic_id, asked.count)
             if broker.topic_cache.rules(topic).compacted:
                 _log.warning(
                     "a compacted topic grew: keys that move to another partition keep an old record in the former one",

@@ -10,7 +10,7 @@ from agents.handlers.config_entries import TOPIC_OVERRIDE, topic_entries
 from agents.topics.rules import RequestError, check_configs, check_name, check_partitions, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.broker import topic_defaults
-from metadata.contract.service import Topic, TopicExistsError
+from metadata.contract.topics import Topic, TopicExistsError
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -55,7 +55,7 @@ async def _create(broker: Broker, asked: CreatableTopic, *, validate_only: bool)
         raise TopicExistsError(f"topic {asked.name!r} exists already")
     if validate_only:
         return _described(broker, asked.name, partitions, None, configs)
-    topic = await broker.metadata.create_topic(asked.name, partitions=partitions, configs=configs)
+    topic = await broker.metadata.agents.create_topic(asked.name, partitions=partitions, configs=configs)
     return _described(broker, topic.name, partitions, topic, configs)
 
 

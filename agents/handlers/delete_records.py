@@ -13,7 +13,7 @@ from agents.broker import Broker
 from agents.topics.rules import RequestError, code_of
 from agents.yielding import LoopYielder
 from metadata.configs.topic import as_list
-from metadata.contract.compaction import InvalidOffsetError
+from metadata.contract.topics import InvalidOffsetError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from wire.api import RequestHeader
@@ -45,7 +45,7 @@ async def _delete(broker: Broker, name: str, asked: DeleteRecordsPartition) -> D
     result = DeleteRecordsPartitionResult(partition_index=asked.partition_index, low_watermark=-1)
     try:
         partition_id = _partition_id(broker, name, asked.partition_index)
-        result.low_watermark = await broker.metadata.delete_records(partition_id, asked.offset)
+        result.low_watermark = await broker.metadata.agents.delete_records(partition_id, asked.offset)
     except InvalidOffsetError:
         result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
     except SiltstoneError as error:

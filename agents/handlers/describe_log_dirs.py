@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from agents.broker import Broker
 from agents.placement import leaders
 from agents.topics.rules import code_of
-from metadata.contract.service import Topic
+from metadata.contract.topics import Topic
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.messages.describe_log_dirs import (
@@ -34,7 +34,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeLogDirs
     result = DescribeLogDirsResult(log_dir=LOG_DIR, total_bytes=-1, usable_bytes=-1)
     try:
         listed = await _listed(broker, request)
-        leveled = await broker.metadata.leveled_bytes([_id(topic, number) for topic, number in listed])
+        leveled = await broker.metadata.agents.leveled_bytes([_id(topic, number) for topic, number in listed])
         result.topics = await _described(broker, listed, leveled)
     except SiltstoneError as error:
         result.error_code = code_of(error)

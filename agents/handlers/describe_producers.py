@@ -12,7 +12,7 @@ from contextlib import suppress
 from agents.broker import Broker
 from agents.topics.rules import code_of
 from agents.yielding import LoopYielder, chunks_with_yields
-from metadata.contract.service import ProducerState as StoredState
+from metadata.contract.l0_commit import ProducerState as StoredState
 from runtime.errors import SiltstoneError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
@@ -37,7 +37,7 @@ async def handle(broker: Broker, header: RequestHeader, request: DescribeProduce
     states: defaultdict[int, list[StoredState]] = defaultdict(list)
     failure: SiltstoneError | None = None
     try:
-        for state in await broker.metadata.producer_states(list(ids.values())) if ids else ():
+        for state in await broker.metadata.agents.producer_states(list(ids.values())) if ids else ():
             states[state.partition_id].append(state)
     except SiltstoneError as error:
         failure = error

@@ -24,7 +24,8 @@ from agents.read.reader import Taken, Want
 from agents.read.sessions import FULL_WITHOUT, FetchPart, TopicKey
 from agents.request_context import RequestContext, RequestTrace, current_request
 from agents.yielding import chunks_with_yields
-from metadata.contract.service import MetadataUnavailableError, Topic
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Topic
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchRequest, FetchResponse, PartitionData

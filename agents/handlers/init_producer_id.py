@@ -7,7 +7,7 @@ Kafka does without a transactional id (KIP-360).
 from __future__ import annotations
 
 from agents.broker import Broker
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse

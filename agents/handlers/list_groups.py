@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from agents.broker import Broker
 from agents.groups.events import GroupState
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupSummary
-from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -29,7 +29,7 @@ async def handle(broker: Broker, header: RequestHeader, request: ListGroupsReque
     after: str | None = None
     try:
         while True:
-            page = await broker.metadata.groups(after=after, limit=PAGE_GROUPS)
+            page = await broker.metadata.groups.list_groups(after=after, limit=PAGE_GROUPS)
             for group in page:
                 if broker.groups.owns(group.group_id):
                     listed = _listed(broker, group)

@@ -17,7 +17,8 @@ from agents.broker import Broker
 from agents.groups.checks import look_up
 from agents.read.timestamps import TIMESTAMP_ERRORS, TimestampedOffset
 from agents.yielding import LoopYielder
-from metadata.contract.service import MetadataUnavailableError, Watermarks
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Watermarks
 from runtime.logging import get_logger
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode

@@ -21,8 +21,8 @@ from agents.broker import Broker
 from agents.groups.checks import Present, check_id, place_of
 from agents.groups.held import GroupRefusedError
 from agents.yielding import chunks_with_yields
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import CommittedOffset, OffsetPlace
-from metadata.contract.service import MetadataUnavailableError
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_fetch import (
@@ -153,7 +153,7 @@ async def _read(broker: Broker, present: Present, group_id: str, asked: Asked | 
 
 
 async def _read_all(broker: Broker, present: Present, group_id: str) -> _AllFound:
-    offsets = await broker.metadata.offsets(group_id)
+    offsets = await broker.metadata.groups.offsets(group_id)
     if any(broker.topic_cache.topic_by_id(topic_id) is None for topic_id in {place.topic_id for place in offsets}):
         await _see(present)
     found: list[tuple[str, _Found]] = []
@@ -202,7 +202,7 @@ async def _offsets_at(
     broker: Broker, group_id: str, places: Iterable[OffsetPlace | None]
 ) -> Mapping[OffsetPlace, CommittedOffset]:
     known = [place for place in places if place is not None]
-    return await broker.metadata.offsets(group_id, known) if known else {}
+    return await broker.metadata.groups.offsets(group_id, known) if known else {}
 
 
 def _found(partition: int, committed: CommittedOffset) -> _Found:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from agents.broker import Broker
 from agents.yielding import LoopYielder, chunks_with_yields
-from metadata.contract.service import MetadataUnavailableError, Watermarks
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Watermarks
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.offset_for_leader_epoch import (

@@ -23,7 +23,7 @@ from agents.write.reply import ProduceReply
 from agents.write.stall import patience_ms
 from agents.write.submission import BATCHES_MAX, PendingBatch, Promise, Submission
 from agents.write.validation import Refusal, check_produced
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from wire.api import RequestHeader
 from wire.error_codes import ErrorCode
 from wire.messages.produce import (

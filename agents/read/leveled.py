@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.read.blocks import BlockReader
-from metadata.contract.compaction import LeveledExtent
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.leveled import LeveledExtent
 from runtime.clock import Clock
 from runtime.tracing import SpanKind, child_span
 from storage.format.block_index import BlockEntry, decode_block_index

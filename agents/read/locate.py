@@ -16,8 +16,8 @@ from agents.read.leveled import BlockIndexes, LeveledExtents, Window
 from agents.read.plan import MissingBlocks, MissingSurvey, PartitionPlan, ReadRange, Resume, plan_partition
 from agents.read.surveys import Surveys
 from agents.tail.log_index import LogIndex
-from metadata.contract.compaction import LeveledExtent
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.leveled import LeveledExtent
 from runtime.logging import get_logger
 from storage.format.block_index import BlockEntry
 from storage.format.file_format import CorruptFileError

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from agents.tail.log_index import Extent, LogIndex
-from metadata.contract.compaction import LeveledExtent
+from metadata.contract.leveled import LeveledExtent
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end, block_of_offset
 from storage.format.survey import SoundParts, SoundStretch
 from wire.batch import BATCH_HEADER_BYTES, MAGIC_V2, CorruptBatchError, crc_matches, read_header

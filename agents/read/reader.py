@@ -32,7 +32,7 @@ from agents.read.plan import (
 )
 from agents.read.pools import Pools
 from agents.read.wait_bound import News, WaitBound
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
 from runtime.tracing import CURRENT_SPAN

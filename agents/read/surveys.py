@@ -14,7 +14,7 @@ from collections import OrderedDict
 from agents.read.blocks import GET_BLOCKS_MAX, BlockReader
 from agents.read.cache import BLOCK_BYTES
 from agents.read.pools import STORE_WAIT_MS_MAX
-from metadata.contract.compaction import LeveledExtent
+from metadata.contract.leveled import LeveledExtent
 from runtime.logging import get_logger
 from storage.format.survey import ExtentSurvey, SoundParts
 from storage.objects import ObjectStoreError

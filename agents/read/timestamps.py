@@ -21,7 +21,7 @@ from agents.read.locate import TRIES_MAX, CatchUp
 from agents.read.plan import CutBatch, ReadRange, batches_of
 from agents.read.pools import Pools
 from agents.tail.log_index import LogIndex, PartitionLog
-from metadata.contract.compaction import LeveledExtent
+from metadata.contract.leveled import LeveledExtent
 from storage.format.block_index import BLOCK_BYTES, BlockEntry, block_end
 from storage.format.file_format import CorruptFileError
 from storage.objects import ObjectNotFoundError, ObjectStoreError

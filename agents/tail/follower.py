@@ -21,19 +21,12 @@ from typing import Any
 from agents.tail.log_index import FileRef, LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
-from metadata.contract.service import (
-    Change,
-    ChangeKind,
-    Committed,
-    Cursor,
-    L0File,
-    MetadataService,
-    SchemaMismatchError,
-    Snapshot,
-    Tail,
-    WentBackError,
-    WriterLease,
-)
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import SchemaMismatchError, WentBackError
+from metadata.contract.files import L0File
+from metadata.contract.l0_commit import Committed
+from metadata.contract.leases import WriterLease
+from metadata.contract.tail import Change, ChangeKind, Cursor, Snapshot, Tail
 from metadata.rules.packed_index import iter_index
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -47,7 +40,7 @@ class Follower:
     def __init__(
         self,
         *,
-        metadata: MetadataService,
+        metadata: AgentMetadata,
         topic_cache: TopicCache,
         index: LogIndex,
         parked_readers: ParkedReaders,

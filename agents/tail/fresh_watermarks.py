@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from metadata.contract.service import MetadataService, MetadataUnavailableError, Watermarks
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Watermarks
 
 WAIT_MS_MAX = 5_000.0
 """Longest wait for the store. A silent store is waited for up to its own time-outs, possibly one read after another; a
@@ -18,7 +20,7 @@ client that waited as long would take this agent for dead."""
 
 
 class FreshWatermarks:
-    def __init__(self, metadata: MetadataService) -> None:
+    def __init__(self, metadata: AgentMetadata) -> None:
         self._metadata = metadata
         self._wanted: set[int] = set()
         self._next: asyncio.Task[Mapping[int, Watermarks]] | None = None

@@ -119,7 +119,7 @@ async def _alter_topic(broker: Broker, name: str, changes_of: ChangesOf, *, vali
     if validate_only:
         decide(topic.configs, broker.topic_cache.broker_configs)
         return
-    await broker.metadata.alter_configs(topic.topic_id, decide)
+    await broker.metadata.agents.alter_configs(topic.topic_id, decide)
     await broker.follower.catch_up()
 
 
@@ -141,6 +141,6 @@ async def _alter_cluster(broker: Broker, changes_of: ChangesOf, *, validate_only
     if validate_only:
         decide(broker.topic_cache.broker_configs)
         return
-    configs = await broker.metadata.alter_broker_configs(decide)
+    configs = await broker.metadata.agents.alter_broker_configs(decide)
     _log.info("cluster-wide broker configs altered", configs=dict(configs))
     await broker.follower.catch_up()

@@ -6,12 +6,8 @@ import re
 from collections.abc import Mapping
 
 from metadata.configs.topic import InvalidConfigError, validate_overrides
-from metadata.contract.service import (
-    InvalidPartitionsError,
-    MetadataUnavailableError,
-    TopicExistsError,
-    UnknownTopicError,
-)
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import InvalidPartitionsError, TopicExistsError, UnknownTopicError
 from runtime.errors import SiltstoneError
 from wire.error_codes import ErrorCode
 

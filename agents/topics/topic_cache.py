@@ -18,7 +18,8 @@ from typing import Any
 from agents.write.validation import TopicRules
 from metadata.configs.broker import topic_defaults
 from metadata.configs.topic import as_int, as_list, resolve
-from metadata.contract.service import Change, ChangeKind, Topic
+from metadata.contract.tail import Change, ChangeKind
+from metadata.contract.topics import Topic
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.placement import eligible, leaders
-from metadata.contract.service import AgentInfo, Topic
+from metadata.contract.leases import AgentInfo
+from metadata.contract.topics import Topic
 from wire.compiler.compile import encode_elements
 from wire.error_codes import ErrorCode
 from wire.messages.metadata import MetadataResponse, MetadataResponsePartition, MetadataResponseTopic

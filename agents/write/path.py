@@ -24,17 +24,10 @@ from agents.write.buffer import SealOptions, SealReason, WriteBuffer
 from agents.write.file_log import about_file, begin_commit, begin_span, note_sealed, requests_named
 from agents.write.seal import SealedL0, seal
 from agents.write.submission import Submission
-from metadata.contract.service import (
-    BatchResult,
-    CommitInDoubtError,
-    CommitL0,
-    CommitRefusedError,
-    Committed,
-    MetadataService,
-    MetadataUnavailableError,
-    WriterFencedError,
-    WriterLease,
-)
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.l0_commit import BatchResult, CommitInDoubtError, CommitL0, CommitRefusedError, Committed
+from metadata.contract.leases import WriterFencedError, WriterLease
 from runtime.logging import LOG_CONTEXT, get_logger, log_context
 from runtime.runtime import Runtime
 from runtime.tracing import CURRENT_SPAN, Span
@@ -82,7 +75,7 @@ class WritePath:
         options: SealOptions,
         uploads_max: int,
         store: ObjectStore,
-        metadata: MetadataService,
+        metadata: AgentMetadata,
         lease: Lease,
         on_committed: Callable[[FileOnItsWay, Committed], None],
         on_bytes_changed: Callable[[], None],

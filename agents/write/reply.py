@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextvars import Context
 
 from agents.write.stall import WriteStall, patience_ms
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from runtime.runtime import Runtime
 from wire.error_codes import ErrorCode
 from wire.messages.produce import PartitionProduceResponse, ProduceResponse

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agents.write.submission import PendingBatch, Submission
-from metadata.contract.service import BatchResult, L0Batch
+from metadata.contract.l0_commit import BatchResult, L0Batch
 from storage.format.file_format import ExtentSource, SealedFile, build_file
 from wire.batch import BATCH_HEADER_BYTES, crc_of_batch, stamp_log_append_time
 from wire.crc import JOINED_BYTES_MIN

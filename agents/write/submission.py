@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from agents.request_context import RequestContext
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from wire.batch import BatchHeader
 
 

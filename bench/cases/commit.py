@@ -24,7 +24,8 @@ from bench.measures.usage import postgres_usage
 from bench.registry import Size
 from bench.servers.databases import held_snapshot, migrated_database, wal_position
 from bench.table import Cell, Column, Table
-from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres
 from storage.keys import file_key
@@ -150,19 +151,19 @@ async def _measure(server: EmbeddedPostgres, database: str, case: Case) -> Figur
 
 
 async def _commit_many(service: PostgresMetadata, server: EmbeddedPostgres, url: str, case: Case) -> Figures:
-    topic = await service.create_topic("bench", partitions=case.partitions, configs={})
-    lease = await service.register_agent(AgentAddress(host="bench", port=9092))
-    producer_id = (await service.allocate_producer_ids(1))[0] if case.idempotent else -1
+    topic = await service.agents.create_topic("bench", partitions=case.partitions, configs={})
+    lease = await service.agents.register_agent(AgentAddress(host="bench", port=9092))
+    producer_id = (await service.agents.allocate_producer_ids(1))[0] if case.idempotent else -1
     requests = (_request(lease, seq, topic.partition_ids, producer_id) for seq in range(10**9))
     for _ in range(WARM_UP_COMMITS):
-        await service.commit_l0(next(requests))
+        await service.agents.commit_l0(next(requests))
     times: list[float] = []
     agent_cpu_s = 0.0
     wal_before, cpu_before = await wal_position(url), postgres_usage(server.pid).cpu_s
     for _ in range(case.commits):
         request = next(requests)
         cpu_started, started = time.process_time(), time.perf_counter()
-        await service.commit_l0(request)
+        await service.agents.commit_l0(request)
         times.append(time.perf_counter() - started)
         agent_cpu_s += time.process_time() - cpu_started
     cpu_after, wal_after = postgres_usage(server.pid).cpu_s, await wal_position(url)

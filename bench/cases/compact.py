@@ -44,7 +44,7 @@ from compactor.cleaning.kernels import Limits, judge
 from compactor.cleaning.oracle import compact
 from compactor.merging.allocator import keep_freed_memory
 from compactor.merging.execute import MergeEngine
-from metadata.contract.compaction import CommitMerge
+from metadata.contract.jobs import CommitMerge
 from runtime.clock import SystemClock
 from runtime.runtime import Runtime
 from storage.memory import MemoryMultipart, MemoryStore

@@ -16,7 +16,7 @@ from agents.write.submission import PendingBatch, Submission
 from bench.measures.limits import FILE_BYTES, crc32c_gb_per_s, least_seconds
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from wire.batch import BATCH_HEADER_BYTES, read_header
 from wire.records import NewRecord, build_batch
 

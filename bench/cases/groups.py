@@ -27,7 +27,7 @@ from bench.registry import Size
 from bench.servers.databases import held_snapshot, migrated_database, wal_position
 from bench.table import Cell, Column, Table
 from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.contract.service import AgentAddress
+from metadata.contract.leases import AgentAddress
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres
@@ -166,13 +166,13 @@ async def _storm(server: EmbeddedPostgres, calls: int, held: bool) -> Sequence[C
 
 
 async def _prepare(service: PostgresMetadata, groups: int) -> tuple[Sequence[GroupLease], Sequence[OffsetPlace]]:
-    topic = await service.create_topic("bench", partitions=PARTITIONS, configs={})
-    owner = await service.register_agent(AgentAddress(host="bench", port=9092))
+    topic = await service.agents.create_topic("bench", partitions=PARTITIONS, configs={})
+    owner = await service.agents.register_agent(AgentAddress(host="bench", port=9092))
     leases: list[GroupLease] = []
     for number in range(groups):
         if number % 50 == 0:
-            await service.heartbeat(owner)
-        taken = await service.take_group(f"consumer-group-{number:05}", owner=owner, create=True)
+            await service.agents.heartbeat(owner)
+        taken = await service.groups.take_group(f"consumer-group-{number:05}", owner=owner, create=True)
         assert taken is not None
         leases.append(taken.lease)
     return leases, [OffsetPlace(topic.topic_id, partition) for partition in range(PARTITIONS)]
@@ -201,7 +201,7 @@ async def _commit_many(
             for lease in leases
         ]
         cpu_started, started = time.process_time(), time.perf_counter()
-        results = await service.commit_offsets(batches)
+        results = await service.groups.commit_offsets(batches)
         times_s.append(time.perf_counter() - started)
         agent_cpu_s += time.process_time() - cpu_started
         assert not any(result.fenced or result.unknown for result in results)

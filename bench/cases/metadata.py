@@ -23,7 +23,7 @@ from agents.handlers import metadata_api
 from bench.cases.metadata_clients import metadata_clients
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from metadata.contract.service import Topic
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings

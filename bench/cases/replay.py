@@ -37,7 +37,8 @@ from bench.table import Cell, Column, Table
 from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec
-from metadata.contract.compaction import LeveledExtent, Metadata
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.runtime import Runtime
 from storage.objects import SupportsOpen
@@ -281,11 +282,11 @@ async def merge(what: str, metadata_url: str, store_url: str) -> None:
     if isinstance(store, SupportsOpen):
         await store.open()
     try:
-        lease = await metadata.register_compactor("bench")
+        lease = await metadata.compactors.register_compactor("bench")
         engine = MergeEngine(store=store, runtime=Runtime(), lease=lease)
         while True:
             if what == "level":
-                files = [file.file_id for file in (await metadata.snapshot()).files]
+                files = [file.file_id for file in (await metadata.agents.snapshot()).files]
                 for some in batched(files, -(-len(files) // L1_FILES)):
                     await _merge_job(metadata, engine, _spec(await metadata.now_ms(), level=1, l0_file_ids=some))
             else:
@@ -303,17 +304,17 @@ def batched(files: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
         yield tuple(files[first : first + count])
 
 
-async def _merge_job(metadata: Metadata, engine: MergeEngine, spec: MergeSpec) -> None:
-    await metadata.create_job(new_job(spec))
-    claimed = await metadata.claim_job(engine.lease)
+async def _merge_job(metadata: MetadataStore, engine: MergeEngine, spec: MergeSpec) -> None:
+    await metadata.compactors.create_job(new_job(spec))
+    claimed = await metadata.compactors.claim_job(engine.lease)
     if claimed is None:
         raise RuntimeError("somebody else merges here")
-    await metadata.commit_merge(await engine.run(claimed))
+    await metadata.compactors.commit_merge(await engine.run(claimed))
 
 
-async def _extents(metadata: Metadata) -> list[LeveledExtent]:
-    partition_ids = [id_ for topic in await metadata.topics() for id_ in topic.partition_ids]
-    return [each for id_ in partition_ids for each in await metadata.leveled_extents(id_, 0, limit=10_000)]
+async def _extents(metadata: MetadataStore) -> list[LeveledExtent]:
+    partition_ids = [id_ for topic in await metadata.agents.list_topics() for id_ in topic.partition_ids]
+    return [each for id_ in partition_ids for each in await metadata.readers.leveled_extents(id_, 0, limit=10_000)]
 
 
 def _spec(now_ms: int, *, level: int, l0_file_ids: tuple[int, ...] = (), extent_ids: tuple[int, ...] = ()) -> MergeSpec:

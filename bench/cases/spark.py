@@ -32,7 +32,7 @@ from compactor.heavy.stored import store_plan
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import MergeEngine
 from compactor.planning.spec import MIB, MergeSpec
-from metadata.contract.compaction import ClaimedJob
+from metadata.contract.jobs import ClaimedJob
 from runtime.clock import SystemClock
 from runtime.runtime import Runtime
 from storage.cluster import check_cluster

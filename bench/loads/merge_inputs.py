@@ -15,17 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compactor.planning.spec import GIB, MergeKind, MergeSpec, PartitionSpec
-from metadata.contract.compaction import (
-    ClaimedJob,
-    CommitMerge,
-    FileClass,
-    InputPartition,
-    JobState,
-    LeveledExtent,
-    MergeJob,
-    OutputExtent,
-)
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, CommitMerge, InputPartition, JobState, MergeJob, OutputExtent
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import FileClass, LeveledExtent
 from runtime.ids import SystemIds
 from storage.format.file_format import ExtentRow
 from storage.format.file_properties import FileProperties

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, cast
 
 import zstandard
 
-from metadata.contract.catalogue import TABLES, CatalogInstant, CatalogTable, DoneJob, Row
-from metadata.contract.service import Change, ChangeKind, Cursor, L0File
+from metadata.contract.backup import TABLES, BackupInstant, BackupTable, DoneJob, Row
+from metadata.contract.files import L0File
+from metadata.contract.tail import Change, ChangeKind, Cursor
 from runtime.errors import BadInputError, SiltstoneError
 from wire.crc import crc32c
 
@@ -64,7 +65,7 @@ class TableEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    instant: CatalogInstant
+    instant: BackupInstant
     tables: Mapping[str, TableEntry]
 
 
@@ -139,7 +140,7 @@ def _arrow_type(kind: str) -> Any:
 class TableFile:
     """One table, written to a Parquet file on the local disk; each call of `add` writes a row group."""
 
-    def __init__(self, table: CatalogTable, path: Path) -> None:
+    def __init__(self, table: BackupTable, path: Path) -> None:
         pa = _arrow()
         self.path, self.rows = path, 0
         self._table = table
@@ -199,7 +200,7 @@ def decode_manifest(body: bytes, *, cluster_id: str) -> Manifest:
     try:
         stored = cast("dict[str, Any]", json.loads(line))
         _check_head(stored, cluster_id)
-        instant = CatalogInstant(
+        instant = BackupInstant(
             taken_ms=int(stored["taken_ms"]),
             cluster_id=str(stored["cluster_id"]),
             cursor=_read_cursor(stored["cursor"]),

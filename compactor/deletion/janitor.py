@@ -50,8 +50,10 @@ from compactor.deletion.orphans import (
     writers_patience_ms,
 )
 from compactor.heavy.leftovers import keys_of_jobs_over, plan_makers
-from metadata.contract.compaction import DeadFile, MergeJob, Metadata
-from metadata.contract.service import FileState
+from metadata.contract.deletion import DeadFile
+from metadata.contract.files import FileState
+from metadata.contract.jobs import MergeJob
+from metadata.contract.store import MetadataStore
 from metadata.rules.history import ADOPT_REMEDY
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -128,7 +130,7 @@ class Janitor:
         self,
         *,
         store: ObjectStore,
-        metadata: Metadata,
+        metadata: MetadataStore,
         runtime: Runtime,
         limits: JanitorLimits,
         before_deleting: Callable[[], Awaitable[None]] | None = None,
@@ -147,7 +149,7 @@ class Janitor:
     # ---- permission to delete
     async def _check_history(self) -> None:
         """Raises JanitorHaltedError; each reason is logged once."""
-        halted = (await self._metadata.history()).halts
+        halted = (await self._metadata.deletion.history()).halts
         if halted != self._halted:
             if halted:
                 _log.error("janitor halted: nothing is deleted", why=halted, remedy=ADOPT_REMEDY)
@@ -186,7 +188,7 @@ class Janitor:
         self._metrics.multiparts_aborted_total.inc(uploads)
         failed += await self._delete_all(await keys_of_jobs_over(self._store, self._metadata))
         failed += await self._delete_all(await keys_over(self._store))
-        rows = await self._metadata.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
+        rows = await self._metadata.deletion.forget_rows(before_ms=now_ms - ROWS_KEPT_MS)
         if files or failed or uploads:
             _log.info("swept", files=files, bytes=size_bytes, failed=failed, uploads=uploads)
         if refused is not None:
@@ -201,7 +203,7 @@ class Janitor:
         failed: set[int] = set()
         while True:
             # Files whose deletion failed are the oldest and come again: ask for as many more.
-            dead = await self._metadata.dead_files(grace_ms=self._limits.grace_ms, limit=BATCH + len(failed))
+            dead = await self._metadata.deletion.dead_files(grace_ms=self._limits.grace_ms, limit=BATCH + len(failed))
             batch = [each for each in dead if each.file_id not in failed][:BATCH]
             if not batch:
                 return files, size_bytes, len(failed)
@@ -209,7 +211,7 @@ class Janitor:
                 await self._before_deleting()
             await self._check_history()
             gone = await self._delete(batch)
-            await self._metadata.files_deleted([each.file_id for each in gone])
+            await self._metadata.deletion.files_deleted([each.file_id for each in gone])
             files += len(gone)
             size_bytes += sum(each.size_bytes for each in gone)
             self._metrics.deleted_files_total.inc(len(gone))
@@ -238,7 +240,7 @@ class Janitor:
         return frozenset(deleted.keys) - deleted.failed.keys()
 
     async def _measure(self) -> None:
-        waiting = await self._metadata.dead_files(grace_ms=0, limit=100 * BATCH)
+        waiting = await self._metadata.deletion.dead_files(grace_ms=0, limit=100 * BATCH)
         self._metrics.dead_files_waiting.set(len(waiting))
         self._metrics.dead_bytes_waiting.set(sum(each.size_bytes for each in waiting))
 
@@ -315,7 +317,7 @@ class Janitor:
             some, merged = merged[:FOOTERS_AT_ONCE], merged[FOOTERS_AT_ONCE:]
             said = await asyncio.gather(*(self._footer(each) for each in some))
             for job_id in {each.job_id for each in said if each is not None} - jobs.keys():
-                jobs[job_id] = await self._metadata.job(job_id)
+                jobs[job_id] = await self._metadata.compactors.job(job_id)
             for orphan, footer in zip(some, said, strict=True):
                 if footer is not None and (
                     is_done_again(orphan, epoch=footer.epoch, job=jobs[footer.job_id])
@@ -352,7 +354,7 @@ class Janitor:
         return [known[each] for each in footer.inputs]
 
     async def _input(self, file_id: int, key: str) -> tuple[FileState | None, bool]:
-        rows = await self._metadata.files(after_file_id=file_id - 1, limit=1)
+        rows = await self._metadata.operators.files(after_file_id=file_id - 1, limit=1)
         if not rows or (rows[0].file_id, rows[0].key) != (file_id, key):
             return None, False
         try:
@@ -364,12 +366,12 @@ class Janitor:
     async def _unknown(self, old: Sequence[OrphanCandidate]) -> Sequence[OrphanCandidate]:
         if not old:
             return ()
-        known = await self._metadata.known_keys([each.key for each in old])
+        known = await self._metadata.deletion.known_keys([each.key for each in old])
         return [each for each in old if each.key not in known]
 
     async def _writers_patience_ms(self, unknown: Sequence[OrphanCandidate]) -> Mapping[int, int]:
-        agents = [agent.writer_id for agent in await self._metadata.live_agents()]
-        at_work = dict(await self._metadata.writers_at_work())
+        agents = [agent.writer_id for agent in await self._metadata.agents.live_agents()]
+        at_work = dict(await self._metadata.deletion.writers_at_work())
         makers = await plan_makers(self._store, self._metadata)
         if makers.unreadable:  # their makers are unknown: any merged file may belong to them
             at_work |= dict.fromkeys(
@@ -385,7 +387,7 @@ class Janitor:
             await self._check_history()
             # `abort_file` refuses a key that was committed, or whose row changed, since the query above.
             batch = orphans[start : start + BATCH]
-            aborted = [each.key for each in batch if await self._metadata.abort_file(each.key)]
+            aborted = [each.key for each in batch if await self._metadata.deletion.abort_file(each.key)]
             if aborted:
                 # The aborts took time. A server that took over since may have lost them.
                 await self._check_history()

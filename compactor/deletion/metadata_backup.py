@@ -43,9 +43,9 @@ from compactor.deletion.backup_format import (
     snapshot_id,
     snapshot_key,
 )
-from metadata.contract.catalogue import CatalogInstant, CatalogMetadata, CatalogTable, JobCursor, has_heard
-from metadata.contract.compaction import Metadata
-from metadata.contract.service import Cursor
+from metadata.contract.backup import BackupInstant, BackupTable, JobCursor, has_heard
+from metadata.contract.store import MetadataStore
+from metadata.contract.tail import Cursor
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -70,22 +70,23 @@ OVERLAP_MS = 600_000
 
 
 class MetadataBackup:
-    """The metadata backup as one compactor writes it. `metadata` must also be a `CatalogMetadata`: see `backup_of`."""
+    """The metadata backup as one compactor writes it. `metadata` must have a `backup` part: see
+    `backup_of`."""
 
     def __init__(
         self,
         *,
         store: ObjectStore,
-        metadata: Metadata,
+        metadata: MetadataStore,
         runtime: Runtime,
         interval_ms: int,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        if not isinstance(metadata, CatalogMetadata):
+        if metadata.backup is None:
             raise BugError("this metadata store cannot be backed up")
         self._store = store
         self._metadata = metadata
-        self._rows: CatalogMetadata = metadata
+        self._backup = metadata.backup
         self._clock = runtime.clock
         self._ids = runtime.ids
         self._metrics = runtime.metrics
@@ -206,11 +207,11 @@ class MetadataBackup:
             if before is None:
                 raise BugError("an increment needs the cursor of a snapshot before it")
             taken_ms = await self._metadata.now_ms()
-            tail = await self._metadata.tail(before)
+            tail = await self._metadata.agents.tail(before)
             if tail.cold:
                 return None
             asked_ms = self._clock.monotonic_ms()
-            done, jobs = await self._rows.done_jobs(self._jobs)
+            done, jobs = await self._backup.done_jobs(self._jobs)
             if not (tail.files or tail.changes or done):
                 self._jobs, self._asked_ms = jobs, asked_ms
                 return written
@@ -251,7 +252,7 @@ class MetadataBackup:
     async def _snapshot(self, folder: Path) -> tuple[str, int]:
         asked_ms = self._clock.monotonic_ms()
         # Before the rows: a merge that ends meanwhile is recorded twice, but never missed.
-        _, jobs = await self._rows.done_jobs(None)
+        _, jobs = await self._backup.done_jobs(None)
         instant, tables = await self._spool(folder)
         # Names must rise, even if an earlier Postgres had a clock that was ahead.
         newest = max((int(id_[:15]) for id_ in await _snapshots(self._store)), default=0)
@@ -275,22 +276,22 @@ class MetadataBackup:
         self._snapshot_ms = instant.taken_ms
         return id_, len(body) + sum(entry.size_bytes for entry in entries.values())
 
-    async def _spool(self, folder: Path) -> tuple[CatalogInstant, dict[str, TableFile]]:
+    async def _spool(self, folder: Path) -> tuple[BackupInstant, dict[str, TableFile]]:
         """Writes the tables to the local disk."""
         tables: dict[str, TableFile] = {}
         await asyncio.to_thread(load_arrow)
 
-        def add(table: CatalogTable, rows: Sequence[Sequence[Any]]) -> None:
+        def add(table: BackupTable, rows: Sequence[Sequence[Any]]) -> None:
             if table.name not in tables:
                 tables[table.name] = TableFile(table, folder / f"{table.name}.parquet")
             if rows:
                 tables[table.name].add(rows)
 
-        async def take(table: CatalogTable, rows: Sequence[Sequence[Any]]) -> None:
+        async def take(table: BackupTable, rows: Sequence[Sequence[Any]]) -> None:
             await asyncio.to_thread(add, table, rows)
 
         try:
-            instant = await self._rows.catalog_rows(take)
+            instant = await self._backup.rows(take)
         finally:
             for file in tables.values():
                 await asyncio.to_thread(file.close)
@@ -353,9 +354,11 @@ async def keys_over(store: ObjectStore) -> Sequence[str]:
     return sorted(over, key=lambda key: (not key.endswith(MANIFEST), key))
 
 
-def backup_of(settings: Settings, *, store: ObjectStore, metadata: Metadata, runtime: Runtime) -> MetadataBackup | None:
+def backup_of(
+    settings: Settings, *, store: ObjectStore, metadata: MetadataStore, runtime: Runtime
+) -> MetadataBackup | None:
     """None if `catalog.interval.ms` is 0, and for metadata that live only in memory."""
-    if not settings.catalog_interval_ms or not isinstance(metadata, CatalogMetadata):
+    if not settings.catalog_interval_ms or metadata.backup is None:
         return None
     return MetadataBackup(
         store=store,

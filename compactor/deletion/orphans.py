@@ -39,8 +39,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from metadata.contract.compaction import JobState, MergeJob
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobState, MergeJob
 from storage.keys import BadKeyError, FileKey, parse_file_key
 from storage.objects import ObjectStat
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metadata.contract.compaction import CompactionMetadata
+from metadata.contract.deletion import DeletionMetadata
 from runtime.logging import get_logger
 from runtime.metrics import Metrics
 
@@ -32,7 +32,7 @@ class Retention:
     def __init__(
         self,
         *,
-        metadata: CompactionMetadata,
+        metadata: DeletionMetadata,
         metrics: Metrics,
         round_extents: int = ROUND_EXTENTS,
         rounds_max: int = ROUNDS_MAX,

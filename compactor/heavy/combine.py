@@ -10,7 +10,7 @@ from compactor.cleaning.unreadable import PARTITIONS_TOLD_MAX
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.merging.segments import joined_ranges
-from metadata.contract.compaction import CleanedPartition, CommitMerge, OutputFile
+from metadata.contract.jobs import CleanedPartition, CommitMerge, OutputFile
 from metadata.rules.jobs import UNREADABLE
 
 _LARGEST = ("passes", "partition_keys_max")

@@ -17,8 +17,9 @@ from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.kway_merge import class_of, order_inputs
 from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeSpec, PartitionSpec
-from metadata.contract.compaction import ClaimedJob, LeveledExtent
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import LeveledExtent
 
 UNIT_BYTES = 256 * MIB
 KEYED_UNIT_BYTES = 1024 * MIB

@@ -37,8 +37,8 @@ from compactor.merging.execute import Progress
 from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.contract.compaction import ClaimedJob, CommitMerge, JobLostError
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError
+from metadata.contract.leases import WriterLease
 from runtime.clock import Clock
 from runtime.errors import UnavailableError
 from runtime.logging import get_logger

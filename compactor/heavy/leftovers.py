@@ -14,7 +14,8 @@ from typing import NamedTuple
 from compactor.deletion.orphans import ATTEMPT_OUTLIVES_JOB_MS, HARD_BOUND_MS
 from compactor.heavy.stored import plan_keys, read_plan
 from compactor.heavy.units import PlanError
-from metadata.contract.compaction import CompactionMetadata, JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from storage.keys import JOBS_PREFIX, BadKeyError, parse_job_key
 from storage.objects import ObjectStat, ObjectStore
@@ -29,7 +30,7 @@ class PlanMakers(NamedTuple):
     """Plans of live jobs that cannot be read, perhaps because another release wrote them. Their makers are unknown."""
 
 
-async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanMakers:
+async def plan_makers(store: ObjectStore, metadata: MetadataStore) -> PlanMakers:
     now_ms = await metadata.now_ms()
     at_work: dict[int, int] = {}
     unreadable: list[str] = []
@@ -37,7 +38,7 @@ async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanM
     async for key in plan_keys(store, JOBS_PREFIX):
         job_id = parse_job_key(key).job_id
         if job_id not in lives:
-            job = await metadata.job(job_id)
+            job = await metadata.compactors.job(job_id)
             lives[job_id] = job is not None and job.state in (JobState.READY, JobState.RUNNING)
         if not lives[job_id]:
             continue
@@ -52,7 +53,7 @@ async def plan_makers(store: ObjectStore, metadata: CompactionMetadata) -> PlanM
     return PlanMakers(at_work, unreadable)
 
 
-async def keys_of_jobs_over(store: ObjectStore, metadata: CompactionMetadata) -> Sequence[str]:
+async def keys_of_jobs_over(store: ObjectStore, metadata: MetadataStore) -> Sequence[str]:
     """Objects of heavy merges that no process will read again: those of jobs that have ended, and those of unknown jobs
     once they are older than any merge can be. A driver that does not know of the end may add more objects; a later
     sweep finds these."""
@@ -67,7 +68,7 @@ async def keys_of_jobs_over(store: ObjectStore, metadata: CompactionMetadata) ->
     now_ms = await metadata.now_ms()
     over: list[str] = []
     for job_id, stats in by_job.items():
-        job = await metadata.job(job_id)
+        job = await metadata.compactors.job(job_id)
         if job is None:
             over += [each.key for each in stats if 0 < each.last_modified_ms < now_ms - HARD_BOUND_MS]
         elif job.state in (JobState.DONE, JobState.FAILED) and _ended_long_ago(job, now_ms):

@@ -15,7 +15,8 @@ import zstandard
 
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind, decompress, load_json
 from compactor.merging.segments import joined_ranges
-from metadata.contract.compaction import CleanedPartition, FileClass, OutputExtent, OutputFile
+from metadata.contract.jobs import CleanedPartition, OutputExtent, OutputFile
+from metadata.contract.leveled import FileClass
 from metadata.rules.jobs import UNREADABLE
 from runtime.errors import SiltstoneError
 from storage.keys import BadKeyError, parse_file_key

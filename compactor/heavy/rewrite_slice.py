@@ -31,7 +31,7 @@ from compactor.merging.outputs import PartitionOutput
 from compactor.merging.partition_merge import MergeContext, PartitionDedupe, passes_needed
 from compactor.merging.windows import LateCorruptionError
 from compactor.planning.spec import PartitionSpec
-from metadata.contract.compaction import CleanedPartition
+from metadata.contract.jobs import CleanedPartition
 from storage.keys import job_key
 from storage.objects import ObjectNotFoundError, ObjectStore
 from wire.kernels.batches import BatchTable

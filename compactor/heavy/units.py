@@ -32,8 +32,9 @@ import zstandard
 from compactor.merging.kway_merge import MergeInputs, order_inputs
 from compactor.merging.kway_merge import whole_through as whole_through_inputs
 from compactor.planning.spec import MergeSpec, SpecError
-from metadata.contract.compaction import ClaimedJob, InputPartition, JobState, LeveledExtent, MergeJob
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, InputPartition, JobState, MergeJob
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import LeveledExtent
 from runtime.errors import BadInputError
 from storage.format.file_format import FORMAT_VERSION
 

@@ -38,8 +38,9 @@ from compactor.merging.partition_merge import (
 from compactor.merging.segments import joined_ranges
 from compactor.merging.windows import Flags, KernelCaller, LateCorruptionError
 from compactor.planning.spec import MIB, MergeSpec
-from metadata.contract.compaction import ClaimedJob, CleanedPartition, CommitMerge, FileClass
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, CleanedPartition, CommitMerge
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import FileClass
 from metadata.rules.jobs import UNREADABLE
 from runtime.errors import BugError
 from runtime.logging import get_logger

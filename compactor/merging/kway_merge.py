@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from compactor.planning.spec import MergeSpec
 from metadata.configs.topic import as_list, resolve
-from metadata.contract.compaction import ClaimedJob, FileClass, InputPartition, L0Input, LeveledExtent
+from metadata.contract.jobs import ClaimedJob, InputPartition, L0Input
+from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.rules.packed_index import PackedIndexError, iter_index
 from runtime.errors import SiltstoneError
 from storage.objects import StoreUnavailableError

@@ -16,8 +16,9 @@ import numpy as np
 
 from compactor.merging.kway_merge import InputExtent, PartitionInputs
 from compactor.merging.segments import ExtentCutter, ends_file, segment_rule
-from metadata.contract.compaction import FileClass, OutputExtent, OutputFile
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import OutputExtent, OutputFile
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import FileClass
 from runtime.ids import IdSource
 from runtime.logging import get_logger
 from storage.format.file_format import EXTENT_FLAGGED, EXTENT_MAY_HAVE_TOMBSTONES, ExtentRow

@@ -35,7 +35,7 @@ from compactor.merging.windows import (
     windows,
 )
 from compactor.planning.spec import MIB, PartitionSpec
-from metadata.contract.compaction import CleanedPartition
+from metadata.contract.jobs import CleanedPartition
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from runtime.errors import BugError
 from runtime.logging import get_logger

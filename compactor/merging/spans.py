@@ -7,7 +7,7 @@ a Spark job.
 
 from __future__ import annotations
 
-from metadata.contract.compaction import ClaimedJob, CommitMerge
+from metadata.contract.jobs import ClaimedJob, CommitMerge
 from runtime.tracing import CURRENT_SPAN, Span, SpanKind, Tracing
 
 SHOWN = ("records_in", "records_out", "bytes_in", "bytes_out", "gets", "outputs", "passes")

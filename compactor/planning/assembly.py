@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from compactor.planning.dirtiness import config_int, stretch_end, unbroken_stretch
 from compactor.planning.spec import MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec, PlanOptions
 from compactor.planning.view import PlanningView
-from metadata.contract.compaction import FileView, LeveledExtent, PartitionView
+from metadata.contract.compactors import FileView, PartitionView
+from metadata.contract.leveled import LeveledExtent
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 
 

@@ -22,7 +22,8 @@ from operator import itemgetter
 
 from compactor.planning.spec import MIB, PlanOptions
 from metadata.configs.topic import TOPIC_CONFIGS, as_float, as_int
-from metadata.contract.compaction import LeveledExtent, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.leveled import LeveledExtent
 
 NOTHING_BUSY: frozenset[int] = frozenset()
 _BASE_OFFSET = itemgetter(LeveledExtent._fields.index("base_offset"))

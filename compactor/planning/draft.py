@@ -20,7 +20,8 @@ from compactor.planning.notes import Blocker, Note
 from compactor.planning.slots import Slots
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.planning.view import FileStatus, PlanningView
-from metadata.contract.compaction import CompactionView, FileView, LeveledExtent, PartitionView
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.leveled import LeveledExtent
 
 
 class PlanDraft:

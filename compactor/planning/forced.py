@@ -18,7 +18,8 @@ from compactor.planning.draft import PlanDraft
 from compactor.planning.notes import Blocker
 from compactor.planning.spec import GIB, MergeKind
 from compactor.planning.view import FileStatus
-from metadata.contract.compaction import LeveledExtent, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.leveled import LeveledExtent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

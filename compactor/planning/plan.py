@@ -26,7 +26,8 @@ from compactor.planning.notes import Note
 from compactor.planning.purge import plan_mostly_dead, plan_overdue
 from compactor.planning.runs import plan_runs
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.contract.compaction import CompactionView, NewJob
+from metadata.contract.compactors import CompactionView
+from metadata.contract.jobs import NewJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ from compactor.planning.draft import PlanDraft
 from compactor.planning.notes import Blocker, count_text
 from compactor.planning.spec import MergeKind
 from compactor.planning.view import FileStatus
-from metadata.contract.compaction import FileClass, FileView
+from metadata.contract.compactors import FileView
+from metadata.contract.leveled import FileClass
 
 PURGED_LEVELS = (1, 2)
 

@@ -22,7 +22,8 @@ from compactor.planning.draft import PlanDraft
 from compactor.planning.notes import Blocker
 from compactor.planning.spec import MIB, MergeKind, PlanOptions
 from compactor.planning.view import FileStatus
-from metadata.contract.compaction import FileClass, FileView
+from metadata.contract.compactors import FileView
+from metadata.contract.leveled import FileClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

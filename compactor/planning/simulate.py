@@ -18,7 +18,7 @@ from compactor.planning.l0 import job_ends
 from compactor.planning.plan import plan_merges
 from compactor.planning.simulated_cluster import Load, SimulatedCluster
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
-from metadata.contract.compaction import FileClass
+from metadata.contract.leveled import FileClass
 
 TICK_MS = 60_000
 REPLAN_MS = 30_000

@@ -19,7 +19,8 @@ from math import ceil, exp
 from typing import overload
 
 from compactor.planning.spec import GIB, MIB, MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.leveled import FileClass, LeveledExtent
 
 LANES_MAX = 8
 EXTENT_BYTES_MAX = GIB

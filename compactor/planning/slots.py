@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from compactor.planning.notes import Blocker
 from compactor.planning.spec import MergeKind, PlanOptions
-from metadata.contract.compaction import CompactionView
+from metadata.contract.compactors import CompactionView
 
 
 @dataclass(slots=True)

@@ -15,7 +15,8 @@ from functools import cached_property
 from compactor.planning.dirtiness import Dirtiness, config_int, in_offset_order, measure
 from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError
-from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.leveled import FileClass, LeveledExtent
 from metadata.rules.jobs import rests
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from metadata.contract.service import WriterLease
+from metadata.contract.leases import WriterLease
 from runtime.errors import BadInputError, FencedError
 
 GROUP_ID_BYTES_MAX = 2_000
@@ -137,25 +137,6 @@ class ExpiredGroups:
     groups: int
 
 
-class StrayOffset(NamedTuple):
-    """A committed offset of a group or a partition that does not exist."""
-
-    group_id: str
-    place: OffsetPlace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupsView:
-    """All groups at one instant, as the invariants read them (`metadata/rules/invariants_groups.py`)."""
-
-    groups: Sequence[tuple[GroupSummary, GroupRecord]]
-    """By group id."""
-    last_epoch: int
-    """The last that was given; read after the groups."""
-    stray_offsets: Sequence[StrayOffset]
-    """At most 1,000."""
-
-
 def check_group_id(group_id: str) -> None:
     """Raises GroupIdTooLongError."""
     size = len(group_id.encode("utf-8", "surrogatepass"))
@@ -208,7 +189,7 @@ class GroupMetadata(Protocol):
         """The record and all offsets. Raises GroupFencedError."""
         ...
 
-    async def groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
+    async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
         """By group id, in pages: those whose id is above `after`, from the first when it is None."""
         ...
 
@@ -235,5 +216,3 @@ class GroupMetadata(Protocol):
         groups a call; repeat until both together are fewer than 10,000. Any number of agents may do it at once.
         """
         ...
-
-    async def groups_view(self) -> GroupsView: ...

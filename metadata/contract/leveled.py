@@ -1,12 +1,9 @@
-"""L1 and L2 as the contract of the compactor (`metadata/contract/compaction.py`) names them."""
+"""Extents of L1 and L2 files, as readers, merges and the planner see them."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import NamedTuple
-
-PIN_MS_MAX = 86_400_000
-"""What a pin may ask for at once: a reader that is gone holds nothing back for longer."""
 
 
 class FileClass(StrEnum):

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from metadata.contract import groups as g
-from metadata.contract.service import WriterFencedError, WriterLease
-from metadata.memory.tables import Group, MemoryDatabase
+from metadata.contract.groups import (
+    CommittedOffset,
+    ExpiredGroups,
+    GroupFencedError,
+    GroupLease,
+    GroupRecord,
+    GroupSummary,
+    OffsetCommitBatch,
+    OffsetCommitResult,
+    OffsetPlace,
+    TakenGroup,
+    check_group_id,
+)
+from metadata.contract.leases import WriterFencedError, WriterLease
+from metadata.memory.tables import MemoryDatabase, StoredGroup
 from runtime.clock import Clock
 
 EXPIRED_MAX = 10_000
 
 
 class MemoryGroups:
-    """Part of `MemoryMetadata`."""
+    """Keeps `GroupMetadata`."""
 
-    database: MemoryDatabase
-    _clock: Clock
+    def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
+        self.database = database
+        self._clock = clock
 
-    async def take_group(self, group_id: str, *, owner: WriterLease, create: bool) -> g.TakenGroup | None:
-        g.check_group_id(group_id)
+    async def take_group(self, group_id: str, *, owner: WriterLease, create: bool) -> TakenGroup | None:
+        check_group_id(group_id)
         db = self.database
         now_ms = self._clock.wall_ms()
         writer = db.writers.get(owner.writer_id)
@@ -35,12 +48,12 @@ class MemoryGroups:
         if group is None:
             if not create:
                 return None
-            group = db.groups[group_id] = Group(empty_since_ms=now_ms)
+            group = db.groups[group_id] = StoredGroup(empty_since_ms=now_ms)
         db.last_group_epoch += 1
         group.epoch, group.owner_id = db.last_group_epoch, owner.writer_id
-        return g.TakenGroup(lease=g.GroupLease(group_id=group_id, epoch=group.epoch), record=group.record)
+        return TakenGroup(lease=GroupLease(group_id=group_id, epoch=group.epoch), record=group.record)
 
-    async def save_group(self, lease: g.GroupLease, record: g.GroupRecord) -> None:
+    async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
         group = self._held(lease)
         group.record = record
         if record.members:
@@ -48,47 +61,47 @@ class MemoryGroups:
         elif group.empty_since_ms is None:
             group.empty_since_ms = self._clock.wall_ms()
 
-    async def commit_offsets(self, batches: Sequence[g.OffsetCommitBatch]) -> Sequence[g.OffsetCommitResult]:
+    async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
         return [self._commit(batch) for batch in batches]
 
-    async def fenced_leases(self, leases: Sequence[g.GroupLease]) -> Sequence[g.GroupLease]:
+    async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
         groups = self.database.groups
         return [each for each in leases if each.group_id not in groups or groups[each.group_id].epoch != each.epoch]
 
     async def offsets(
-        self, group_id: str, places: Sequence[g.OffsetPlace] | None = None
-    ) -> Mapping[g.OffsetPlace, g.CommittedOffset]:
+        self, group_id: str, places: Sequence[OffsetPlace] | None = None
+    ) -> Mapping[OffsetPlace, CommittedOffset]:
         group = self.database.groups.get(group_id)
         if group is None:
             return {}
         wanted = group.offsets if places is None else set(places)
         return {place: offset for place, offset in group.offsets.items() if place in wanted}
 
-    async def delete_offsets(self, lease: g.GroupLease, places: Sequence[g.OffsetPlace]) -> None:
+    async def delete_offsets(self, lease: GroupLease, places: Sequence[OffsetPlace]) -> None:
         group = self._held(lease)
         for place in places:
             group.offsets.pop(place, None)
 
-    async def delete_group(self, lease: g.GroupLease) -> None:
+    async def delete_group(self, lease: GroupLease) -> None:
         self._held(lease)
         del self.database.groups[lease.group_id]
 
-    async def groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[g.GroupSummary]:
+    async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
         ids = sorted(id_ for id_ in self.database.groups if after is None or id_ > after)
-        return [self._summary(id_) for id_ in ids[:limit]]
+        return [summary_of(id_, self.database.groups[id_]) for id_ in ids[:limit]]
 
     async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
         groups = self.database.groups
         return sorted(id_ for id_ in groups if groups[id_].record.members and (after is None or id_ > after))[:limit]
 
-    async def group(self, group_id: str) -> g.GroupRecord | None:
+    async def group(self, group_id: str) -> GroupRecord | None:
         group = self.database.groups.get(group_id)
         return None if group is None else group.record
 
     async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
         return [group_id for group_id in group_ids if group_id in self.database.groups]
 
-    async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> g.ExpiredGroups:
+    async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
         db = self.database
         now_ms = self._clock.wall_ms()
         expired = [
@@ -106,30 +119,17 @@ class MemoryGroups:
         ][:EXPIRED_MAX]
         for group_id in nothing:
             del db.groups[group_id]
-        return g.ExpiredGroups(offsets=len(expired), groups=len(nothing))
+        return ExpiredGroups(offsets=len(expired), groups=len(nothing))
 
-    async def groups_view(self) -> g.GroupsView:
-        db = self.database
-        return g.GroupsView(
-            groups=[(self._summary(group_id), group.record) for group_id, group in sorted(db.groups.items())],
-            last_epoch=db.last_group_epoch,
-            stray_offsets=[
-                g.StrayOffset(group_id, place)
-                for group_id, group in sorted(db.groups.items())
-                for place in sorted(group.offsets)
-                if not self._exists(place)
-            ],
-        )
-
-    def _commit(self, batch: g.OffsetCommitBatch) -> g.OffsetCommitResult:
+    def _commit(self, batch: OffsetCommitBatch) -> OffsetCommitResult:
         group = self.database.groups.get(batch.lease.group_id)
         if group is None or group.epoch != batch.lease.epoch:
-            return g.OffsetCommitResult(fenced=True, unknown=frozenset())
+            return OffsetCommitResult(fenced=True, unknown=frozenset())
         now_ms = self._clock.wall_ms()
-        unknown: set[g.OffsetPlace] = set()
+        unknown: set[OffsetPlace] = set()
         for offset in batch.offsets:
-            if self._exists(offset.place):
-                group.offsets[offset.place] = g.CommittedOffset(
+            if self.database.has_partition(offset.place):
+                group.offsets[offset.place] = CommittedOffset(
                     offset=offset.offset,
                     leader_epoch=offset.leader_epoch,
                     metadata=offset.metadata,
@@ -137,9 +137,9 @@ class MemoryGroups:
                 )
             else:
                 unknown.add(offset.place)
-        return g.OffsetCommitResult(fenced=False, unknown=frozenset(unknown))
+        return OffsetCommitResult(fenced=False, unknown=frozenset(unknown))
 
-    def _counts_from_ms(self, group: Group, place: g.OffsetPlace) -> int | None:
+    def _counts_from_ms(self, group: StoredGroup, place: OffsetPlace) -> int | None:
         """From when an offset's age counts (Kafka's GroupMetadata.removeExpiredOffsets); None: it is kept."""
         committed_ms = group.offsets[place].committed_ms
         if group.empty_since_ms is None:
@@ -148,25 +148,21 @@ class MemoryGroups:
             return None if is_kept else committed_ms
         return max(group.empty_since_ms, committed_ms) if group.record.protocol_type else committed_ms
 
-    def _exists(self, place: g.OffsetPlace) -> bool:
-        topic = self.database.topics.get(place.topic_id)
-        return topic is not None and 0 <= place.partition < len(topic.partition_ids)
-
-    def _held(self, lease: g.GroupLease) -> Group:
+    def _held(self, lease: GroupLease) -> StoredGroup:
         group = self.database.groups.get(lease.group_id)
         if group is None or group.epoch != lease.epoch:
-            raise g.GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
+            raise GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
         return group
 
-    def _summary(self, group_id: str) -> g.GroupSummary:
-        group = self.database.groups[group_id]
-        return g.GroupSummary(
-            group_id=group_id,
-            epoch=group.epoch,
-            owner_id=group.owner_id,
-            protocol_type=group.record.protocol_type,
-            generation=group.record.generation,
-            members=len(group.record.members),
-            empty_since_ms=group.empty_since_ms,
-            offsets=len(group.offsets),
-        )
+
+def summary_of(group_id: str, group: StoredGroup) -> GroupSummary:
+    return GroupSummary(
+        group_id=group_id,
+        epoch=group.epoch,
+        owner_id=group.owner_id,
+        protocol_type=group.record.protocol_type,
+        generation=group.record.generation,
+        members=len(group.record.members),
+        empty_since_ms=group.empty_since_ms,
+        offsets=len(group.offsets),
+    )

@@ -8,9 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metadata.configs.broker import topic_defaults
-from metadata.contract import service as s
-from metadata.contract.compaction import JobState, LeveledExtent, MergeCommitted, MergeJob, NewJob
+from metadata.contract.files import FileInfo, FileState
 from metadata.contract.groups import CommittedOffset, GroupRecord, OffsetPlace
+from metadata.contract.jobs import JobState, MergeCommitted, MergeJob, NewJob
+from metadata.contract.l0_commit import BatchResult
+from metadata.contract.leases import AgentAddress
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.tail import Change, ChangeKind
+from metadata.contract.topics import Topic
 from metadata.memory.hints import Hint
 from metadata.rules.history import ServerHistory
 from metadata.rules.merge_commit import CleanedState
@@ -21,7 +26,7 @@ FIRST_SERVER = ServerHistory(system_identifier=1, timeline=1, database_oid=1)
 
 @dataclass(slots=True)
 class Writer:
-    address: s.AgentAddress
+    address: AgentAddress
     epoch: int = 0
     last_seq: int = -1
     lease_until_ms: int | None = None
@@ -34,9 +39,9 @@ class Writer:
 
 @dataclass(slots=True)
 class File:
-    info: s.FileInfo
+    info: FileInfo
     """Its state, dead_ms and live_extents change with the file."""
-    results: tuple[s.BatchResult, ...] = ()
+    results: tuple[BatchResult, ...] = ()
     lo: int = 0
     hi: int = 0
     max_timestamp_ms: int = -1
@@ -47,13 +52,13 @@ class File:
 
     @property
     def is_live(self) -> bool:
-        return self.info.state is s.FileState.LIVE
+        return self.info.state is FileState.LIVE
 
     def dies(self, now_ms: int) -> None:
-        self.info = replace(self.info, state=s.FileState.DEAD, dead_ms=now_ms, live_extents=0)
+        self.info = replace(self.info, state=FileState.DEAD, dead_ms=now_ms, live_extents=0)
 
     def deleted(self) -> None:
-        self.info = replace(self.info, state=s.FileState.DELETED)
+        self.info = replace(self.info, state=FileState.DELETED)
 
 
 @dataclass(slots=True)
@@ -106,7 +111,7 @@ class Pin:
 
 
 @dataclass(slots=True)
-class Group:
+class StoredGroup:
     epoch: int = 0
     owner_id: int = 0
     record: GroupRecord = field(default_factory=GroupRecord)
@@ -136,7 +141,7 @@ class MemoryDatabase:
     forgotten_key_hour: int = 0
     forgotten_change_id: int = 0
     writers: dict[int, Writer] = field(default_factory=dict[int, Writer])
-    topics: dict[uuid.UUID, s.Topic] = field(default_factory=dict[uuid.UUID, s.Topic])
+    topics: dict[uuid.UUID, Topic] = field(default_factory=dict[uuid.UUID, Topic])
     config_versions: dict[uuid.UUID, int] = field(default_factory=dict[uuid.UUID, int])
     """1 where absent."""
     broker_configs: dict[str, str] = field(default_factory=dict[str, str])
@@ -155,8 +160,8 @@ class MemoryDatabase:
     producers: dict[tuple[int, int], Producer] = field(default_factory=dict[tuple[int, int], Producer])
     producers_seen_ms: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     producer_id_blocks: list[tuple[range, int]] = field(default_factory=list[tuple[range, int]])
-    groups: dict[str, Group] = field(default_factory=dict[str, Group])
-    changes: list[tuple[s.Change, int]] = field(default_factory=list[tuple[s.Change, int]])
+    groups: dict[str, StoredGroup] = field(default_factory=dict[str, StoredGroup])
+    changes: list[tuple[Change, int]] = field(default_factory=list[tuple[Change, int]])
     """With the time each was made."""
     news: list[Hint] = field(default_factory=list[Hint])
     agents_changed: list[Hint] = field(default_factory=list[Hint])
@@ -164,13 +169,13 @@ class MemoryDatabase:
     # -- what several parts do
 
     def append_change(
-        self, kind: s.ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any], *, now_ms: int
+        self, kind: ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any], *, now_ms: int
     ) -> None:
-        change = s.Change(change_id=self.next_change_id, kind=kind, topic_id=topic_id, detail=detail)
+        change = Change(change_id=self.next_change_id, kind=kind, topic_id=topic_id, detail=detail)
         self.changes.append((change, now_ms))
         self.next_change_id += 1
 
-    def in_force(self, topic: s.Topic) -> Mapping[str, str]:
+    def in_force(self, topic: Topic) -> Mapping[str, str]:
         """A topic's overrides over the cluster-wide defaults."""
         return {**topic_defaults(self.broker_configs), **topic.configs}
 
@@ -206,6 +211,14 @@ class MemoryDatabase:
         requested = partition.cleaned.requested_through_offset
         if requested is not None and requested <= offset:
             partition.cleaned = replace(partition.cleaned, requested_through_offset=None)
+
+    def has_partition(self, place: OffsetPlace) -> bool:
+        topic = self.topics.get(place.topic_id)
+        return topic is not None and 0 <= place.partition < len(topic.partition_ids)
+
+    def give_news(self) -> None:
+        for hint in self.news:
+            hint.give()
 
     def live_jobs(self) -> list[Job]:
         """Oldest first."""

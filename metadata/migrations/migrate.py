@@ -29,7 +29,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.migrations.schema_versions import (
     Running,
     SchemaState,

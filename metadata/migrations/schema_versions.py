@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.service import SchemaMismatchError
+from metadata.contract.errors import SchemaMismatchError
 from metadata.postgres.driver import Connection
 
 _REVISION = re.compile(r"[0-9]{4}")

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sqlalchemy.exc import DBAPIError
@@ -22,12 +22,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import QueuePool
 
-from metadata.contract.service import MetadataUnavailableError, RightsMissingError, WentBackError
+from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError, RightsMissingError, WentBackError
 from metadata.migrations.schema_versions import check_takes, read_state
 from metadata.postgres.driver import DRIVER_ERRORS, Connection, is_refused_by_driver, open_connection
 from metadata.postgres.history import SYSTEM_IDENTIFIER, TIMELINE
 from metadata.postgres.tables import SCHEMA_REVISION
-from runtime.errors import BadInputError, BugError, Outcome
+from runtime.errors import BadInputError, BugError
 from runtime.runtime import Runtime
 
 CONNECT_TIMEOUT_S = 10.0
@@ -52,12 +52,6 @@ CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, 
 """What the drivers raise when a statement or a connection fails."""
 
 T = TypeVar("T")
-
-
-class MetadataInDoubtError(MetadataUnavailableError):
-    """The connection was lost while a change other than `commit_l0` was committing: it may have happened."""
-
-    outcome: ClassVar[Outcome] = Outcome.UNKNOWN
 
 
 class UnsafeDatabaseError(BadInputError):

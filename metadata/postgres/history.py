@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.tables import CLUSTER
 from metadata.rules.history import History, HistoryMovedError, ServerHistory
 

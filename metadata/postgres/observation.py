@@ -14,10 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.compaction import JOB_LEASE_MS
-from metadata.contract.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
-from metadata.contract.service import LEASE_MS
-from metadata.postgres.connection import Database
+from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
+from metadata.contract.operators import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
 from metadata.postgres.rows import statement
 from metadata.postgres.tables import METADATA, Utf8
 from metadata.rules.jobs import LEASE_SLACK
@@ -78,23 +76,15 @@ _TABLES = statement(
 _STATES = ("active", "idle", "idle_in_transaction", "other", "hidden")
 
 
-class PostgresObservation:
-    """Part of `PostgresMetadata`."""
-
-    _database: Database
-
-    async def observe(self, *, lags_max: int) -> Observation:
-        async def work(connection: AsyncConnection) -> Observation:
-            live = (await connection.execute(_LIVE)).one()
-            return Observation(
-                now_ms=live.now_ms,
-                agents={"serving": live.serving, "draining": live.draining},
-                compactors=live.compactors,
-                lags=await _lags(connection, lags_max),
-                postgres=await _figures(connection),
-            )
-
-        return await self._database.read(work)
+async def observe(connection: AsyncConnection, lags_max: int) -> Observation:
+    live = (await connection.execute(_LIVE)).one()
+    return Observation(
+        now_ms=live.now_ms,
+        agents={"serving": live.serving, "draining": live.draining},
+        compactors=live.compactors,
+        lags=await _lags(connection, lags_max),
+        postgres=await _figures(connection),
+    )
 
 
 async def _lags(connection: AsyncConnection, lags_max: int) -> GroupLags:

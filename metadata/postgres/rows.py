@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.compaction import LeveledExtent
-from metadata.contract.service import ChangeKind
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.tail import ChangeKind
 
 KILLERS_LOCK = 7_310_575_219
 

@@ -1,47 +1,31 @@
-"""The metadata contracts over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
+"""The metadata store over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
 
-Connections of one service: a pool of 4 (up to 8), one for commits, one for commits of offsets, one for the tail and
+Connections of one store: a pool of 4 (up to 8), one for commits, one for commits of offsets, one for the tail and
 watermarks, one each to listen and to notify. None stays in a transaction between two calls.
 """
 
 from __future__ import annotations
 
-from metadata.contract.service import CommitL0, Committed
-from metadata.postgres.admin import PostgresAdmin
-from metadata.postgres.catalogue import PostgresCatalog
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.store import ClusterIdentity
+from metadata.postgres.agents import PostgresAgents
+from metadata.postgres.backup import PostgresBackup
+from metadata.postgres.compactors import PostgresCompactors
 from metadata.postgres.connection import Database
+from metadata.postgres.deletion import PostgresDeletion
 from metadata.postgres.groups.groups import PostgresGroups
-from metadata.postgres.log.agents import PostgresAgents
-from metadata.postgres.log.commit import Committer
-from metadata.postgres.log.log import PostgresLog
-from metadata.postgres.log.news import PostgresNews
-from metadata.postgres.log.topics import PostgresTopics
-from metadata.postgres.merges.commit import PostgresMerge
-from metadata.postgres.merges.jobs import PostgresJobs
-from metadata.postgres.merges.retention import PostgresRetention
-from metadata.postgres.merges.views import PostgresCompaction
-from metadata.postgres.observation import PostgresObservation
-from metadata.postgres.scan import PostgresScan
+from metadata.postgres.log.news import News
+from metadata.postgres.operators import PostgresOperators
+from metadata.postgres.readers import PostgresReaders
+from metadata.postgres.rows import now_ms
+from metadata.postgres.tables import CLUSTER
 from runtime.runtime import Runtime
 
 
-class PostgresMetadata(
-    PostgresAgents,
-    PostgresTopics,
-    PostgresLog,
-    PostgresJobs,
-    PostgresMerge,
-    PostgresCompaction,
-    PostgresRetention,
-    PostgresGroups,
-    PostgresAdmin,
-    PostgresObservation,
-    PostgresScan,
-    PostgresCatalog,
-):
-    """All contracts: those that `metadata.contract.compaction.Metadata` names. The parents are its parts; each works
-    on the one
-    `Database`."""
+class PostgresMetadata:
+    """Keeps `MetadataStore`. Its parts share one `Database`; a test may replace a part by one of its own."""
 
     def __init__(
         self,
@@ -51,37 +35,39 @@ class PostgresMetadata(
         producer_id_expiration_ms: int = 86_400_000,
     ) -> None:
         database = Database(url, runtime=runtime or Runtime())
-        PostgresAgents.__init__(self, database)
-        PostgresTopics.__init__(self, database)
-        PostgresLog.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
-        PostgresRetention.__init__(self, database, producer_id_expiration_ms=producer_id_expiration_ms)
-        PostgresGroups.__init__(self, database)
-        self._committer = Committer(database, producer_id_expiration_ms=producer_id_expiration_ms)
-        self._postgres_news = PostgresNews(database)
+        self._database = database
+        self._news = News(database)
+        self.agents = PostgresAgents(database, self._news, producer_id_expiration_ms=producer_id_expiration_ms)
+        self.groups = PostgresGroups(database)
+        self.compactors = PostgresCompactors(database, self._news)
+        self.deletion = PostgresDeletion(database, producer_id_expiration_ms=producer_id_expiration_ms)
+        self.readers = PostgresReaders(database)
+        self.operators = PostgresOperators(database)
+        self.backup = PostgresBackup(database)
 
     async def open(self) -> None:
         """Raises SchemaMismatchError, UnsafeDatabaseError, MetadataUnavailableError."""
         await self._database.open()
-        self._postgres_news.start()
+        self._news.start()
 
     async def close(self) -> None:
-        await self._postgres_news.close()
-        await self._committer.close()
-        await PostgresGroups.close(self)
-        await PostgresLog.close(self)
+        await self._news.close()
+        await self.agents.close()
+        await self.groups.close()
         await self._database.close()
 
-    async def commit_l0(self, request: CommitL0) -> Committed:
-        return await self._committer.commit_l0(request)
+    async def cluster_identity(self) -> ClusterIdentity:
+        async def work(connection: AsyncConnection) -> ClusterIdentity:
+            row = (await connection.execute(sa.select(CLUSTER.c.cluster_id, CLUSTER.c.store_bound))).one()
+            return ClusterIdentity(cluster_id=row.cluster_id, store_bound=row.store_bound)
 
-    async def wait_for_news(self, timeout_ms: float) -> None:
-        await self._postgres_news.wait_for_news(timeout_ms)
+        return await self._database.read(work)
 
-    async def notify(self) -> None:
-        await self._postgres_news.notify()
+    async def bind_store(self) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(sa.update(CLUSTER).values(store_bound=True))
 
-    async def wait_for_agents(self, timeout_ms: float) -> bool:
-        return await self._postgres_news.wait_for_agents(timeout_ms)
+        await self._database.write(work)
 
-    async def announce_agents(self) -> None:
-        await self._postgres_news.announce_agents()
+    async def now_ms(self) -> int:
+        return await self._database.read(now_ms)

@@ -22,8 +22,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from metadata.contract.files import FileInfo, FileState, L0File
+from metadata.contract.l0_commit import NO_PRODUCER, ProducerState
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.service import NO_PRODUCER, FileInfo, FileState, L0File, ProducerState, Watermarks
+from metadata.contract.topics import Watermarks
 from metadata.rules.packed_index import IndexRow, iter_index
 from metadata.rules.producer_state import SEQUENCES
 from wire.batch import BatchHeader, CorruptBatchError, crc_matches, iter_headers

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.compaction import SystemView
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.l0_commit import NO_PRODUCER
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.service import NO_PRODUCER, FileInfo, FileState
+from metadata.contract.operators import SystemView
 from metadata.rules.invariants import Violation
 from wire.batch import BATCH_HEADER_BYTES, BATCH_LENGTH_MIN, MAGIC_V2, CorruptBatchError, crc_matches, read_header
 from wire.crc import crc32c

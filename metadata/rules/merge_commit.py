@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
-from metadata.contract.compaction import CleanedPartition, CommitMerge, MergeRefusedError
+from metadata.contract.jobs import CleanedPartition, CommitMerge, MergeRefusedError
 from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
 
 DEDUPED_TOLD_MAX = 1_000

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.service import NO_PRODUCER, PRODUCER_BATCHES_KEPT, BatchResult, L0Batch
+from metadata.contract.l0_commit import NO_PRODUCER, PRODUCER_BATCHES_KEPT, BatchResult, L0Batch
 from wire.error_codes import ErrorCode
 
 SEQUENCES = 2**31

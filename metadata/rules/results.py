@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from runtime.errors import SiltstoneError
 
 ROW_BYTES = 19

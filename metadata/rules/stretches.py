@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from metadata.contract.service import BatchResult, L0Batch
+from metadata.contract.l0_commit import BatchResult, L0Batch
 from metadata.rules.packed_index import IndexRow
 
 

@@ -13,7 +13,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from compactor.deletion.orphans import orphans_allowed
-from metadata.postgres.catalogue_restore import RebuiltState, rebuilt_state
+from metadata.postgres.restore import RebuiltState, rebuilt_state
 from metadata.rules.history import History
 from runtime.settings.table import Settings
 from runtime.text import age_text, plural, size_text
@@ -99,7 +99,7 @@ async def _check(urls: Urls, settings: Settings, *, quick: bool, adopt: bool) ->
     async with opened(urls) as system:
         await same_cluster(system)  # otherwise every file would be reported as missing
         # Read the history before the checks, so that --adopt adopts the server that the checks looked at.
-        history = await system.metadata.history()
+        history = await system.metadata.deletion.history()
         findings = await _findings(system, settings, quick=quick)
         unknown = await unknown_objects(system.metadata, system.store) if history.halts else None
         rebuilt = await rebuilt_state(urls.metadata) if history.halts else RebuiltState.NEVER
@@ -107,7 +107,7 @@ async def _check(urls: Urls, settings: Settings, *, quick: bool, adopt: bool) ->
             findings=findings, history=history, unknown=unknown, rebuilt=rebuilt, adopt=adopt, settings=settings
         )
         if report.is_adopted:
-            await system.metadata.adopt_history(history.present)
+            await system.metadata.operators.adopt_history(history.present)
         return report
 
 

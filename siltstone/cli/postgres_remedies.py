@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from metadata.contract.service import MetadataUnavailableError, RightsMissingError
+from metadata.contract.errors import MetadataUnavailableError, RightsMissingError
 
 # The codes are from appendix A of the manual of Postgres.
 _BY_SQLSTATE: Mapping[str, str] = {

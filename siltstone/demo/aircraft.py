@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from metadata.contract.compaction import CompactionView
+from metadata.contract.compactors import CompactionView
 from metadata.urls import open_metadata
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
@@ -164,14 +164,14 @@ async def _compact(
     metadata = open_metadata(running.metadata_url)
     await metadata.open()
     try:
-        view = await metadata.compaction_view()
+        view = await metadata.compactors.compaction_view()
         _print_levels(console, "The levels before", view)
         asked = await compact_now.request(metadata, TOPIC)
         with shown(console) as show:
             compacted = await compact_now.wait(
                 metadata, asked, clock=clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
             )
-        view = await metadata.compaction_view()
+        view = await metadata.compactors.compaction_view()
         _print_levels(console, "The levels after", view)
     finally:
         await metadata.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.rules.history import History
 from metadata.rules.invariants_leveled import Allowances
 from runtime.settings.table import Settings
@@ -43,7 +43,7 @@ class Unknown:
         return sum(stat.key.startswith(LEVEL_PREFIXES[0]) for stat in self.objects)
 
 
-async def unknown_objects(metadata: Metadata, store: ObjectStore) -> Unknown:
+async def unknown_objects(metadata: MetadataStore, store: ObjectStore) -> Unknown:
     """Objects are listed first, then the rows are read: an object whose commit was under way has its row by then."""
     listed = [stat for level in LEVEL_PREFIXES async for stat in store.list(level)]
     known = {file.key for file in await all_files(metadata)}

@@ -18,8 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compactor.heavy.leftovers import plan_makers
-from metadata.contract.compaction import LeveledExtent, Metadata, SystemView
-from metadata.contract.service import FileInfo, FileState, MetadataService
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.operators import SystemView
+from metadata.contract.store import MetadataStore
 from metadata.rules.invariants import (
     LiveExtent,
     Violation,
@@ -79,7 +81,7 @@ class Finding:
 
 
 async def check_system(
-    metadata: Metadata,
+    metadata: MetadataStore,
     store: ObjectStore,
     *,
     quick: bool,
@@ -92,9 +94,9 @@ async def check_system(
     """
     objects = [(stat.key, stat.last_modified_ms) for level in LEVEL_PREFIXES async for stat in store.list(level)]
     files = await all_files(metadata)
-    states = await metadata.producer_states()
-    view = await metadata.system_view()
-    groups = await metadata.groups_view()
+    states = await metadata.agents.producer_states()
+    view = await metadata.operators.system_view()
+    groups = await metadata.operators.groups_view()
     marks = {mark.partition_id: mark for mark in view.watermarks}
     extents = live_extents(view.l0_files, marks, view.extents)
     live = [file for file in files if file.state is FileState.LIVE]
@@ -136,10 +138,10 @@ async def check_system(
     ]
 
 
-async def all_files(metadata: MetadataService) -> list[FileInfo]:
+async def all_files(metadata: MetadataStore) -> list[FileInfo]:
     """Every file row, of any state, by file id."""
     files: list[FileInfo] = []
-    while page := await metadata.files(after_file_id=files[-1].file_id if files else 0, limit=PAGE_FILES):
+    while page := await metadata.operators.files(after_file_id=files[-1].file_id if files else 0, limit=PAGE_FILES):
         files += page
     return files
 
@@ -148,11 +150,14 @@ async def _check_listed(
     objects: Sequence[tuple[str, int]],
     files: Sequence[FileInfo],
     view: SystemView,
-    metadata: Metadata,
+    metadata: MetadataStore,
     store: ObjectStore,
     allowances: Allowances,
 ) -> list[Violation]:
-    at_work = {*await metadata.writers_at_work(), *(agent.writer_id for agent in await metadata.live_agents())}
+    at_work = {
+        *await metadata.deletion.writers_at_work(),
+        *(agent.writer_id for agent in await metadata.agents.live_agents()),
+    }
     at_work |= (await plan_makers(store, metadata)).at_work.keys()
     return check_file_2(
         objects,
@@ -171,7 +176,7 @@ def _writer_of(key: str) -> int | None:
 
 
 async def _looked_at_again(
-    violations: Sequence[Violation], metadata: Metadata, store: ObjectStore
+    violations: Sequence[Violation], metadata: MetadataStore, store: ObjectStore
 ) -> Sequence[Violation]:
     """Those that still hold: the file of a missing object is live yet, a superfluous object is there yet."""
     if not any(violation.key for violation in violations):

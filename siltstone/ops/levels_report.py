@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.contract.compaction import CompactionView, FileClass, FileView
+from metadata.contract.compactors import CompactionView, FileView
+from metadata.contract.leveled import FileClass
 from metadata.rules.jobs import rests
 from runtime.text import age_text, plural, size_text
 

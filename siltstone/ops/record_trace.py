@@ -15,8 +15,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple
 
-from metadata.contract.compaction import LeveledExtent, Metadata, PartitionView
-from metadata.contract.service import FileInfo, FileState
+from metadata.contract.compactors import PartitionView
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.store import MetadataStore
 from metadata.rules.packed_index import iter_index
 from runtime.errors import BadInputError
 from siltstone.kafka.record_format import OutputRecord, shown_field
@@ -46,7 +48,7 @@ class FoundBatch(NamedTuple):
 
 
 async def diagnose(
-    metadata: Metadata, store: ObjectStore, topic: str, partition: int, offset: int, words: HintOptions
+    metadata: MetadataStore, store: ObjectStore, topic: str, partition: int, offset: int, words: HintOptions
 ) -> Diagnosis:
     """Raises NoSuchTopicError, BadInputError for a partition that is not there, and errors of both stores."""
     try:
@@ -56,12 +58,12 @@ async def diagnose(
 
 
 class _Trace:
-    def __init__(self, metadata: Metadata, store: ObjectStore, words: HintOptions) -> None:
+    def __init__(self, metadata: MetadataStore, store: ObjectStore, words: HintOptions) -> None:
         self._metadata, self._store, self._words = metadata, store, words
 
     async def run(self, topic: str, partition: int, offset: int) -> Diagnosis:
         found = await find_topic(self._metadata, topic, words=self._words)
-        views = await self._metadata.partition_views(found.topic_id)
+        views = await self._metadata.operators.partition_views(found.topic_id)
         view = next((each for each in views if each.partition == partition), None)
         if view is None:
             raise BadInputError(f"{topic} has no partition {partition}", remedy=f"it has {len(views)}, counted from 0")
@@ -123,7 +125,7 @@ class _Trace:
 
     async def _stretches(self, partition_id: int, offset: int) -> Sequence[Stretch]:
         """Live ones that end at or behind the offset, in order."""
-        leveled = await self._metadata.leveled_extents(partition_id, offset)
+        leveled = await self._metadata.readers.leveled_extents(partition_id, offset)
         l0 = [
             Stretch(
                 level=0,
@@ -134,7 +136,7 @@ class _Trace:
                 position=row.position,
                 length=row.length,
             )
-            for file in (await self._metadata.snapshot()).files
+            for file in (await self._metadata.agents.snapshot()).files
             for row in iter_index(file.index)
             if row.partition_id == partition_id and row.last_offset >= offset
         ]

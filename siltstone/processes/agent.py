@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
 from agents.agent import Agent
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
 from runtime.settings.table import Settings
@@ -36,7 +36,7 @@ GARBAGE_THRESHOLDS = (20_000, 20, 20)
 through thousands of batches that are in use."""
 
 
-Beside = Callable[[Settings, ObjectStore, Metadata, Runtime], AbstractAsyncContextManager[None]]
+Beside = Callable[[Settings, ObjectStore, MetadataStore, Runtime], AbstractAsyncContextManager[None]]
 """A part that uses the same open stores while the agent runs."""
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from compactor.compactor import Compactor
 from compactor.merging.allocator import keep_freed_memory
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -65,7 +65,7 @@ async def run_compactor(
 
 @asynccontextmanager
 async def compactor_beside(
-    settings: Settings, store: ObjectStore, metadata: Metadata, runtime: Runtime
+    settings: Settings, store: ObjectStore, metadata: MetadataStore, runtime: Runtime
 ) -> AsyncGenerator[None]:
     """Run a compactor in the process of an agent, on its open stores, while the block runs. For memory://."""
     compactor = Compactor(settings=settings, store=store, metadata=metadata, runtime=runtime, host="memory")

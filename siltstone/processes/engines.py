@@ -13,8 +13,9 @@ from compactor.compactor import embedded_engine
 from compactor.heavy.engine import HeavyEngine, HeavyOptions
 from compactor.heavy.submitter import Submitter
 from compactor.worker import Engine, Engines
-from metadata.contract.compaction import ClaimedJob, CommitMerge, Metadata
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, CommitMerge
+from metadata.contract.leases import WriterLease
+from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -33,7 +34,7 @@ class NoSubmitterError(BadInputError):
 async def engines(
     settings: Settings,
     store: ObjectStore,
-    metadata: Metadata,
+    metadata: MetadataStore,
     runtime: Runtime,
     *,
     choice: EngineChoice | None = None,

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
@@ -29,7 +29,7 @@ class MissingUrlError(BadInputError):
 
 
 @asynccontextmanager
-async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[tuple[ObjectStore, Metadata]]:
+async def opened_stores(settings: Settings, runtime: Runtime) -> AsyncGenerator[tuple[ObjectStore, MetadataStore]]:
     """Open both stores and check them against each other; close them at the end of the block."""
     for name, url in (("object.store.url", settings.object_store_url), ("metadata.url", settings.metadata_url)):
         if not url:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from metadata.contract.compaction import MergeJob
+from metadata.contract.jobs import MergeJob
 from runtime.settings.table import Settings
 
 HOW_TO_ADD_SPARK = (

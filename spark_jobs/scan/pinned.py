@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from metadata.contract.compaction import Metadata
-from metadata.contract.scan import TopicSnapshot
-from metadata.contract.service import ClusterIdentity, MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.readers import TopicSnapshot
+from metadata.contract.store import ClusterIdentity, MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import BugError
@@ -37,7 +37,7 @@ class PinnedSnapshot:
 
     def __init__(
         self,
-        metadata: str | Callable[[], Metadata],
+        metadata: str | Callable[[], MetadataStore],
         topic: str,
         *,
         holder: str = "siltstone.read_topic",
@@ -51,7 +51,7 @@ class PinnedSnapshot:
         self._topic, self._holder, self._ttl_ms = topic, holder, ttl_ms
         self._clock = clock or SystemClock()
         self._thread: LoopThread | None = None
-        self._metadata: Metadata | None = None
+        self._metadata: MetadataStore | None = None
         self._pins: list[int] = []
         """The newest comes last."""
         self._until_ms = 0.0
@@ -120,7 +120,7 @@ class PinnedSnapshot:
         """End all pins but the newest."""
         old, self._pins = self._pins[:-1], self._pins[-1:]
         for pin_id in old:
-            self._call(lambda metadata, pin_id=pin_id: metadata.unpin(pin_id))
+            self._call(lambda metadata, pin_id=pin_id: metadata.readers.unpin(pin_id))
 
     def close(self) -> None:
         """End the pins. May be repeated. If the metadata store does not answer, the pins run out by themselves."""
@@ -132,7 +132,7 @@ class PinnedSnapshot:
         finally:
             thread.close()
 
-    def _call(self, work: Callable[[Metadata], Awaitable[T]]) -> T:
+    def _call(self, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
         if self._thread is None or self._metadata is None:
             raise BugError("a snapshot that is not open")
         metadata = self._metadata
@@ -150,23 +150,23 @@ class PinnedSnapshot:
         self._identity = await self._metadata.cluster_identity()
         await self._take(self._metadata)
 
-    async def _take(self, metadata: Metadata) -> TopicSnapshot:
+    async def _take(self, metadata: MetadataStore) -> TopicSnapshot:
         asked_ms = self._clock.monotonic_ms()
-        self._pins.append(await metadata.pin(self._holder, ttl_ms=self._ttl_ms))
+        self._pins.append(await metadata.readers.pin(self._holder, ttl_ms=self._ttl_ms))
         if len(self._pins) == 1:
             self._until_ms = asked_ms + self._ttl_ms
         if self._beating is None:  # before the snapshot, which may take longer than a pin lives
             self._beating = asyncio.create_task(self._beat(metadata))
-        self._snapshot = await metadata.topic_snapshot(self._topic)
+        self._snapshot = await metadata.readers.topic_snapshot(self._topic)
         return self._snapshot
 
-    async def _beat(self, metadata: Metadata) -> None:
+    async def _beat(self, metadata: MetadataStore) -> None:
         while not self._lost:
             await self._clock.sleep_ms(self._ttl_ms / BEATS_PER_TTL)
             asked_ms = self._clock.monotonic_ms()
             try:
                 for pin_id in list(self._pins):
-                    if not await metadata.beat_pin(pin_id, ttl_ms=self._ttl_ms) and pin_id in self._pins:
+                    if not await metadata.readers.beat_pin(pin_id, ttl_ms=self._ttl_ms) and pin_id in self._pins:
                         self._lost = "the metadata store let it run out"
                         return
                 self._until_ms = asked_ms + self._ttl_ms
@@ -181,7 +181,7 @@ class PinnedSnapshot:
             await asyncio.gather(self._beating, return_exceptions=True)
         try:
             for pin_id in self._pins:
-                await self._metadata.unpin(pin_id)
+                await self._metadata.readers.unpin(pin_id)
         except MetadataUnavailableError as error:
             _log.warning("a pin is left to run out", topic=self._topic, error=error.message)
         finally:

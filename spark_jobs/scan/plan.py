@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.scan import L0Extent, PartitionSnapshot, TopicSnapshot
+from metadata.contract.readers import L0Extent, PartitionSnapshot, TopicSnapshot
 from runtime.errors import BugError
 from runtime.logging import get_logger
 from spark_jobs.scan.contract import (

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from metadata.contract.scan import PartitionSnapshot, TopicSnapshot
+from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.blocks import blocks_of
 from spark_jobs.scan.contract import READ_UNCOMMITTED, AtTimestamp, Edge, Piece, ScanOptions, Slice

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TypeVar
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import Clock, SystemClock
 from runtime.errors import SiltstoneError
@@ -35,7 +35,7 @@ class MetadataThread:
         """`retry_ms`: the retry time of every call, including the first."""
         self._url, self._clock, self._retry_ms = url, clock or SystemClock(), retry_ms
         self._thread: LoopThread | None = None
-        self._metadata: Metadata | None = None
+        self._metadata: MetadataStore | None = None
         self._starting = threading.Lock()
 
     def __enter__(self) -> MetadataThread:
@@ -46,7 +46,7 @@ class MetadataThread:
     ) -> None:
         self.close()
 
-    def call(self, work: Callable[[Metadata], Awaitable[T]], *, retry_ms: float | None = None) -> T:
+    def call(self, work: Callable[[MetadataStore], Awaitable[T]], *, retry_ms: float | None = None) -> T:
         """Run `work` and wait for it. Callable from any thread."""
         with self._starting:
             if self._thread is None:
@@ -58,7 +58,7 @@ class MetadataThread:
             retry_ms = FIRST_RETRY_MS if self._metadata is None else RETRY_MS
         return thread.call(self._patiently(work, retry_ms))
 
-    async def _patiently(self, work: Callable[[Metadata], Awaitable[T]], retry_ms: float) -> T:
+    async def _patiently(self, work: Callable[[MetadataStore], Awaitable[T]], retry_ms: float) -> T:
         deadline_ms = self._clock.monotonic_ms() + retry_ms
         told = False
         while True:
@@ -74,7 +74,7 @@ class MetadataThread:
                     _log.warning("the metadata store is asked again", for_ms=int(retry_ms), error=error.message)
             await self._clock.sleep_ms(RETRY_WAIT_MS)
 
-    async def _opened(self) -> Metadata:
+    async def _opened(self) -> MetadataStore:
         metadata = open_metadata(self._url, runtime=Runtime(clock=self._clock))
         try:
             await metadata.open()

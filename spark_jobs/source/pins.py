@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.logging import get_logger
@@ -53,13 +53,13 @@ class Pin:
 def take_pin(metadata: MetadataThread, holder: str, *, ttl_ms: int, clock: Clock) -> Pin:
     """Pin everything that lives now: it stays, also if it dies later. Take the snapshot after it."""
     made_ms = clock.wall_ms()
-    pin_id = metadata.call(lambda opened: opened.pin(holder, ttl_ms=ttl_ms))
+    pin_id = metadata.call(lambda opened: opened.readers.pin(holder, ttl_ms=ttl_ms))
     return Pin(pin_id=pin_id, ttl_ms=ttl_ms, made_ms=made_ms)
 
 
 def renew(metadata: MetadataThread, pin: Pin) -> bool:
     """Renew the pin. False if it had run out."""
-    return metadata.call(lambda opened: opened.beat_pin(pin.pin_id, ttl_ms=pin.ttl_ms))
+    return metadata.call(lambda opened: opened.readers.beat_pin(pin.pin_id, ttl_ms=pin.ttl_ms))
 
 
 def let_go(metadata: MetadataThread, pins: Iterable[Pin]) -> None:
@@ -71,8 +71,8 @@ def let_go(metadata: MetadataThread, pins: Iterable[Pin]) -> None:
         _log.warning("pin not let go of", error=str(error))
 
 
-def _unpin(pin: Pin) -> Callable[[Metadata], Awaitable[None]]:
-    return lambda opened: opened.unpin(pin.pin_id)
+def _unpin(pin: Pin) -> Callable[[MetadataStore], Awaitable[None]]:
+    return lambda opened: opened.readers.unpin(pin.pin_id)
 
 
 class Renewal:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from metadata.contract.service import UnknownTopicError
+from metadata.contract.topics import UnknownTopicError
 from runtime.clock import Clock, SystemClock
 from runtime.errors import UnavailableError
 from runtime.logging import get_logger
@@ -148,7 +148,7 @@ class _Anew:
         number = whole.partition
         try:
             self._pin_anew(metadata)
-            snapshot = metadata.call(lambda opened: opened.topic_snapshot(scan.topic))
+            snapshot = metadata.call(lambda opened: opened.readers.topic_snapshot(scan.topic))
         except UnavailableError as error:
             raise PinLostError(
                 f"files of topic {scan.topic!r} partition {number} have gone, their pin ran out before this task began"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from metadata.contract.scan import TopicSnapshot
-from metadata.contract.service import ClusterIdentity
+from metadata.contract.readers import TopicSnapshot
+from metadata.contract.store import ClusterIdentity
 from runtime.clock import Clock
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import LATEST_VIEW, AtTimestamp, ScanOptions, Slice
@@ -77,7 +77,7 @@ def plan_batch(options: SourceOptions, metadata: MetadataThread, clock: Clock) -
     pin = take_pin(metadata, f"spark query of {topic}", ttl_ms=options.pin_ttl_ms, clock=clock)
     slices: Sequence[Slice] = ()
     try:
-        snapshot = metadata.call(lambda opened: opened.topic_snapshot(topic))
+        snapshot = metadata.call(lambda opened: opened.readers.topic_snapshot(topic))
         slices = planner.slices(snapshot, planner.look_up(snapshot, options.scan))
         if clock.wall_ms() - pin.made_ms > pin.renew_every_ms:
             renew(metadata, pin)  # looking up times took long

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from metadata.contract.compaction import Metadata
-from metadata.contract.scan import TopicSnapshot, unknown_topic
-from metadata.contract.service import Topic, UnknownTopicError, Watermarks
+from metadata.contract.readers import TopicSnapshot, unknown_topic
+from metadata.contract.store import MetadataStore
+from metadata.contract.topics import Topic, UnknownTopicError, Watermarks
 from runtime.clock import Clock
 from runtime.logging import get_logger
 from spark_jobs.scan.contract import (
@@ -106,7 +106,7 @@ class TopicStream:
     def _initial_by_timestamp(self) -> Document:
         pin = self._pin()
         try:
-            snapshot = self._metadata.call(lambda metadata: metadata.topic_snapshot(self._scan.topic))
+            snapshot = self._metadata.call(lambda metadata: metadata.readers.topic_snapshot(self._scan.topic))
             starting = self._planner.look_up(snapshot, self._scan).starting
         finally:
             let_go(self._metadata, [pin])
@@ -172,12 +172,12 @@ class TopicStream:
         """The topic's present ends. Raises UnknownTopicError."""
         name = self._scan.topic
 
-        async def look(metadata: Metadata) -> tuple[Topic, Mapping[int, Watermarks]]:
-            topics = await metadata.topics()
+        async def look(metadata: MetadataStore) -> tuple[Topic, Mapping[int, Watermarks]]:
+            topics = await metadata.agents.list_topics()
             found = next((topic for topic in topics if topic.name == name), None)
             if found is None:
                 raise unknown_topic(name, [topic.name for topic in topics])
-            marks = await metadata.watermarks(found.partition_ids)
+            marks = await metadata.agents.watermarks(found.partition_ids)
             if len(marks) < len(found.partition_ids):  # deleted between the two questions
                 raise unknown_topic(name, [topic.name for topic in topics if topic is not found])
             return found, marks
@@ -238,7 +238,7 @@ class TopicStream:
 
     def _slices(self, begin: StreamOffset, until: StreamOffset) -> Sequence[Slice]:
         try:
-            snapshot = self._metadata.call(lambda metadata: metadata.topic_snapshot(self._scan.topic))
+            snapshot = self._metadata.call(lambda metadata: metadata.readers.topic_snapshot(self._scan.topic))
         except UnknownTopicError as error:
             self._lost(f"topic {self._scan.topic!r} was deleted before this batch of it was read", error.remedy)
             return []

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from metadata.contract.scan import TopicSnapshot
+from metadata.contract.readers import TopicSnapshot
 from runtime.logging import get_logger
 from spark_jobs.scan.arrow import pa
 from spark_jobs.scan.contract import LATEST_VIEW, LOG, AtTimestamp, Edge, ScanOptions, Slice

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metadata.contract.scan import PartitionSnapshot, TopicSnapshot
+from metadata.contract.readers import PartitionSnapshot, TopicSnapshot
 from spark_jobs.scan.contract import Edge
 from spark_jobs.tables.errors import BadTableError, RecreatedTopicError, TableError, WrongTableError
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.contract.scan import TopicSnapshot
+from metadata.contract.readers import TopicSnapshot
 from runtime.errors import BugError
 from spark_jobs.scan.blocking import BlockingStore
 from spark_jobs.scan.contract import AtTimestamp, ScanOptions, Slice

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.compaction import JobState
-from metadata.contract.service import Topic
+from metadata.contract.jobs import JobState
+from metadata.contract.topics import Topic
 from metadata.rules.jobs import EXHAUSTED_RETRY_MS
 from tests.compaction.model import UNREADABLE, repeated_keys
 from tests.compaction.specs import GRACE_MS, LIMIT_MS, PURGE_MS
@@ -150,7 +150,7 @@ async def _end(world: World) -> None:
     zombies, world.held = world.held, []
     world.clock.advance_ms(JOB_LEASE_MS + LIMIT_MS + 1_000)
     await _settle(world)
-    if await world.metadata.jobs(states=[JobState.FAILED]):
+    if await world.metadata.operators.jobs(states=[JobState.FAILED]):
         world.clock.advance_ms(EXHAUSTED_RETRY_MS)  # the rest of the inputs of an unfinished job
         await _settle(world)
     for held in zombies:  # their time limits have passed: none may commit
@@ -160,12 +160,14 @@ async def _end(world: World) -> None:
         if world.counts.get("commit", 0) != done:
             world.violations.append(f"the zombie of job {held.claimed.job.job_id} committed")
     compacted = [
-        topic for topic in await world.metadata.topics() if "compact" in topic.configs.get("cleanup.policy", "delete")
+        topic
+        for topic in await world.metadata.agents.list_topics()
+        if "compact" in topic.configs.get("cleanup.policy", "delete")
     ]
     for turn in range(3):
         world.clock.advance_ms(3_000)  # past every min.compaction.lag.ms
         for topic in compacted:
-            await world.metadata.request_compaction(topic.topic_id)
+            await world.metadata.operators.request_compaction(topic.topic_id)
         await _settle(world)
         if world.violations:
             return
@@ -177,7 +179,7 @@ async def _end(world: World) -> None:
 
 async def _check_clean(world: World, compacted: Sequence[Topic], *, last: bool) -> None:
     for topic in compacted:
-        views = {view.partition_id: view for view in await world.metadata.partition_views(topic.topic_id)}
+        views = {view.partition_id: view for view in await world.metadata.operators.partition_views(topic.topic_id)}
         for partition_id in topic.partition_ids:
             view, model = views[partition_id], world.models[partition_id]
             through = max(view.cleaned_through_offset, view.log_start_offset)
@@ -204,7 +206,7 @@ async def _check_nothing_left(world: World) -> None:
         await _settle(world, rounds=3)
         world.clock.advance_ms(GRACE_MS + 1_000)
         await world.sweep()
-    live = {file.key for file in await world.metadata.files(limit=1_000_000) if file.state == "live"}
+    live = {file.key for file in await world.metadata.operators.files(limit=1_000_000) if file.state == "live"}
     stored = {stat.key async for stat in world.objects.list()}
     if missing := live - stored:
         world.violations.append(f"FILE-1: {sorted(missing)} are gone")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metadata.contract.compaction import CommitMerge
+from metadata.contract.jobs import CommitMerge
 from tests.compaction.model import Rec
 from tests.compaction.poison import opaque_records
 from wire.batch import iter_headers

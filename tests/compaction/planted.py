@@ -11,8 +11,8 @@ from unittest.mock import patch
 from compactor.cleaning.bounds import CleanBounds
 from compactor.cleaning.partition_cleaner import PartitionCleaner
 from compactor.merging.execute import MergeEngine
-from metadata.contract.compaction import ClaimedJob, CommitMerge
-from metadata.memory.store import MemoryMetadata
+from metadata.contract.jobs import ClaimedJob, CommitMerge
+from metadata.memory.compactors import MemoryCompactors
 
 Plant = Callable[[], AbstractContextManager[None]]
 
@@ -46,14 +46,14 @@ def cleans_what_lags() -> AbstractContextManager[None]:
 @contextmanager
 def zombies_commit() -> Iterator[None]:
     """The commit does not check the job's epoch: it takes the present one."""
-    commit = MemoryMetadata.commit_merge
+    commit = MemoryCompactors.commit_merge
 
-    async def unfenced(self: MemoryMetadata, request: CommitMerge) -> Any:
+    async def unfenced(self: MemoryCompactors, request: CommitMerge) -> Any:
         job = await self.job(request.job_id)
         assert job is not None
         return await commit(self, replace(request, epoch=job.epoch))
 
-    with patch.object(MemoryMetadata, "commit_merge", unfenced):
+    with patch.object(MemoryCompactors, "commit_merge", unfenced):
         yield
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compactor.planning.spec import MergeKind, MergeSpec, PartitionSpec, PlanOptions
-from metadata.contract.compaction import CompactionView, LeveledExtent
+from metadata.contract.compactors import CompactionView
+from metadata.contract.leveled import LeveledExtent
 
 LIMIT_MS = 4_000
 GRACE_MS = 1_000

@@ -16,14 +16,10 @@ from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.contract.compaction import (
-    ClaimedJob,
-    CommitMerge,
-    InputsBusyError,
-    JobLostError,
-    MergeRefusedError,
-)
-from metadata.contract.service import AgentAddress, CommitL0, Committed, L0Batch, Topic, WriterLease
+from metadata.contract.jobs import ClaimedJob, CommitMerge, InputsBusyError, JobLostError, MergeRefusedError
+from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import iter_index
 from runtime.clock import ManualClock
@@ -96,8 +92,8 @@ class World:
 
     async def begin(self) -> None:
         await self.metadata.open()
-        self.lease: WriterLease = await self.metadata.register_agent(AgentAddress(host="writer", port=9092))
-        self.compactor = await self.metadata.register_compactor("compactor")
+        self.lease: WriterLease = await self.metadata.agents.register_agent(AgentAddress(host="writer", port=9092))
+        self.compactor = await self.metadata.compactors.register_compactor("compactor")
         keys_max, cursor_bytes = self.random.choice([2, 3, 5, 1000]), self.random.choice([1 << 20, 64 << 20])
         embedded = MergeEngine(
             store=self.store,
@@ -135,7 +131,7 @@ class World:
             configs["retention.ms"] = str(r.choice([-1, 20_000]))
         if r.random() < 0.4:
             configs["segment.ms"] = str(r.choice([1, 100, 1_000]))
-        topic = await self.metadata.create_topic(name, partitions=r.choice([1, 1, 2]), configs=configs)
+        topic = await self.metadata.agents.create_topic(name, partitions=r.choice([1, 1, 2]), configs=configs)
         self.topics.append(topic)
         for number, partition_id in enumerate(topic.partition_ids):
             self.places[partition_id] = (topic.topic_id, number)
@@ -215,10 +211,10 @@ class World:
         """With `file_id`: a commit that drew its id long ago and becomes visible only now."""
         database = self.metadata.database
         if file_id is None:
-            return await self.metadata.commit_l0(request)
+            return await self.metadata.agents.commit_l0(request)
         kept, database.next_file_id = database.next_file_id, file_id
         try:
-            return await self.metadata.commit_l0(request)
+            return await self.metadata.agents.commit_l0(request)
         finally:
             database.next_file_id = kept
 
@@ -251,13 +247,13 @@ class World:
     # ---- merging
 
     async def plan_round(self) -> None:
-        view = await self.metadata.compaction_view()
+        view = await self.metadata.compactors.compaction_view()
         for spec in plan_merges(view, self.options):
             await self._create(spec)
 
     async def _create(self, spec: MergeSpec) -> None:
         try:
-            job_id = await self.metadata.create_job(new_job(spec))
+            job_id = await self.metadata.compactors.create_job(new_job(spec))
         except InputsBusyError:
             self.say(f"busy: {spec.kind} {spec.reason}")
             return
@@ -270,7 +266,7 @@ class World:
     async def level_now(self) -> None:
         """A file that is leveled at once, so that merges have many small extents to choose from."""
         await self.write()
-        view = await self.metadata.compaction_view()
+        view = await self.metadata.compactors.compaction_view()
         hasty = replace(self.options, l0_files_min=1, l0_wait_ms=0, l0_wait_ms_max=0)
         for spec in plan_merges(view, hasty):
             if spec.kind is MergeKind.LEVEL:
@@ -285,7 +281,7 @@ class World:
 
     async def arbitrary_merge(self) -> None:
         """A merge that no planner would make, over any free extents of one class; it must be correct all the same."""
-        view = await self.metadata.compaction_view()
+        view = await self.metadata.compactors.compaction_view()
         free = [
             extent
             for partition in view.partitions
@@ -304,7 +300,7 @@ class World:
             await self._run_and_commit([MergeKind.MERGE])
 
     async def run_job(self, *, trouble: bool = False, kinds: Sequence[MergeKind] = ()) -> None:
-        claimed = await self.metadata.claim_job(self.compactor, kinds=[kind.value for kind in kinds])
+        claimed = await self.metadata.compactors.claim_job(self.compactor, kinds=[kind.value for kind in kinds])
         if claimed is None:
             return
         job = claimed.job
@@ -322,9 +318,9 @@ class World:
             if not trouble:
                 self.violations.append(f"job {job.job_id} failed without a fault: {error!r}")
             if self.random.random() < 0.5:
-                await self.metadata.give_back_job(job.job_id, job.epoch)
+                await self.metadata.compactors.give_back_job(job.job_id, job.epoch)
             else:
-                await self.metadata.fail_job(job.job_id, job.epoch, error=str(error), retry_after_ms=100)
+                await self.metadata.compactors.fail_job(job.job_id, job.epoch, error=str(error), retry_after_ms=100)
             return
         finally:
             self.plan.rules = ()
@@ -343,8 +339,8 @@ class World:
         held = self.held.pop(-1 if last else self.random.randrange(len(self.held)))
         job = held.claimed.job
         try:
-            first = await self.metadata.commit_merge(held.commit)
-            if twice and await self.metadata.commit_merge(held.commit) != first:
+            first = await self.metadata.compactors.commit_merge(held.commit)
+            if twice and await self.metadata.compactors.commit_merge(held.commit) != first:
                 self.violations.append(f"job {job.job_id} answered another thing when asked again")
         except (JobLostError, MergeRefusedError) as error:
             self.say(f"job {job.job_id} epoch {job.epoch} not committed: {error}")
@@ -370,28 +366,28 @@ class World:
         model = self.models[partition_id]
         if model.end:
             offset = self.random.randint(0, model.end)
-            low = await self.metadata.delete_records(partition_id, offset)
+            low = await self.metadata.agents.delete_records(partition_id, offset)
             self.say(f"delete records of {model.name} below {offset}: {low}")
             self.count("delete records")
 
     async def expire(self) -> None:
-        done = await self.metadata.expire()
+        done = await self.metadata.deletion.expire()
         if done.extents:
             self.say(f"expired {done.extents} extents")
             self.count("expire")
 
     async def sweep(self) -> None:
-        dead = await self.metadata.dead_files(grace_ms=GRACE_MS)
+        dead = await self.metadata.deletion.dead_files(grace_ms=GRACE_MS)
         if dead:
             gone = await self.objects.delete_many([file.key for file in dead])
-            await self.metadata.files_deleted([file.file_id for file in dead if file.key in set(gone.keys)])
+            await self.metadata.deletion.files_deleted([file.file_id for file in dead if file.key in set(gone.keys)])
             self.say(f"swept files {[file.file_id for file in dead]}")
             self.count("sweep")
 
     async def change_policy(self) -> None:
         topic = self.random.choice(self.topics)
         policy = self.random.choice(["compact", "delete", "compact,delete"])
-        await self.metadata.alter_configs(topic.topic_id, {"cleanup.policy": policy})
+        await self.metadata.agents.alter_configs(topic.topic_id, {"cleanup.policy": policy})
         if "compact" in policy:
             for partition_id in topic.partition_ids:
                 self.models[partition_id].was_compact = True
@@ -400,7 +396,7 @@ class World:
 
     async def recreate_topic(self) -> None:
         topic = self.topics.pop(self.random.randrange(len(self.topics)))
-        await self.metadata.delete_topic(topic.topic_id)
+        await self.metadata.agents.delete_topic(topic.topic_id)
         for partition_id in topic.partition_ids:
             model = self.models.pop(partition_id)
             self.readers = [reader for reader in self.readers if reader.model is not model]
@@ -411,9 +407,9 @@ class World:
 
     async def request(self) -> None:
         topic = self.random.choice(self.topics)
-        current = {each.topic_id: each for each in await self.metadata.topics()}[topic.topic_id]
+        current = {each.topic_id: each for each in await self.metadata.agents.list_topics()}[topic.topic_id]
         if "compact" in current.configs.get("cleanup.policy", "delete"):
-            await self.metadata.request_compaction(topic.topic_id)
+            await self.metadata.operators.request_compaction(topic.topic_id)
             self.say(f"compaction of {topic.name} asked for")
             self.count("request")
 
@@ -426,16 +422,16 @@ class World:
 
     async def read(self, partition_id: int) -> tuple[list[Rec], int, int]:
         """(readable records, log start, high watermark), and violations where the extents do not tile the log."""
-        marks = (await self.metadata.watermarks([partition_id]))[partition_id]
+        marks = (await self.metadata.agents.watermarks([partition_id]))[partition_id]
         stretches: list[tuple[int, int, list[Rec]]] = []
-        snapshot = await self.metadata.snapshot()
+        snapshot = await self.metadata.agents.snapshot()
         for file in snapshot.files:
             for row in iter_index(file.index):
                 if row.partition_id == partition_id and row.last_offset >= marks.log_start_offset:
                     body = await self.objects.get_range(file.key, row.position, row.length)
                     stretches.append((row.base_offset, row.last_offset, records_of(body, row.base_offset)))
         offset = marks.log_start_offset
-        while extents := await self.metadata.leveled_extents(partition_id, offset, limit=5):
+        while extents := await self.metadata.readers.leveled_extents(partition_id, offset, limit=5):
             for extent in extents:
                 body = (
                     await self.objects.get_range(extent.key, extent.position, extent.length) if extent.length else b""
@@ -472,7 +468,7 @@ class World:
     async def read_slowly(self) -> None:
         if not self.readers or (len(self.readers) < 3 and self.random.random() < 0.3):
             partition_id = self.random.choice(sorted(self.models))
-            start = (await self.metadata.watermarks([partition_id]))[partition_id].log_start_offset
+            start = (await self.metadata.agents.watermarks([partition_id]))[partition_id].log_start_offset
             model = self.models[partition_id]
             self.readers.append(SlowReader(model=model, started_ms=self.clock.wall_ms(), start=start, position=start))
             self.count("reader")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from metadata.contract.compaction import Metadata
 from metadata.contract.groups import (
     GroupLease,
     GroupRecord,
@@ -17,7 +16,8 @@ from metadata.contract.groups import (
     OffsetToCommit,
     TakenGroup,
 )
-from metadata.contract.service import AgentAddress, MetadataService, WriterLease
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.store import MetadataStore
 from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 
 NOWHERE = uuid.UUID(int=1)
@@ -68,15 +68,15 @@ def batch_of(lease: GroupLease, offsets: Mapping[OffsetPlace, int]) -> OffsetCom
 class Owner:
     """An agent that owns groups."""
 
-    service: Metadata
+    service: MetadataStore
     lease: WriterLease
 
     @classmethod
-    async def register(cls, service: Metadata, port: int = 9092) -> Owner:
+    async def register(cls, service: MetadataStore, port: int = 9092) -> Owner:
         return cls(service=service, lease=await registered(service, port))
 
     async def take(self, group_id: str = "g") -> TakenGroup:
-        taken = await self.service.take_group(group_id, owner=self.lease, create=True)
+        taken = await self.service.groups.take_group(group_id, owner=self.lease, create=True)
         assert taken is not None
         return taken
 
@@ -85,19 +85,19 @@ class Owner:
 
     async def commit(self, lease: GroupLease, offsets: Mapping[OffsetPlace, int]) -> None:
         """Offsets that are taken."""
-        (result,) = await self.service.commit_offsets([batch_of(lease, offsets)])
+        (result,) = await self.service.groups.commit_offsets([batch_of(lease, offsets)])
         assert (result.fenced, result.unknown) == (False, frozenset())
 
 
-async def registered(service: MetadataService, port: int = 9092) -> WriterLease:
-    return await service.register_agent(AgentAddress(host="agent", port=port))
+async def registered(service: MetadataStore, port: int = 9092) -> WriterLease:
+    return await service.agents.register_agent(AgentAddress(host="agent", port=port))
 
 
-async def committed(service: Metadata, group_id: str = "g") -> dict[OffsetPlace, int]:
-    return {place: found.offset for place, found in (await service.offsets(group_id)).items()}
+async def committed(service: MetadataStore, group_id: str = "g") -> dict[OffsetPlace, int]:
+    return {place: found.offset for place, found in (await service.groups.offsets(group_id)).items()}
 
 
-async def violations(service: Metadata) -> list[str]:
+async def violations(service: MetadataStore) -> list[str]:
     """Of the invariants of groups."""
-    view = await service.groups_view()
+    view = await service.operators.groups_view()
     return [each.message for check in (check_grp_1, check_grp_2, check_grp_3) for each in check(view)]

@@ -6,23 +6,22 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from metadata.contract.compaction import (
+from metadata.contract.jobs import (
     ClaimedJob,
     CleanedPartition,
     CommitMerge,
-    CompactionMetadata,
-    FileClass,
-    LeveledExtent,
     MergeCommitted,
-    Metadata,
     NewJob,
     OutputExtent,
     OutputFile,
 )
-from metadata.contract.service import WriterLease
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import FileClass, LeveledExtent
+from metadata.contract.store import MetadataStore
 from metadata.rules.invariants import check_log_1, check_log_2, check_log_3, live_extents
 from metadata.rules.invariants_leveled import check_file_3, check_merge_1
 from metadata.rules.packed_index import iter_index
+from tests.contract.metadata_worlds import World, Writer, batch
 
 LIMIT_MS = 60_000
 BYTES_PER_OFFSET = 10
@@ -104,17 +103,17 @@ def commit_of(claimed: ClaimedJob, *outputs: OutputFile, **fields: Any) -> Commi
     return CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=made, **values)
 
 
-async def claim(service: CompactionMetadata, new: NewJob, *, lease: WriterLease | None = None) -> ClaimedJob:
-    lease = lease or await service.register_compactor("host")
-    job_id = await service.create_job(new)
-    claimed = await service.claim_job(lease)
+async def claim(service: MetadataStore, new: NewJob, *, lease: WriterLease | None = None) -> ClaimedJob:
+    lease = lease or await service.compactors.register_compactor("host")
+    job_id = await service.compactors.create_job(new)
+    claimed = await service.compactors.claim_job(lease)
     assert claimed is not None
     assert claimed.job.job_id == job_id
     return claimed
 
 
 async def merge(
-    service: CompactionMetadata,
+    service: MetadataStore,
     *,
     l0: Sequence[int] = (),
     files: Sequence[int] = (),
@@ -126,21 +125,21 @@ async def merge(
     """Create, claim and commit a merge of these files into one."""
     claimed = await claim(service, job(l0_file_ids=l0, file_ids=files))
     output = outputs_of(read_ranges(claimed), level=level, join=join, **fields)
-    return await service.commit_merge(commit_of(claimed, output, cleaned=cleaned))
+    return await service.compactors.commit_merge(commit_of(claimed, output, cleaned=cleaned))
 
 
-async def extents_of(service: CompactionMetadata, partition_id: int) -> list[LeveledExtent]:
-    return list(await service.leveled_extents(partition_id, 0, limit=1_000))
+async def extents_of(service: MetadataStore, partition_id: int) -> list[LeveledExtent]:
+    return list(await service.readers.leveled_extents(partition_id, 0, limit=1_000))
 
 
-async def spans(service: CompactionMetadata, partition_id: int) -> list[tuple[int, int]]:
+async def spans(service: MetadataStore, partition_id: int) -> list[tuple[int, int]]:
     return [(extent.base_offset, extent.last_offset) for extent in await extents_of(service, partition_id)]
 
 
-async def broken(service: Metadata) -> list[str]:
+async def broken(service: MetadataStore) -> list[str]:
     """Every invariant of metadata that does not hold."""
-    files = await service.files(limit=100_000)
-    view = await service.system_view()
+    files = await service.operators.files(limit=100_000)
+    view = await service.operators.system_view()
     marks = {mark.partition_id: mark for mark in view.watermarks}
     extents = live_extents(view.l0_files, marks, view.extents)
     violations = [
@@ -151,3 +150,19 @@ async def broken(service: Metadata) -> list[str]:
         *check_merge_1(view),
     ]
     return [f"{violation.id}: {violation.message}" for violation in violations]
+
+
+async def two_extents(world: World, *, configs: dict[str, str] | None = None) -> tuple[int, int]:
+    """Partition ids of a topic and of another, each [0, 9], [10, 19] in L1, in two files."""
+    writer = await Writer.register(world.service)
+    topic = await world.service.agents.create_topic("orders", partitions=1, configs=configs or {})
+    other = await world.service.agents.create_topic("others", partitions=1, configs={})
+    one, two = topic.partition_ids[0], other.partition_ids[0]
+    for _ in range(2):
+        file = await writer.commit(batch(one, 10), batch(two, 10))
+        await merge(world.service, l0=[file.file_id])
+    return one, two
+
+
+async def l1_files(world: World) -> list[int]:
+    return [file.file_id for file in (await world.service.compactors.compaction_view()).files if file.level == 1]

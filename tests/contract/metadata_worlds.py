@@ -7,18 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from metadata.contract.compaction import Metadata
-from metadata.contract.service import (
-    AgentAddress,
-    BatchResult,
-    CommitL0,
-    Committed,
-    FileState,
-    L0Batch,
-    MetadataService,
-    Topic,
-    WriterLease,
-)
+from metadata.contract.files import FileState
+from metadata.contract.l0_commit import BatchResult, CommitL0, Committed, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.store import MetadataStore
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.packed_index import IndexRow, decode_index
@@ -32,9 +25,9 @@ BATCH_BYTES = 100
 class World(Protocol):
     """A store, and services on it. `service` is open already."""
 
-    service: Metadata
+    service: MetadataStore
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
         """One more service on the same store, as another agent has it."""
         ...
 
@@ -91,11 +84,11 @@ class World(Protocol):
 
 class MemoryWorld:
     def __init__(self) -> None:
-        self.service: Metadata = MemoryMetadata()
+        self.service: MetadataStore = MemoryMetadata()
         self._services: list[MemoryMetadata] = [self.service]  # type: ignore[list-item]
         self._database: MemoryDatabase = self._services[0].database
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
         service = MemoryMetadata(database=self._database, producer_id_expiration_ms=producer_id_expiration_ms)
         self._services.append(service)
         await service.open()
@@ -112,7 +105,7 @@ class MemoryWorld:
 
     async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
         await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
-        await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+        await self._services[-1].deletion.forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
     async def lapse_jobs(self) -> None:
         past_ms = SystemClock().wall_ms() - 1
@@ -178,10 +171,10 @@ class MemoryWorld:
 class PostgresWorld:
     def __init__(self, url: str) -> None:
         self.url = url
-        self.service: Metadata = PostgresMetadata(url)
+        self.service: MetadataStore = PostgresMetadata(url)
         self._services: list[Any] = [self.service]
 
-    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> Metadata:
+    async def another(self, *, producer_id_expiration_ms: int = DAY_MS) -> MetadataStore:
         service = PostgresMetadata(self.url, producer_id_expiration_ms=producer_id_expiration_ms)
         self._services.append(service)
         await service.open()
@@ -195,7 +188,7 @@ class PostgresWorld:
 
     async def forget_rows(self, *, producer_id_expiration_ms: int = DAY_MS) -> None:
         await self.another(producer_id_expiration_ms=producer_id_expiration_ms)
-        await self._services[-1].forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
+        await self._services[-1].deletion.forget_rows(before_ms=SystemClock().wall_ms() + DAY_MS)
 
     async def lapse_jobs(self) -> None:
         await run_sql(
@@ -256,13 +249,13 @@ def _octets(text: str) -> str:
 class Writer:
     """An agent that commits: numbers its files, lays their batches one after the other."""
 
-    service: Metadata
+    service: MetadataStore
     lease: WriterLease
     seq: int = 0
 
     @classmethod
-    async def register(cls, service: MetadataService, port: int = 9092) -> Writer:
-        return cls(service=service, lease=await service.register_agent(AgentAddress(host="agent", port=port)))
+    async def register(cls, service: MetadataStore, port: int = 9092) -> Writer:
+        return cls(service=service, lease=await service.agents.register_agent(AgentAddress(host="agent", port=port)))
 
     def request(self, batches: Sequence[L0Batch], *, key: str = "") -> CommitL0:
         """The next file of this writer, batches laid out in the order given."""
@@ -278,7 +271,7 @@ class Writer:
         )
 
     async def commit(self, *batches: L0Batch, key: str = "") -> Committed:
-        return await self.service.commit_l0(self.request(batches, key=key))
+        return await self.service.agents.commit_l0(self.request(batches, key=key))
 
 
 _numbers = itertools.count(1)
@@ -320,5 +313,5 @@ def rows(committed: Committed) -> list[IndexRow]:
     return decode_index(committed.index)
 
 
-async def new_topic(service: MetadataService, name: str = "orders", partitions: int = 1) -> Topic:
-    return await service.create_topic(name, partitions=partitions, configs={})
+async def new_topic(service: MetadataStore, name: str = "orders", partitions: int = 1) -> Topic:
+    return await service.agents.create_topic(name, partitions=partitions, configs={})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.compaction import NotCompactedError
-from metadata.contract.service import UnknownTopicError
+from metadata.contract.topics import NotCompactedError, UnknownTopicError
 from tests.contract.merges import (
     claim,
     commit_of,
@@ -28,12 +27,12 @@ DAY_MS = 86_400_000
 async def test_only_compacted_partitions_are_shown_with_their_extents(world: World) -> None:
     writer = await Writer.register(world.service)
     plain = await new_topic(world.service, "plain")
-    keyed = await world.service.create_topic("keyed", partitions=2, configs={"cleanup.policy": "compact,delete"})
-    empty = await world.service.create_topic("none", partitions=1, configs={"cleanup.policy": ""})
+    keyed = await world.service.agents.create_topic("keyed", partitions=2, configs={"cleanup.policy": "compact,delete"})
+    empty = await world.service.agents.create_topic("none", partitions=1, configs={"cleanup.policy": ""})
     file = await writer.commit(*(batch(topic.partition_ids[0], 4) for topic in (plain, keyed, empty)))
     await merge(world.service, l0=[file.file_id])
 
-    view = await world.service.compaction_view()
+    view = await world.service.compactors.compaction_view()
 
     assert [(each.topic_name, each.partition, len(each.extents)) for each in view.partitions] == [
         ("keyed", 0, 1),
@@ -45,9 +44,9 @@ async def test_only_compacted_partitions_are_shown_with_their_extents(world: Wor
     assert (first.configs, first.config_version) == ({"cleanup.policy": "compact,delete"}, 1)
     assert (first.cleaned_through_offset, first.last_cleaned_ms, first.last_forced_ms) == (0, None, None)
     assert (first.passes_needed, first.requested_through_offset) == (1, None)
-    await world.service.alter_configs(keyed.topic_id, {"cleanup.policy": "delete"})
-    assert list((await world.service.compaction_view()).partitions) == []
-    (shown, _) = await world.service.partition_views(keyed.topic_id)
+    await world.service.agents.alter_configs(keyed.topic_id, {"cleanup.policy": "delete"})
+    assert list((await world.service.compactors.compaction_view()).partitions) == []
+    (shown, _) = await world.service.operators.partition_views(keyed.topic_id)
     assert (shown.config_version, list(shown.extents)) == (2, list(first.extents))
 
 
@@ -67,15 +66,15 @@ async def test_a_file_says_when_retention_will_have_taken_all_of_it(
     world: World, configs: dict[str, str], after_ms: int | None
 ) -> None:
     writer = await Writer.register(world.service)
-    topic = await world.service.create_topic("some", partitions=1, configs=configs)
-    other = await world.service.create_topic("other", partitions=1, configs={"retention.ms": "1"})
+    topic = await world.service.agents.create_topic("some", partitions=1, configs=configs)
+    other = await world.service.agents.create_topic("other", partitions=1, configs={"retention.ms": "1"})
     file = await writer.commit(batch(topic.partition_ids[0], 4), batch(other.partition_ids[0], 4))
     claimed = await claim(world.service, job(l0_file_ids=[file.file_id]))
     early, late = output_extent(other.partition_ids[0], 0, 3), output_extent(topic.partition_ids[0], 0, 3)
     late = output_extent(topic.partition_ids[0], 0, 3, max_timestamp_ms=1_000)
-    await world.service.commit_merge(commit_of(claimed, output_file(early, late)))
+    await world.service.compactors.commit_merge(commit_of(claimed, output_file(early, late)))
 
-    (shown,) = (await world.service.compaction_view()).files
+    (shown,) = (await world.service.compactors.compaction_view()).files
 
     assert shown.expires_ms == (None if after_ms is None else 1_000 + after_ms)
     assert shown.max_timestamp_ms == 1_000
@@ -83,14 +82,14 @@ async def test_a_file_says_when_retention_will_have_taken_all_of_it(
 
 async def test_timestamps_as_large_as_can_be_do_not_overflow(world: World) -> None:
     writer = await Writer.register(world.service)
-    topic = await world.service.create_topic("t", partitions=1, configs={"retention.ms": str(2**63 - 1)})
+    topic = await world.service.agents.create_topic("t", partitions=1, configs={"retention.ms": str(2**63 - 1)})
     file = await writer.commit(batch(topic.partition_ids[0], 4, max_timestamp_ms=2**63 - 1))
     await merge(world.service, l0=[file.file_id], max_timestamp_ms=2**63 - 1)
 
-    (shown,) = (await world.service.compaction_view()).files
+    (shown,) = (await world.service.compactors.compaction_view()).files
 
     assert shown.expires_ms == 2**63 - 1
-    assert (await world.service.expire()).extents == 0
+    assert (await world.service.deletion.expire()).extents == 0
 
 
 async def test_the_system_view_shows_live_extents_counts_inputs_and_pins(world: World) -> None:
@@ -99,9 +98,9 @@ async def test_the_system_view_shows_live_extents_counts_inputs_and_pins(world: 
     files = [(await writer.commit(batch(one, 4))).file_id for _ in range(3)]
     merged = (await merge(world.service, l0=files[:1])).file_ids[0]
     claimed = await claim(world.service, job(l0_file_ids=files[1:2], file_ids=[merged]))
-    await world.service.pin("reader", ttl_ms=60_000)
+    await world.service.readers.pin("reader", ttl_ms=60_000)
 
-    view = await world.service.system_view()
+    view = await world.service.operators.system_view()
 
     extent_id = view.extents[0].extent_id
     assert [(extent.base_offset, extent.last_offset) for extent in view.extents] == [(0, 3)]
@@ -120,25 +119,25 @@ async def test_a_request_reaches_to_the_high_watermark_and_is_cleared_when_there
     world: World,
 ) -> None:
     writer = await Writer.register(world.service)
-    topic = await world.service.create_topic("keyed", partitions=2, configs={"cleanup.policy": "compact"})
+    topic = await world.service.agents.create_topic("keyed", partitions=2, configs={"cleanup.policy": "compact"})
     one, two = topic.partition_ids
     await writer.commit(batch(one, 4))
 
-    assert await world.service.request_compaction(topic.topic_id) == {one: 4, two: 0}
+    assert await world.service.operators.request_compaction(topic.topic_id) == {one: 4, two: 0}
 
-    first, second = await world.service.partition_views(topic.topic_id)
+    first, second = await world.service.operators.partition_views(topic.topic_id)
     assert (first.requested_through_offset, second.requested_through_offset) == (4, None)
     await writer.commit(batch(one, 4))
-    assert await world.service.request_compaction(topic.topic_id) == {one: 8, two: 0}
-    await world.service.delete_records(one, 8)
-    first, _ = await world.service.partition_views(topic.topic_id)
+    assert await world.service.operators.request_compaction(topic.topic_id) == {one: 8, two: 0}
+    await world.service.agents.delete_records(one, 8)
+    first, _ = await world.service.operators.partition_views(topic.topic_id)
     assert first.requested_through_offset is None
 
 
 async def test_a_request_reaches_no_further_than_the_compaction_lag_allows(world: World) -> None:
     writer = await Writer.register(world.service)
     configs = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(DAY_MS)}
-    topic = await world.service.create_topic("keyed", partitions=2, configs=configs)
+    topic = await world.service.agents.create_topic("keyed", partitions=2, configs=configs)
     one, two = topic.partition_ids
     now_ms = await world.service.now_ms()
     first = await writer.commit(batch(one, 4), batch(two, 4, max_timestamp_ms=now_ms))
@@ -146,18 +145,18 @@ async def test_a_request_reaches_no_further_than_the_compaction_lag_allows(world
     await writer.commit(batch(one, 4), batch(two, 1))
     await writer.commit(batch(one, 4, max_timestamp_ms=now_ms))
 
-    assert await world.service.request_compaction(topic.topic_id) == {one: 8, two: 5}
+    assert await world.service.operators.request_compaction(topic.topic_id) == {one: 8, two: 5}
 
 
 async def test_a_request_for_what_cannot_be_compacted_is_refused(world: World) -> None:
     plain = await new_topic(world.service)
     with pytest.raises(NotCompactedError):
-        await world.service.request_compaction(plain.topic_id)
-    await world.service.delete_topic(plain.topic_id)
+        await world.service.operators.request_compaction(plain.topic_id)
+    await world.service.agents.delete_topic(plain.topic_id)
     with pytest.raises(UnknownTopicError):
-        await world.service.request_compaction(plain.topic_id)
+        await world.service.operators.request_compaction(plain.topic_id)
     with pytest.raises(UnknownTopicError):
-        await world.service.partition_views(plain.topic_id)
+        await world.service.operators.partition_views(plain.topic_id)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -174,10 +173,10 @@ async def test_extents_are_found_by_offset_and_by_timestamp(world: World) -> Non
     assert bases == [0, 10, 20, 30, 40]
 
     async def by_offset(offset: int, limit: int) -> list[int]:
-        return [each.base_offset for each in await world.service.leveled_extents(one, offset, limit=limit)]
+        return [each.base_offset for each in await world.service.readers.leveled_extents(one, offset, limit=limit)]
 
     async def by_time(timestamp_ms: int, **more: int) -> list[int]:
-        found = await world.service.leveled_extents_by_timestamp(one, timestamp_ms, **more)
+        found = await world.service.readers.leveled_extents_by_timestamp(one, timestamp_ms, **more)
         return [each.base_offset for each in found]
 
     assert await by_offset(0, 2) == [0, 10]
@@ -188,10 +187,10 @@ async def test_extents_are_found_by_offset_and_by_timestamp(world: World) -> Non
     assert await by_time(60, from_offset=20) == [30, 40]
     assert await by_time(60, from_offset=19, limit=1) == [10]
     assert await by_time(91) == []
-    largest = await world.service.largest_leveled_timestamp(one)
+    largest = await world.service.readers.largest_leveled_timestamp(one)
     assert largest is not None
     assert (largest.base_offset, largest.max_timestamp_ms) == (10, 90)
-    assert await world.service.largest_leveled_timestamp(two + 1) is None
+    assert await world.service.readers.largest_leveled_timestamp(two + 1) is None
 
 
 async def test_an_extent_without_records_is_found_by_offset_alone(world: World) -> None:
@@ -199,10 +198,10 @@ async def test_an_extent_without_records_is_found_by_offset_alone(world: World) 
     (one,) = (await new_topic(world.service)).partition_ids
     file = await writer.commit(batch(one, 10))
     claimed = await claim(world.service, job(l0_file_ids=[file.file_id]))
-    await world.service.commit_merge(
+    await world.service.compactors.commit_merge(
         commit_of(claimed, outputs_of(read_ranges(claimed), record_count=0, length=0, max_timestamp_ms=99))
     )
 
     assert [extent.length for extent in await extents_of(world.service, one)] == [0]
-    assert await world.service.leveled_extents_by_timestamp(one, 50) == []
-    assert await world.service.largest_leveled_timestamp(one) is None
+    assert await world.service.readers.leveled_extents_by_timestamp(one, 50) == []
+    assert await world.service.readers.largest_leveled_timestamp(one) is None

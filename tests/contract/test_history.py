@@ -9,7 +9,7 @@ from tests.contract.metadata_worlds import World
 
 
 async def test_a_new_database_is_adopted_by_who_made_it(world: World) -> None:
-    history = await world.service.history()
+    history = await world.service.deletion.history()
     assert history.adopted == history.present
     assert history.present.system_identifier > 0 and history.present.timeline > 0
     assert history.halts == ""
@@ -17,22 +17,22 @@ async def test_a_new_database_is_adopted_by_who_made_it(world: World) -> None:
 
 async def test_on_another_server_the_janitor_is_halted_for_every_service_until_somebody_adopts(world: World) -> None:
     await world.another_server()
-    history = await world.service.history()
+    history = await world.service.deletion.history()
     assert "system identifier" in history.halts
     # a process that starts now, which remembers nothing, is told the same
     late = await world.another()
-    assert await late.history() == history
-    await late.adopt_history(history.present)
-    await late.adopt_history(history.present)
+    assert await late.deletion.history() == history
+    await late.operators.adopt_history(history.present)
+    await late.operators.adopt_history(history.present)
     for service in (world.service, late):
-        now = await service.history()
+        now = await service.deletion.history()
         assert (now.halts, now.adopted, now.present) == ("", history.present, history.present)
 
 
 async def test_what_was_not_checked_is_not_adopted(world: World) -> None:
     await world.another_server()
-    history = await world.service.history()
+    history = await world.service.deletion.history()
     checked = history.present._replace(timeline=history.present.timeline + 1)
     with pytest.raises(HistoryMovedError):
-        await world.service.adopt_history(checked)
-    assert await world.service.history() == history
+        await world.service.operators.adopt_history(checked)
+    assert await world.service.deletion.history() == history

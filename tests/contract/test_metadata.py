@@ -1,4 +1,4 @@
-"""The metadata contract (`metadata/contract/service.py`), kept by the memory and the Postgres implementation alike:
+"""The metadata contract (`metadata/contract/store.py`), kept by the memory and the Postgres implementation alike:
 commits.
 
 Producers are in test_metadata_producers.py, followers in test_metadata_tail.py, topics and agents in
@@ -12,7 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.contract.service import CommitRefusedError, Committed, FileState, WriterFencedError
+from metadata.contract.files import FileState
+from metadata.contract.l0_commit import CommitRefusedError, Committed
+from metadata.contract.leases import WriterFencedError
 from metadata.rules.invariants import check_log_1, check_log_3, check_prod_1, live_extents
 from metadata.rules.packed_index import IndexRow
 from tests.contract.metadata_worlds import (
@@ -47,7 +49,7 @@ async def test_offsets_follow_each_other_within_a_file_and_across_files(world: W
     assert list(first.results) == [stored(0), stored(3), stored(0)]
     assert list(second.results) == [stored(5), stored(4)]
     assert second.file_id > first.file_id
-    marks = await world.service.watermarks([one, two])
+    marks = await world.service.agents.watermarks([one, two])
     assert (marks[one].high_watermark, marks[two].high_watermark) == (6, 5)
     assert (marks[one].log_start_offset, marks[one].last_stable_offset) == (0, 6)
 
@@ -83,7 +85,7 @@ async def test_a_hundred_partitions_in_one_file(world: World) -> None:
     committed = await writer.commit(*(batch(id_, n + 1) for n, id_ in enumerate(ids)))
 
     assert offsets(committed) == [(id_, 0, n) for n, id_ in enumerate(ids)]
-    marks = await world.service.watermarks(ids)
+    marks = await world.service.agents.watermarks(ids)
     assert [marks[id_].high_watermark for id_ in ids] == list(range(1, 101))
 
 
@@ -91,12 +93,12 @@ async def test_a_file_in_which_nothing_was_accepted_still_answers_its_repeat(wor
     writer = await Writer.register(world.service)
     request = writer.request([batch(999)])
 
-    first = await world.service.commit_l0(request)
-    again = await world.service.commit_l0(request)
+    first = await world.service.agents.commit_l0(request)
+    again = await world.service.agents.commit_l0(request)
 
     assert list(first.results) == [refused(UNKNOWN_PARTITION)]
     assert (first, rows(first)) == (again, [])
-    assert [file.state for file in await world.service.files()] == [FileState.DEAD]
+    assert [file.state for file in await world.service.operators.files()] == [FileState.DEAD]
 
 
 async def test_log_append_time_is_answered_for_stored_batches_and_their_duplicates(world: World) -> None:
@@ -118,22 +120,22 @@ async def test_a_repeated_call_gets_the_stored_answer_and_gives_nothing_twice(wo
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one, 3), sent(one, 0, 5), sent(one, 0, 0)])
 
-    first = await world.service.commit_l0(request)
-    again = await world.service.commit_l0(request)
+    first = await world.service.agents.commit_l0(request)
+    again = await world.service.agents.commit_l0(request)
 
     assert first == again
-    assert (await world.service.watermarks([one]))[one].high_watermark == 4
-    assert len(await world.service.files()) == 1
+    assert (await world.service.agents.watermarks([one]))[one].high_watermark == 4
+    assert len(await world.service.operators.files()) == 1
 
 
 async def test_a_repeat_after_the_agent_crashed_and_others_committed_gets_the_stored_answer(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one, 3)])
-    first = await world.service.commit_l0(request)
+    first = await world.service.agents.commit_l0(request)
     await writer.commit(batch(one, 9))
 
-    again = await (await world.another()).commit_l0(request)
+    again = await (await world.another()).agents.commit_l0(request)
 
     assert first == again
 
@@ -142,11 +144,11 @@ async def test_a_known_key_is_answered_even_when_its_writer_was_fenced_or_its_fi
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one)])
-    first = await world.service.commit_l0(request)
+    first = await world.service.agents.commit_l0(request)
     await Writer.register(world.service)
     await world.set_state(first.file_id, FileState.DELETED)
 
-    assert await world.service.commit_l0(request) == first
+    assert await world.service.agents.commit_l0(request) == first
 
 
 async def test_an_older_epoch_of_a_writer_is_fenced(world: World) -> None:
@@ -158,7 +160,7 @@ async def test_an_older_epoch_of_a_writer_is_fenced(world: World) -> None:
         await old.commit(batch(one))
 
     assert list((await new.commit(batch(one))).results) == [stored(0)]
-    assert len(await world.service.files()) == 1
+    assert len(await world.service.operators.files()) == 1
 
 
 @pytest.mark.parametrize("back", [1, 2])
@@ -172,8 +174,8 @@ async def test_a_seq_that_is_not_above_the_writers_last_is_refused_and_leaves_no
     with pytest.raises(CommitRefusedError):
         await writer.commit(batch(one))
 
-    assert (await world.service.watermarks([one]))[one].high_watermark == 1
-    assert len(await world.service.files()) == 1
+    assert (await world.service.agents.watermarks([one]))[one].high_watermark == 1
+    assert len(await world.service.operators.files()) == 1
 
 
 async def test_a_new_epoch_may_number_from_the_start(world: World) -> None:
@@ -193,22 +195,22 @@ async def test_an_aborted_key_is_never_committed(world: World) -> None:
     (one,) = (await new_topic(world.service)).partition_ids
     key = new_key()
 
-    assert await world.service.abort_file(key)
+    assert await world.service.deletion.abort_file(key)
     with pytest.raises(CommitRefusedError):
         await writer.commit(batch(one), key=key)
 
-    assert (await world.service.watermarks([one]))[one].high_watermark == 0
-    assert await world.service.abort_file(key), "the janitor may have lost the first answer"
+    assert (await world.service.agents.watermarks([one]))[one].high_watermark == 0
+    assert await world.service.deletion.abort_file(key), "the janitor may have lost the first answer"
 
 
 async def test_a_committed_key_is_never_aborted(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     request = writer.request([batch(one)])
-    first = await world.service.commit_l0(request)
+    first = await world.service.agents.commit_l0(request)
 
-    assert not await world.service.abort_file(request.key)
-    assert await world.service.commit_l0(request) == first
+    assert not await world.service.deletion.abort_file(request.key)
+    assert await world.service.agents.commit_l0(request) == first
 
 
 async def test_of_a_commit_and_an_abort_at_once_exactly_one_wins(world: World) -> None:
@@ -219,20 +221,20 @@ async def test_of_a_commit_and_an_abort_at_once_exactly_one_wins(world: World) -
     wins = 0
     for number in range(40):
         request = writer.request([batch(one)])
-        calls = [world.service.commit_l0(request), janitor.abort_file(request.key)]
+        calls = [world.service.agents.commit_l0(request), janitor.deletion.abort_file(request.key)]
         outcome = await asyncio.gather(*(calls if number % 2 else reversed(calls)), return_exceptions=True)
         commit, abort = outcome if number % 2 else reversed(outcome)
         assert isinstance(commit, Committed) != abort, f"{commit!r} and abort {abort!r}"
         wins += isinstance(commit, Committed)
 
-    assert (await world.service.watermarks([one]))[one].high_watermark == wins
+    assert (await world.service.agents.watermarks([one]))[one].high_watermark == wins
 
 
 async def test_a_key_as_old_as_a_forgotten_aborted_one_is_refused(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     sleeping = new_key("2024010107")
-    await world.service.abort_file(sleeping)
+    await world.service.deletion.abort_file(sleeping)
     await world.forget_rows()
 
     with pytest.raises(CommitRefusedError):
@@ -269,10 +271,10 @@ async def test_a_batch_of_impossible_values_is_masked_alone(world: World, imposs
     culprit = request.batches[1]._replace(**impossible)
     request = replace(request, batches=[request.batches[0], culprit, *request.batches[2:]])
 
-    committed = await world.service.commit_l0(request)
+    committed = await world.service.agents.commit_l0(request)
 
     assert list(committed.results) == [stored(0), refused(SERVER_ERROR), stored(2), stored(3)]
-    assert await world.service.commit_l0(request) == committed
+    assert await world.service.agents.commit_l0(request) == committed
 
 
 @pytest.mark.parametrize("timestamp_ms", [-(2**63), 2**63 - 1])
@@ -294,7 +296,7 @@ async def test_all_culprits_of_a_file_are_found(world: World) -> None:
     committed = await writer.commit(*(batch(one, 0 if n in bad else 1) for n in range(12)))
 
     assert {n for n, result in enumerate(committed.results) if result.error} == bad
-    assert (await world.service.watermarks([one]))[one].high_watermark == 8
+    assert (await world.service.agents.watermarks([one]))[one].high_watermark == 8
 
 
 async def test_batches_of_a_deleted_topic_are_refused_alone(world: World) -> None:
@@ -302,13 +304,13 @@ async def test_batches_of_a_deleted_topic_are_refused_alone(world: World) -> Non
     topic = await new_topic(world.service, "gone")
     (one,) = (await new_topic(world.service)).partition_ids
     await writer.commit(sent(topic.partition_ids[0], 0, 0))
-    await world.service.delete_topic(topic.topic_id)
+    await world.service.agents.delete_topic(topic.topic_id)
 
     committed = await writer.commit(sent(topic.partition_ids[0], 0, 1), batch(one))
 
     assert list(committed.results) == [refused(UNKNOWN_PARTITION), stored(0)]
-    assert await world.service.producer_states() == []
-    assert topic.partition_ids[0] not in await world.service.watermarks([*topic.partition_ids, one])
+    assert await world.service.agents.producer_states() == []
+    assert topic.partition_ids[0] not in await world.service.agents.watermarks([*topic.partition_ids, one])
 
 
 async def test_a_topic_deleted_amid_commits_leaves_neither_state_nor_a_deadlock(world: World) -> None:
@@ -322,11 +324,13 @@ async def test_a_topic_deleted_amid_commits_leaves_neither_state_nor_a_deadlock(
             producer = writer.lease.writer_id
             await writer.commit(*(sent(id_, producer, sequence) for id_ in reversed(topic.partition_ids)), batch(kept))
 
-    await asyncio.gather(commit_many(writer), commit_many(other), (await world.another()).delete_topic(topic.topic_id))
+    await asyncio.gather(
+        commit_many(writer), commit_many(other), (await world.another()).agents.delete_topic(topic.topic_id)
+    )
 
-    assert await world.service.producer_states() == []
-    assert list(await world.service.watermarks(topic.partition_ids)) == []
-    assert (await world.service.watermarks([kept]))[kept].high_watermark == 20
+    assert await world.service.agents.producer_states() == []
+    assert list(await world.service.agents.watermarks(topic.partition_ids)) == []
+    assert (await world.service.agents.watermarks([kept]))[kept].high_watermark == 20
 
 
 # ---- many writers ----------------------------------------------------------------------------------------------------
@@ -343,12 +347,12 @@ async def test_offsets_stay_dense_and_in_file_order_under_concurrent_writers(wor
 
     await asyncio.gather(*(commit_many(number) for number in range(4)))
 
-    files = await world.service.files()
-    snapshot = await world.service.snapshot()
+    files = await world.service.operators.files()
+    snapshot = await world.service.agents.snapshot()
     marks = {mark.partition_id: mark for mark in snapshot.watermarks}
     assert check_log_1(files, marks) == []
     assert check_log_3(live_extents(snapshot.files, marks), marks) == []
-    assert check_prod_1(await world.service.producer_states(), marks) == []
+    assert check_prod_1(await world.service.agents.producer_states(), marks) == []
     assert len(files) == 60
 
 
@@ -357,8 +361,8 @@ async def test_files_are_listed_in_pages(world: World) -> None:
     (one,) = (await new_topic(world.service)).partition_ids
     made = [(await writer.commit(batch(one))).file_id for _ in range(5)]
 
-    first = await world.service.files(limit=2)
-    rest = await world.service.files(after_file_id=first[-1].file_id)
+    first = await world.service.operators.files(limit=2)
+    rest = await world.service.operators.files(after_file_id=first[-1].file_id)
 
     assert [file.file_id for file in [*first, *rest]] == made
     assert {(file.level, file.state, file.crc32c, file.size_bytes) for file in first} == {

@@ -78,7 +78,7 @@ async def test_only_the_last_five_batches_are_known_as_duplicates(world: World) 
     again = await writer.commit(*(sent(one, 0, n) for n in range(7)))
 
     assert list(again.results) == [refused(OUT_OF_ORDER)] * 2 + [duplicate(n) for n in range(2, 7)]
-    (state,) = await world.service.producer_states()
+    (state,) = await world.service.agents.producer_states()
     assert list(state.batches) == [(n, n, n) for n in range(2, 7)]
 
 
@@ -96,7 +96,7 @@ async def test_sequences_wrap_from_the_greatest_int_to_zero(world: World) -> Non
     service = await world.another(producer_id_expiration_ms=-1)
     writer = await Writer.register(service)
     (one,) = (await new_topic(service)).partition_ids
-    await service.allocate_producer_ids(1)
+    await service.agents.allocate_producer_ids(1)
 
     inside = await writer.commit(sent(one, 0, INT32_MAX - 1, 4), sent(one, 0, 2))
     again = await writer.commit(sent(one, 0, INT32_MAX - 1, 4), sent(one, 0, 3, INT32_MAX - 3), sent(one, 0, INT32_MAX))
@@ -105,7 +105,7 @@ async def test_sequences_wrap_from_the_greatest_int_to_zero(world: World) -> Non
     assert list(inside.results) == [stored(0), stored(4)]
     assert list(again.results) == [duplicate(0), stored(5), stored(INT32_MAX + 2)]
     assert list(past.results) == [stored(INT32_MAX + 3)]
-    assert check_prod_1(await service.producer_states(), await service.watermarks([one])) == []
+    assert check_prod_1(await service.agents.producer_states(), await service.agents.watermarks([one])) == []
 
 
 async def test_an_older_epoch_is_refused_and_a_newer_one_starts_at_zero(world: World) -> None:
@@ -123,14 +123,14 @@ async def test_an_older_epoch_is_refused_and_a_newer_one_starts_at_zero(world: W
 
     codes = [result.error for result in committed.results]
     assert codes == [OLD_EPOCH, OUT_OF_ORDER, 0, OLD_EPOCH, 0]
-    (state,) = await world.service.producer_states()
+    (state,) = await world.service.agents.producer_states()
     assert (state.epoch, list(state.batches)) == (4, [(0, 0, 2), (1, 1, 3)])
 
 
 async def test_a_batch_that_overtook_the_first_one_is_refused(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
-    young = (await world.service.allocate_producer_ids(1))[0]
+    young = (await world.service.agents.allocate_producer_ids(1))[0]
 
     overtaking = await writer.commit(sent(one, young, 5))
     in_order = await writer.commit(sent(one, young, 0, 5), sent(one, young, 5))
@@ -143,8 +143,8 @@ async def test_a_producer_older_than_a_new_topic_starts_at_zero(world: World) ->
     """InitProducerId, create the topic, pipeline two files, lose the first: the retry must find its place free."""
     writer = await Writer.register(world.service)
     elsewhere = await new_topic(world.service, "elsewhere")
-    old = (await world.service.allocate_producer_ids(5))[3]
-    await world.service.delete_topic(elsewhere.topic_id)
+    old = (await world.service.agents.allocate_producer_ids(5))[3]
+    await world.service.agents.delete_topic(elsewhere.topic_id)
     (one,) = (await new_topic(world.service)).partition_ids
 
     overtaking = await writer.commit(sent(one, old, 1))
@@ -159,11 +159,11 @@ async def test_a_producer_goes_on_when_its_topic_is_deleted_and_made_again(world
     service = world.service
     writer = await Writer.register(service)
     first = await new_topic(service)
-    running = (await service.allocate_producer_ids(5))[3]
-    await service.delete_topic(first.topic_id)
+    running = (await service.agents.allocate_producer_ids(5))[3]
+    await service.agents.delete_topic(first.topic_id)
     second = await new_topic(service)
     (one,) = second.partition_ids
-    added = (await service.create_partitions(second.topic_id, 3)).partition_ids[2]
+    added = (await service.agents.create_partitions(second.topic_id, 3)).partition_ids[2]
 
     committed = await writer.commit(sent(one, running, 7), sent(one, running, 8), sent(added, running, 7))
 
@@ -173,12 +173,12 @@ async def test_a_producer_goes_on_when_its_topic_is_deleted_and_made_again(world
 async def test_of_several_deletions_of_one_name_the_last_counts(world: World) -> None:
     service = world.service
     writer = await Writer.register(service)
-    await service.delete_topic((await new_topic(service)).topic_id)
+    await service.agents.delete_topic((await new_topic(service)).topic_id)
     await asyncio.sleep(0.003)  # ids allocated in the millisecond of the deletion count as older
-    running = (await service.allocate_producer_ids(1))[0]
+    running = (await service.agents.allocate_producer_ids(1))[0]
     second = await new_topic(service)
     before = await writer.commit(sent(second.partition_ids[0], running, 7))
-    await service.delete_topic(second.topic_id)
+    await service.agents.delete_topic(second.topic_id)
     (one,) = (await new_topic(service)).partition_ids
 
     after = await writer.commit(sent(one, running, 7))
@@ -189,9 +189,9 @@ async def test_of_several_deletions_of_one_name_the_last_counts(world: World) ->
 async def test_a_producer_younger_than_the_deletion_starts_at_zero_on_the_topic_made_again(world: World) -> None:
     service = world.service
     writer = await Writer.register(service)
-    await service.delete_topic((await new_topic(service)).topic_id)
+    await service.agents.delete_topic((await new_topic(service)).topic_id)
     await asyncio.sleep(0.003)  # ids allocated in the millisecond of the deletion count as older
-    young = (await service.allocate_producer_ids(1))[0]
+    young = (await service.agents.allocate_producer_ids(1))[0]
     (one,) = (await new_topic(service)).partition_ids
 
     committed = await writer.commit(sent(one, young, 7), sent(one, young, 0))
@@ -202,9 +202,9 @@ async def test_a_producer_younger_than_the_deletion_starts_at_zero_on_the_topic_
 async def test_a_deletion_is_remembered_until_all_older_producer_ids_have_expired(world: World) -> None:
     service = world.service
     writer = await Writer.register(service)
-    old = (await service.allocate_producer_ids(1))[0]
+    old = (await service.agents.allocate_producer_ids(1))[0]
     for name in ("kept", "forgotten"):
-        await service.delete_topic((await new_topic(service, name)).topic_id)
+        await service.agents.delete_topic((await new_topic(service, name)).topic_id)
 
     await world.forget_rows()
     (kept,) = (await new_topic(service, "kept")).partition_ids
@@ -220,7 +220,7 @@ async def test_a_producer_older_than_the_expiration_may_start_anywhere(world: Wo
     writer = await Writer.register(service)
     (one,) = (await new_topic(service)).partition_ids
     await asyncio.sleep(0.003)
-    expired = (await service.allocate_producer_ids(1))[0]
+    expired = (await service.agents.allocate_producer_ids(1))[0]
     await asyncio.sleep(0.005)
 
     assert list((await writer.commit(sent(one, expired, 5))).results) == [stored(0)]
@@ -229,7 +229,7 @@ async def test_a_producer_older_than_the_expiration_may_start_anywhere(world: Wo
 async def test_a_producer_id_that_was_never_allocated_must_start_at_zero(world: World) -> None:
     service = await world.another(producer_id_expiration_ms=-1)
     writer = await Writer.register(service)
-    await service.allocate_producer_ids(3)
+    await service.agents.allocate_producer_ids(3)
     (one,) = (await new_topic(service)).partition_ids
 
     committed = await writer.commit(sent(one, 3, 1), sent(one, 7, 0), sent(one, 2**40, 9))
@@ -241,7 +241,7 @@ async def test_producer_ids_are_given_once_to_all_who_ask(world: World) -> None:
     other = await world.another()
 
     blocks = await asyncio.gather(
-        *(service.allocate_producer_ids(10) for service in [world.service, other] for _ in range(8))
+        *(service.agents.allocate_producer_ids(10) for service in [world.service, other] for _ in range(8))
     )
 
     given = list(itertools.chain(*blocks))

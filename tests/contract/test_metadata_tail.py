@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from metadata.contract.service import ChangeKind, Cursor, FileState
+from metadata.contract.files import FileState
+from metadata.contract.tail import ChangeKind, Cursor
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 
 
@@ -13,10 +14,10 @@ async def test_the_tail_gives_every_file_once_in_file_id_order(world: World) -> 
     (one,) = (await new_topic(world.service)).partition_ids
     committed = [await writers[n % 2].commit(batch(one)) for n in range(4)]
 
-    first = await world.service.tail(Cursor())
+    first = await world.service.agents.tail(Cursor())
     committed.append(await writers[0].commit(batch(one)))
-    second = await world.service.tail(first.cursor)
-    third = await world.service.tail(second.cursor)
+    second = await world.service.agents.tail(first.cursor)
+    third = await world.service.agents.tail(second.cursor)
 
     assert [file.file_id for file in [*first.files, *second.files]] == [file.file_id for file in committed]
     assert [file.index for file in [*first.files, *second.files]] == [file.index for file in committed]
@@ -30,7 +31,7 @@ async def test_the_tail_never_waits_for_a_missing_seq(world: World) -> None:
     writer.seq += 10
     await writer.commit(batch(one))
 
-    seen = await world.service.tail(Cursor())
+    seen = await world.service.agents.tail(Cursor())
 
     assert [file.seq for file in seen.files] == [1, 12]
     assert seen.cursor.writers == {writer.lease.writer_id: (writer.lease.epoch, 12)}
@@ -43,7 +44,7 @@ async def test_the_tail_sees_files_that_were_merged_or_deleted_before_it_looked(
     await world.set_state(files[0].file_id, FileState.DEAD)
     await world.set_state(files[1].file_id, FileState.DELETED)
 
-    seen = await world.service.tail(Cursor())
+    seen = await world.service.agents.tail(Cursor())
 
     assert [file.file_id for file in seen.files] == [file.file_id for file in files]
 
@@ -53,11 +54,11 @@ async def test_the_tail_follows_a_writer_into_its_new_epoch(world: World) -> Non
     (one,) = (await new_topic(world.service)).partition_ids
     await old.commit(batch(one))
     await old.commit(batch(one))
-    cursor = (await world.service.tail(Cursor())).cursor
+    cursor = (await world.service.agents.tail(Cursor())).cursor
     new = await Writer.register(world.service)
     later = await new.commit(batch(one))
 
-    seen = await world.service.tail(cursor)
+    seen = await world.service.agents.tail(cursor)
 
     assert [file.file_id for file in seen.files] == [later.file_id]
 
@@ -68,11 +69,11 @@ async def test_a_snapshot_and_the_tail_after_it_lose_nothing_and_repeat_nothing(
     (one,) = topic.partition_ids
     files = [await writer.commit(batch(one)) for _ in range(3)]
     await world.set_state(files[1].file_id, FileState.DEAD)
-    snapshot = await world.service.snapshot()
+    snapshot = await world.service.agents.snapshot()
     later = await writer.commit(batch(one))
-    grown = await world.service.create_partitions(topic.topic_id, 2)
+    grown = await world.service.agents.create_partitions(topic.topic_id, 2)
 
-    seen = await world.service.tail(snapshot.cursor)
+    seen = await world.service.agents.tail(snapshot.cursor)
 
     assert [file.file_id for file in snapshot.files] == [files[0].file_id, files[2].file_id]
     assert list(snapshot.topics) == [topic]
@@ -83,28 +84,28 @@ async def test_a_snapshot_and_the_tail_after_it_lose_nothing_and_repeat_nothing(
 
 
 async def test_a_cursor_older_than_the_changes_kept_starts_cold(world: World) -> None:
-    old = (await world.service.snapshot()).cursor
+    old = (await world.service.agents.snapshot()).cursor
     await new_topic(world.service)
     await world.forget_rows()
 
-    assert (await world.service.tail(old)).cold
-    assert not (await world.service.tail((await world.service.snapshot()).cursor)).cold
+    assert (await world.service.agents.tail(old)).cold
+    assert not (await world.service.agents.tail((await world.service.agents.snapshot()).cursor)).cold
 
 
 async def test_a_cursor_older_than_the_files_kept_starts_cold(world: World) -> None:
     writer = await Writer.register(world.service)
     (one,) = (await new_topic(world.service)).partition_ids
     await world.forget_rows()
-    old = (await world.service.snapshot()).cursor
+    old = (await world.service.agents.snapshot()).cursor
     file = await writer.commit(batch(one))
     await writer.commit(batch(one))
-    current = (await world.service.tail(old)).cursor
+    current = (await world.service.agents.tail(old)).cursor
     await world.set_state(file.file_id, FileState.DELETED)
     await world.forget_rows()
 
-    assert (await world.service.tail(old)).cold
-    assert not (await world.service.tail(current)).cold
-    assert not (await world.service.tail((await world.service.snapshot()).cursor)).cold
+    assert (await world.service.agents.tail(old)).cold
+    assert not (await world.service.agents.tail(current)).cold
+    assert not (await world.service.agents.tail((await world.service.agents.snapshot()).cursor)).cold
 
 
 async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writers(world: World) -> None:
@@ -121,7 +122,7 @@ async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writer
     cursor = Cursor()
     while len(seen) < 32:
         done = writing.done()
-        tail = await follower.tail(cursor)
+        tail = await follower.agents.tail(cursor)
         seen += [change.change_id for change in tail.changes]
         names += [change.detail["name"] for change in tail.changes]
         cursor = tail.cursor
@@ -135,42 +136,42 @@ async def test_changes_are_seen_once_and_in_order_by_a_follower_amid_many_writer
 
 async def test_news_wakes_a_follower_of_the_same_store(world: World) -> None:
     other = await world.another()
-    await other.wait_for_news(200)  # hints of before, and time to begin to listen
+    await other.agents.wait_for_news(200)  # hints of before, and time to begin to listen
 
     async def hint() -> None:
         while True:
-            await world.service.notify()
+            await world.service.agents.notify()
             await asyncio.sleep(0.02)
 
     hints = asyncio.create_task(hint())
     try:
-        await asyncio.wait_for(other.wait_for_news(60_000), timeout=20)
+        await asyncio.wait_for(other.agents.wait_for_news(60_000), timeout=20)
     finally:
         hints.cancel()
 
 
 async def test_waiting_for_news_ends_with_its_timeout(world: World) -> None:
-    await asyncio.wait_for(world.service.wait_for_news(10), timeout=20)
+    await asyncio.wait_for(world.service.agents.wait_for_news(10), timeout=20)
 
 
 async def test_who_waits_for_agents_is_woken_by_an_announcement_and_not_by_news(world: World) -> None:
     other = await world.another()
-    await other.wait_for_agents(200)  # time to begin to listen
+    await other.agents.wait_for_agents(200)  # time to begin to listen
     heard: list[bool] = []
 
     async def announce() -> None:
         while not heard:
-            await world.service.announce_agents()
+            await world.service.agents.announce_agents()
             await asyncio.sleep(0.02)
 
     announcing = asyncio.create_task(announce())
     try:
-        heard.append(await asyncio.wait_for(other.wait_for_agents(60_000), timeout=20))
+        heard.append(await asyncio.wait_for(other.agents.wait_for_agents(60_000), timeout=20))
     finally:
         announcing.cancel()
     assert heard == [True]
     # what was announced twice is one hint; news alone is none
-    while await asyncio.wait_for(other.wait_for_agents(300), timeout=20):
+    while await asyncio.wait_for(other.agents.wait_for_agents(300), timeout=20):
         pass
-    await world.service.notify()
-    assert not await other.wait_for_agents(300)
+    await world.service.agents.notify()
+    assert not await other.agents.wait_for_agents(300)

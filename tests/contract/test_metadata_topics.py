@@ -6,15 +6,9 @@ import asyncio
 
 import pytest
 
-from metadata.contract.service import (
-    AgentAddress,
-    ChangeKind,
-    Cursor,
-    InvalidPartitionsError,
-    TopicExistsError,
-    UnknownTopicError,
-    WriterFencedError,
-)
+from metadata.contract.leases import AgentAddress, WriterFencedError
+from metadata.contract.tail import ChangeKind, Cursor
+from metadata.contract.topics import InvalidPartitionsError, TopicExistsError, UnknownTopicError
 from tests.contract.metadata_worlds import World, new_topic
 
 # ---- topics ----------------------------------------------------------------------------------------------------------
@@ -22,20 +16,20 @@ from tests.contract.metadata_worlds import World, new_topic
 
 async def test_a_topic_is_made_described_changed_and_deleted(world: World) -> None:
     service = world.service
-    topic = await service.create_topic("orders", partitions=2, configs={"retention.ms": "1"})
-    altered = await service.alter_configs(topic.topic_id, {"retention.ms": None, "cleanup.policy": "compact"})
-    grown = await service.create_partitions(topic.topic_id, 4)
+    topic = await service.agents.create_topic("orders", partitions=2, configs={"retention.ms": "1"})
+    altered = await service.agents.alter_configs(topic.topic_id, {"retention.ms": None, "cleanup.policy": "compact"})
+    grown = await service.agents.create_partitions(topic.topic_id, 4)
 
-    assert list(await service.topics()) == [grown]
+    assert list(await service.agents.list_topics()) == [grown]
     assert (altered.configs, grown.configs) == ({"cleanup.policy": "compact"},) * 2
     assert grown.partition_ids[:2] == topic.partition_ids
     assert len(set(grown.partition_ids)) == 4
 
-    await service.delete_topic(topic.topic_id)
+    await service.agents.delete_topic(topic.topic_id)
 
-    assert list(await service.topics()) == []
-    assert list(await service.watermarks(grown.partition_ids)) == []
-    changes = (await service.tail(Cursor())).changes
+    assert list(await service.agents.list_topics()) == []
+    assert list(await service.agents.watermarks(grown.partition_ids)) == []
+    changes = (await service.agents.tail(Cursor())).changes
     assert [change.kind for change in changes] == [
         ChangeKind.TOPIC_CREATED,
         ChangeKind.CONFIGS_CHANGED,
@@ -57,7 +51,7 @@ async def test_a_name_is_taken_until_its_topic_is_deleted(world: World) -> None:
     first = await new_topic(world.service)
     with pytest.raises(TopicExistsError):
         await new_topic(world.service)
-    await world.service.delete_topic(first.topic_id)
+    await world.service.agents.delete_topic(first.topic_id)
 
     second = await new_topic(world.service)
 
@@ -67,14 +61,14 @@ async def test_a_name_is_taken_until_its_topic_is_deleted(world: World) -> None:
 
 async def test_a_topic_that_does_not_exist_is_said_so(world: World) -> None:
     gone = await new_topic(world.service)
-    await world.service.delete_topic(gone.topic_id)
+    await world.service.agents.delete_topic(gone.topic_id)
 
     with pytest.raises(UnknownTopicError):
-        await world.service.delete_topic(gone.topic_id)
+        await world.service.agents.delete_topic(gone.topic_id)
     with pytest.raises(UnknownTopicError):
-        await world.service.alter_configs(gone.topic_id, {"retention.ms": "1"})
+        await world.service.agents.alter_configs(gone.topic_id, {"retention.ms": "1"})
     with pytest.raises(UnknownTopicError):
-        await world.service.create_partitions(gone.topic_id, 9)
+        await world.service.agents.create_partitions(gone.topic_id, 9)
 
 
 async def test_partitions_are_only_added(world: World) -> None:
@@ -82,7 +76,7 @@ async def test_partitions_are_only_added(world: World) -> None:
 
     for count in (0, 2, 3):
         with pytest.raises(InvalidPartitionsError):
-            await world.service.create_partitions(topic.topic_id, count)
+            await world.service.agents.create_partitions(topic.topic_id, count)
 
 
 # ---- agents ----------------------------------------------------------------------------------------------------------
@@ -90,27 +84,27 @@ async def test_partitions_are_only_added(world: World) -> None:
 
 async def test_an_address_keeps_its_node_id_under_a_new_epoch(world: World) -> None:
     here, there = AgentAddress(host="a", port=1, zone="z1"), AgentAddress(host="a", port=2)
-    first = await world.service.register_agent(here)
-    second = await world.service.register_agent(there)
-    again = await world.service.register_agent(here)
+    first = await world.service.agents.register_agent(here)
+    second = await world.service.agents.register_agent(there)
+    again = await world.service.agents.register_agent(here)
 
     assert (again.writer_id, again.epoch) == (first.writer_id, first.epoch + 1)
     assert second.writer_id != first.writer_id
-    alive = await world.service.live_agents()
+    alive = await world.service.agents.live_agents()
     assert [(agent.writer_id, agent.epoch, agent.address) for agent in alive] == [
         (again.writer_id, again.epoch, here),
         (second.writer_id, second.epoch, there),
     ]
     with pytest.raises(WriterFencedError):
-        await world.service.heartbeat(first)
-    await world.service.heartbeat(again)
+        await world.service.agents.heartbeat(first)
+    await world.service.agents.heartbeat(again)
 
 
 async def test_one_address_registered_twice_at_once_gives_two_epochs_of_one_id(world: World) -> None:
     other = await world.another()
     here = AgentAddress(host="a", port=1)
 
-    leases = await asyncio.gather(*(service.register_agent(here) for service in [world.service, other] * 3))
+    leases = await asyncio.gather(*(service.agents.register_agent(here) for service in [world.service, other] * 3))
 
     assert len({lease.writer_id for lease in leases}) == 1
     assert sorted(lease.epoch for lease in leases) == list(range(6))
@@ -118,30 +112,30 @@ async def test_one_address_registered_twice_at_once_gives_two_epochs_of_one_id(w
 
 async def test_draining_ended_and_expired_agents_are_not_alive(world: World) -> None:
     draining, ended, expired = [
-        await world.service.register_agent(AgentAddress(host="a", port=port)) for port in (1, 2, 3)
+        await world.service.agents.register_agent(AgentAddress(host="a", port=port)) for port in (1, 2, 3)
     ]
     await world.expire_leases()
-    await world.service.heartbeat(draining, draining=True)
-    await world.service.heartbeat(ended)
-    assert [agent.writer_id for agent in await world.service.live_agents()] == [ended.writer_id]
+    await world.service.agents.heartbeat(draining, draining=True)
+    await world.service.agents.heartbeat(ended)
+    assert [agent.writer_id for agent in await world.service.agents.live_agents()] == [ended.writer_id]
 
-    await world.service.unregister_agent(ended)
-    await world.service.unregister_agent(ended)
-    assert await world.service.live_agents() == []
+    await world.service.agents.unregister_agent(ended)
+    await world.service.agents.unregister_agent(ended)
+    assert await world.service.agents.live_agents() == []
 
-    await world.service.heartbeat(expired)
-    assert [agent.writer_id for agent in await world.service.live_agents()] == [expired.writer_id]
+    await world.service.agents.heartbeat(expired)
+    assert [agent.writer_id for agent in await world.service.agents.live_agents()] == [expired.writer_id]
     with pytest.raises(WriterFencedError):
-        await world.service.heartbeat(ended)
+        await world.service.agents.heartbeat(ended)
 
 
 async def test_a_fenced_agent_cannot_end_its_successors_lease(world: World) -> None:
     here = AgentAddress(host="a", port=1)
-    old, new = await world.service.register_agent(here), await world.service.register_agent(here)
+    old, new = await world.service.agents.register_agent(here), await world.service.agents.register_agent(here)
 
-    await world.service.unregister_agent(old)
+    await world.service.agents.unregister_agent(old)
 
-    assert [agent.epoch for agent in await world.service.live_agents()] == [new.epoch]
+    assert [agent.epoch for agent in await world.service.agents.live_agents()] == [new.epoch]
 
 
 async def test_the_cluster_id_stays_and_remembers_its_store(world: World) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from metadata.contract.groups import OffsetPlace
-from metadata.contract.observation import GroupLag, Observation, PostgresFigures
+from metadata.contract.operators import GroupLag, Observation, PostgresFigures
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.metrics import Metrics
@@ -39,12 +39,12 @@ async def test_lags_are_summed_over_the_partitions_that_a_group_committed_and_th
     await owner.commit(ahead, {OffsetPlace(orders.topic_id, 2): 2**63 - 1})
     await owner.lease_of("without-offsets")
     # then each pair is told, the largest first, equal ones by group, and the rest by its sum
-    every = (await world.service.observe(lags_max=10)).lags
+    every = (await world.service.operators.observe(lags_max=10)).lags
     expected = [("slow", "orders", 7), (STRANGE, "users", 4), ("slow", "users", 4), ("ahead", "orders", 0)]
     assert shown(list(every.largest)) == expected
     assert (every.pairs, every.total_lag) == (4, 15)
     for limit in (0, 1, 2):
-        some = (await world.service.observe(lags_max=limit)).lags
+        some = (await world.service.operators.observe(lags_max=limit)).lags
         assert shown(list(some.largest)) == expected[:limit]
         assert (some.pairs, some.total_lag) == (4, 15)
 
@@ -56,12 +56,12 @@ async def test_the_newest_commit_of_a_pair_is_told_by_the_stores_clock(world: Wo
     await owner.commit(lease, {OffsetPlace(topic.topic_id, 0): 0})
     await world.age_offsets("g", 60_000)
     await owner.commit(lease, {OffsetPlace(topic.topic_id, 1): 0})
-    seen = await world.service.observe(lags_max=1)
+    seen = await world.service.operators.observe(lags_max=1)
     assert 0 <= seen.now_ms - seen.lags.largest[0].newest_commit_ms < 50_000
 
 
 async def test_where_nothing_was_committed_no_lag_is_told(world: World) -> None:
-    seen = await world.service.observe(lags_max=5)
+    seen = await world.service.operators.observe(lags_max=5)
     assert (list(seen.lags.largest), seen.lags.pairs, seen.lags.total_lag) == ([], 0, 0)
 
 
@@ -69,22 +69,22 @@ async def test_a_deleted_topic_has_no_lag(world: World) -> None:
     topic = await new_topic(world.service)
     owner = await Owner.register(world.service)
     await owner.commit(await owner.lease_of("g"), {OffsetPlace(topic.topic_id, 0): 0})
-    assert (await world.service.observe(lags_max=5)).lags.pairs == 1
-    await world.service.delete_topic(topic.topic_id)
-    assert (await world.service.observe(lags_max=5)).lags.pairs == 0
+    assert (await world.service.operators.observe(lags_max=5)).lags.pairs == 1
+    await world.service.agents.delete_topic(topic.topic_id)
+    assert (await world.service.operators.observe(lags_max=5)).lags.pairs == 0
 
 
 async def test_agents_and_compactors_are_counted_while_their_leases_run(world: World) -> None:
     async def counted() -> tuple[int, int, int]:
-        seen = await world.service.observe(lags_max=0)
+        seen = await world.service.operators.observe(lags_max=0)
         return seen.agents["serving"], seen.agents["draining"], seen.compactors
 
     assert await counted() == (0, 0, 0)
     await registered(world.service, 9092)
     leaving = await registered(world.service, 9093)
-    await world.service.register_compactor("here")
+    await world.service.compactors.register_compactor("here")
     assert await counted() == (2, 0, 1)
-    await world.service.heartbeat(leaving, draining=True)
+    await world.service.agents.heartbeat(leaving, draining=True)
     assert await counted() == (1, 1, 1)
     await world.expire_leases()
     await world.lapse_jobs()
@@ -107,11 +107,11 @@ async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_en
     await sleeper.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     await sleeper.fetchval("SELECT count(*) FROM files")
     try:
-        before = figures(await world.service.observe(lags_max=0))
+        before = figures(await world.service.operators.observe(lags_max=0))
         # when others go on
         for number in range(20):
             await new_topic(world.service, f"topic-{number}")
-        after = figures(await world.service.observe(lags_max=0))
+        after = figures(await world.service.operators.observe(lags_max=0))
         # then its snapshot is so much older, and so is its transaction
         ages = before.oldest_xmin_transactions["session"], after.oldest_xmin_transactions["session"]
         assert ages[1] >= ages[0] + 20
@@ -125,7 +125,7 @@ async def test_a_long_transaction_and_the_snapshot_it_holds_are_told_until_it_en
     finally:
         with suppress(OSError):
             await sleeper.close()
-    now = figures(await world.service.observe(lags_max=0))
+    now = figures(await world.service.operators.observe(lags_max=0))
     assert now.oldest_xmin_transactions["session"] < 20
     assert now.connections["idle_in_transaction"] < after.connections["idle_in_transaction"]
     await world.close()
@@ -137,9 +137,9 @@ async def test_a_replication_slot_tells_what_it_keeps(postgres_url: str) -> None
     slot = postgres_url.rpartition("/")[2]
     try:
         await run_sql(postgres_url, f"SELECT pg_create_physical_replication_slot('{slot}', true)")
-        before = figures(await world.service.observe(lags_max=0)).slot_retained_bytes
+        before = figures(await world.service.operators.observe(lags_max=0)).slot_retained_bytes
         await new_topic(world.service)
-        assert figures(await world.service.observe(lags_max=0)).slot_retained_bytes > before
+        assert figures(await world.service.operators.observe(lags_max=0)).slot_retained_bytes > before
     finally:
         await run_sql(postgres_url, f"SELECT pg_drop_replication_slot('{slot}')")
         await world.close()
@@ -153,7 +153,9 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
         """Rows of `watermarks`, once Postgres has counted that some are dead, or none."""
         deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
-            (table,) = (each for each in figures(await world.service.observe(lags_max=0)).tables if each.name == name)
+            (table,) = (
+                each for each in figures(await world.service.operators.observe(lags_max=0)).tables if each.name == name
+            )
             if (table.dead_rows > 0) == dead and table.live_rows:
                 assert table.size_bytes > 0
                 return table.live_rows
@@ -167,7 +169,7 @@ async def test_a_table_tells_its_dead_rows_before_vacuum_and_none_after(postgres
     assert await watermarks(dead=True) == 50
     await run_sql(postgres_url, "VACUUM watermarks")
     assert await watermarks(dead=False) == 50
-    tables = [each.name for each in figures(await world.service.observe(lags_max=0)).tables]
+    tables = [each.name for each in figures(await world.service.operators.observe(lags_max=0)).tables]
     assert {"files", "extents", "group_offsets", "log_starts"} <= set(tables)
     await world.close()
 
@@ -186,9 +188,9 @@ async def test_a_role_that_may_not_read_all_statistics_sees_that_something_is_hi
     world = PostgresWorld(f"postgresql://{role}:x@{rest}")
     try:
         await world.service.open()
-        assert figures(await world.service.observe(lags_max=0)).connections["hidden"] >= 1
+        assert figures(await world.service.operators.observe(lags_max=0)).connections["hidden"] >= 1
         await run_sql(postgres_url, f"GRANT pg_read_all_stats TO {role}")
-        assert figures(await world.service.observe(lags_max=0)).connections["hidden"] == 0
+        assert figures(await world.service.operators.observe(lags_max=0)).connections["hidden"] == 0
     finally:
         await world.close()
         await other.close()
@@ -200,7 +202,7 @@ async def test_waiting_for_a_connection_of_the_pool_is_measured_and_those_in_use
     service = PostgresMetadata(postgres_url, runtime=Runtime(metrics=metrics))
     await service.open()
     try:
-        await asyncio.gather(*(service.live_agents() for _ in range(3)))
+        await asyncio.gather(*(service.agents.live_agents() for _ in range(3)))
         text = metrics.render().decode()
         assert "siltstone_postgres_pool_wait_seconds_count 3.0" in text
         assert 'siltstone_postgres_pool_connections{state="in_use"} 0.0' in text

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from metadata.contract.scan import PartitionSnapshot
-from metadata.contract.service import UnknownTopicError
+from metadata.contract.readers import PartitionSnapshot
+from metadata.contract.topics import UnknownTopicError
 from tests.contract.merges import claim, commit_of, job, merge
 from tests.contract.metadata_worlds import World, Writer, batch, new_topic
 
@@ -22,7 +22,7 @@ def ranges(partition: PartitionSnapshot) -> list[tuple[int, int, int]]:
 async def test_a_snapshot_holds_all_levels_of_one_topic_and_nothing_of_another(world: World) -> None:
     # given two topics whose batches share files, the older ones merged
     writer = await Writer.register(world.service)
-    topic = await world.service.create_topic("orders", partitions=2, configs={"retention.ms": "5"})
+    topic = await world.service.agents.create_topic("orders", partitions=2, configs={"retention.ms": "5"})
     other = await new_topic(world.service, "others")
     first, second = topic.partition_ids
     old = await writer.commit(batch(first, 3), batch(second, 2), batch(other.partition_ids[0], 4))
@@ -30,7 +30,7 @@ async def test_a_snapshot_holds_all_levels_of_one_topic_and_nothing_of_another(w
     young = await writer.commit(batch(first, 5), batch(other.partition_ids[0], 6))
 
     # when
-    found = await world.service.topic_snapshot("orders")
+    found = await world.service.readers.topic_snapshot("orders")
 
     # then
     assert found.topic == topic
@@ -42,11 +42,11 @@ async def test_a_snapshot_holds_all_levels_of_one_topic_and_nothing_of_another(w
     ]
     assert [list(each.aborted) for each in found.partitions] == [[], []]
     (row,) = found.partitions[0].l0
-    files = {file.file_id: file for file in await world.service.files()}
+    files = {file.file_id: file for file in await world.service.operators.files()}
     assert (row.key, row.file_size_bytes) == (files[young.file_id].key, files[young.file_id].size_bytes)
     assert (row.partition_id, row.length, row.min_timestamp_ms, row.max_timestamp_ms) == (first, 100, 10, 20)
     assert row.created_ms == young.created_ms <= found.taken_ms
-    assert list(found.partitions[0].extents) == list(await world.service.leveled_extents(first, 0))
+    assert list(found.partitions[0].extents) == list(await world.service.readers.leveled_extents(first, 0))
 
 
 async def test_what_lies_below_the_log_start_is_left_out_and_an_extent_across_it_stays(world: World) -> None:
@@ -58,10 +58,10 @@ async def test_what_lies_below_the_log_start_is_left_out_and_an_extent_across_it
     await writer.commit(batch(id_, 4))
     await writer.commit(batch(id_, 4))
 
-    await world.service.delete_records(id_, 2)
-    (across,) = (await world.service.topic_snapshot("orders")).partitions
-    await world.service.delete_records(id_, 8)
-    (whole,) = (await world.service.topic_snapshot("orders")).partitions
+    await world.service.agents.delete_records(id_, 2)
+    (across,) = (await world.service.readers.topic_snapshot("orders")).partitions
+    await world.service.agents.delete_records(id_, 8)
+    (whole,) = (await world.service.readers.topic_snapshot("orders")).partitions
 
     assert (across.log_start_offset, ranges(across)) == (2, [(1, 0, 3), (0, 4, 7), (0, 8, 11)])
     assert (whole.log_start_offset, ranges(whole)) == (8, [(0, 8, 11)])
@@ -72,9 +72,9 @@ async def test_an_unknown_topic_is_refused_with_names_that_are_spelt_like_it(wor
         await new_topic(world.service, name)
 
     with pytest.raises(UnknownTopicError, match="no topic 'flihgts'") as close:
-        await world.service.topic_snapshot("flihgts")
+        await world.service.readers.topic_snapshot("flihgts")
     with pytest.raises(UnknownTopicError) as far:
-        await world.service.topic_snapshot("weather")
+        await world.service.readers.topic_snapshot("weather")
 
     assert "'flights'" in close.value.remedy
     assert "orders" not in close.value.remedy
@@ -85,13 +85,13 @@ async def test_a_deleted_topic_is_unknown_and_one_of_the_same_name_is_empty(worl
     writer = await Writer.register(world.service)
     topic = await new_topic(world.service)
     await writer.commit(batch(topic.partition_ids[0], 4))
-    await world.service.delete_topic(topic.topic_id)
+    await world.service.agents.delete_topic(topic.topic_id)
 
     with pytest.raises(UnknownTopicError):
-        await world.service.topic_snapshot("orders")
+        await world.service.readers.topic_snapshot("orders")
     await new_topic(world.service)
 
-    (partition,) = (await world.service.topic_snapshot("orders")).partitions
+    (partition,) = (await world.service.readers.topic_snapshot("orders")).partitions
     assert (partition.high_watermark, ranges(partition)) == (0, [])
 
 
@@ -106,7 +106,7 @@ async def test_snapshots_taken_while_merges_commit_hold_every_offset_once(world:
     async def merges() -> None:
         for at in range(0, len(files), 2):
             claimed = await claim(world.service, job(l0_file_ids=files[at : at + 2]))
-            await world.service.commit_merge(commit_of(claimed))
+            await world.service.compactors.commit_merge(commit_of(claimed))
             await writer.commit(batch(id_, 2))
             await asyncio.sleep(0)
         done.set()
@@ -116,7 +116,7 @@ async def test_snapshots_taken_while_merges_commit_hold_every_offset_once(world:
 
     # then
     while not done.is_set():
-        (partition,) = (await reader.topic_snapshot("orders")).partitions
+        (partition,) = (await reader.readers.topic_snapshot("orders")).partitions
         found = ranges(partition)
         assert [base for _, base, _ in found] == [0, *(last + 1 for _, _, last in found[:-1])]
         assert found[-1][2] + 1 == partition.high_watermark
@@ -127,10 +127,10 @@ async def test_snapshots_taken_while_merges_commit_hold_every_offset_once(world:
 
 
 async def test_a_pin_lasts_a_day_at_most_unless_it_is_renewed(world: World) -> None:
-    pin_id = await world.service.pin("reader", ttl_ms=10**15)
+    pin_id = await world.service.readers.pin("reader", ttl_ms=10**15)
 
-    ((found, holder, created_ms, expires_ms),) = await world.service.pins()
+    ((found, holder, created_ms, expires_ms),) = await world.service.operators.pins()
 
     assert (found, holder) == (pin_id, "reader")
     assert expires_ms - created_ms == 86_400_000
-    assert await world.service.beat_pin(pin_id, ttl_ms=10**15)
+    assert await world.service.readers.beat_pin(pin_id, ttl_ms=10**15)

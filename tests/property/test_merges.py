@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compactor.merging import cursors, windows
 from compactor.planning.spec import GIB, MergeKind
-from metadata.contract.compaction import CommitMerge
+from metadata.contract.jobs import CommitMerge
 from tests.fixtures.chance import examples
 from tests.fixtures.merge_inputs import MergeWorld, Sent, extents_of, keyed, records_in
 from tests.fixtures.record_batches import NOW_MS

@@ -22,7 +22,8 @@ from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_entries import TopicEntries
-from metadata.contract.service import AgentAddress, AgentInfo, Topic
+from metadata.contract.leases import AgentAddress, AgentInfo
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import Clock, SystemClock
 from runtime.runtime import Runtime
@@ -70,7 +71,7 @@ class Parts:
         self.metadata = MemoryMetadata()
         self.topic_cache = TopicCache()
         self.follower = Follower(
-            metadata=self.metadata,
+            metadata=self.metadata.agents,
             topic_cache=self.topic_cache,
             index=LogIndex(),
             parked_readers=ParkedReaders(),
@@ -79,7 +80,7 @@ class Parts:
             runtime=Runtime(),
         )
         self.membership = Membership(
-            metadata=self.metadata,
+            metadata=self.metadata.agents,
             address=AgentAddress(host="h", port=1),
             runtime=self.runtime,
         )
@@ -230,17 +231,17 @@ async def change(parts: Parts, step: tuple[object, ...]) -> None:
         parts.see([agent(node_id, zone) for node_id, zone in sorted(cast("list[tuple[int, str]]", what))])
         return
     if kind == "restart":  # as after a cold start from a snapshot
-        parts.topic_cache.load(await parts.metadata.topics())
+        parts.topic_cache.load(await parts.metadata.agents.list_topics())
         return
     topic = parts.topic_cache.topic(cast("str", what))
     if kind == "create" and topic is None:
-        await parts.metadata.create_topic(cast("str", what), partitions=cast("int", step[2]), configs={})
+        await parts.metadata.agents.create_topic(cast("str", what), partitions=cast("int", step[2]), configs={})
     elif kind == "delete" and topic is not None:
-        await parts.metadata.delete_topic(topic.topic_id)
+        await parts.metadata.agents.delete_topic(topic.topic_id)
     elif kind == "grow" and topic is not None:
-        await parts.metadata.create_partitions(topic.topic_id, len(topic.partition_ids) + cast("int", step[2]))
+        await parts.metadata.agents.create_partitions(topic.topic_id, len(topic.partition_ids) + cast("int", step[2]))
     elif kind == "alter" and topic is not None:
-        await parts.metadata.alter_configs(topic.topic_id, {"retention.ms": "1000"})
+        await parts.metadata.agents.alter_configs(topic.topic_id, {"retention.ms": "1000"})
     await parts.follower.catch_up()
 
 
@@ -277,8 +278,8 @@ V12 = RequestHeader(3, 12, 7, None)
 async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_another() -> None:
     # given an answer that is being made, slice by slice
     parts = Parts()
-    await parts.metadata.create_topic("a", partitions=40 * SLICE_PARTITIONS, configs={})
-    await parts.metadata.create_topic("b", partitions=1, configs={})
+    await parts.metadata.agents.create_topic("a", partitions=40 * SLICE_PARTITIONS, configs={})
+    await parts.metadata.agents.create_topic("b", partitions=1, configs={})
     await parts.follower.catch_up()
     as_it_was = parts.made_anew(V12, ALL)
     answering = asyncio.create_task(parts.answer(V12, ALL))
@@ -297,7 +298,7 @@ async def test_an_answer_that_takes_long_is_of_one_instant_and_not_kept_for_anot
 
 async def test_clients_that_ask_together_have_it_made_once() -> None:
     parts = Parts()
-    await parts.metadata.create_topic("a", partitions=5 * SLICE_PARTITIONS, configs={})
+    await parts.metadata.agents.create_topic("a", partitions=5 * SLICE_PARTITIONS, configs={})
     await parts.follower.catch_up()
     answers = [metadata_api.handle(cast("Broker", parts), V12, ALL) for _ in range(3)]
     made = await asyncio.gather(*(answer for answer in answers if inspect.isawaitable(answer)))

@@ -14,7 +14,8 @@ from compactor.planning.draft import PlanDraft
 from compactor.planning.plan import plan_merges
 from compactor.planning.runs import runs, similar
 from compactor.planning.spec import MIB, MergeKind, MergeSpec, PlanOptions
-from metadata.contract.compaction import CompactionView, FileClass, FileView, LeveledExtent, PartitionView
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.leveled import FileClass, LeveledExtent
 from tests.fixtures.chance import examples
 from tests.fixtures.plan_views import Outcome, a_file, a_partition, an_extent
 

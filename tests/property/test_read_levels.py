@@ -23,8 +23,9 @@ from agents.tail.follower import Follower
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
-from metadata.contract.compaction import LeveledExtent
-from metadata.contract.service import AgentAddress, CommitL0, L0Batch, WriterLease
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.leveled import LeveledExtent
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
@@ -91,7 +92,7 @@ class World:
         self.index, self.seq = LogIndex(), 0
         self.models = {number: Model() for number in range(1, PARTITIONS + 1)}
         self.follower = Follower(
-            metadata=self.metadata,
+            metadata=self.metadata.agents,
             topic_cache=TopicCache(),
             index=self.index,
             parked_readers=ParkedReaders(),
@@ -103,16 +104,16 @@ class World:
             settings=Settings(cache_cold_bytes=self.random.choice([0, 2_000, 100_000])),
             index=self.index,
             store=self.store,
-            metadata=self.metadata,
+            metadata=self.metadata.readers,
             catch_up=self.follower.catch_up,
             runtime=self.runtime,
         )
 
     async def begin(self) -> None:
-        topic = await self.metadata.create_topic("t", partitions=PARTITIONS, configs={})
+        topic = await self.metadata.agents.create_topic("t", partitions=PARTITIONS, configs={})
         assert list(topic.partition_ids) == list(self.models)
         self.topic_id = topic.topic_id
-        self.lease: WriterLease = await self.metadata.register_agent(AgentAddress(host="h", port=1))
+        self.lease: WriterLease = await self.metadata.agents.register_agent(AgentAddress(host="h", port=1))
         self.merger = await HandMerger.start(self.metadata, self.store, runtime=self.runtime)
         await self.follower.catch_up()  # not started: the history says when it looks
 
@@ -149,7 +150,7 @@ class World:
         request = CommitL0(
             lease=self.lease, seq=self.seq, key=key, size_bytes=len(file.body), crc32c=file.crc32c, batches=rows
         )
-        committed = await self.metadata.commit_l0(request)
+        committed = await self.metadata.agents.commit_l0(request)
         for row, result in zip(rows, committed.results, strict=True):
             model, base = self.models[row.partition_id], result.base_offset
             place = (base, base + row.record_count - 1)
@@ -173,7 +174,7 @@ class World:
     async def merge_leveled(self) -> None:
         found: list[LeveledExtent] = []
         for number in self.models:
-            found += await self.metadata.leveled_extents(number, 0, limit=1_000)
+            found += await self.metadata.readers.leveled_extents(number, 0, limit=1_000)
         chosen = [each.extent_id for each in found if self.random.random() < 0.5]
         if chosen:
             await self.merger.merge(extents=chosen, level=2, shape=self.shape)
@@ -202,14 +203,14 @@ class World:
     async def delete_records(self) -> None:
         number = self.random.choice(list(self.models))
         model = self.models[number]
-        low = await self.metadata.delete_records(number, self.random.randint(model.start, model.end))
+        low = await self.metadata.agents.delete_records(number, self.random.randint(model.start, model.end))
         model.start = low
         model.kept = {each for each in model.kept if each[1] >= low}
         model.flagged = [each for each in model.flagged if each[1] >= low]
 
     async def sweep(self) -> None:
         """The grace is over for all that is dead."""
-        await self.store.delete_many([file.key for file in await self.metadata.dead_files(grace_ms=0)])
+        await self.store.delete_many([file.key for file in await self.metadata.deletion.dead_files(grace_ms=0)])
         self.clock.advance_ms(self.random.choice([0, 20_000, 100_000]))
 
     async def catch_up(self) -> None:

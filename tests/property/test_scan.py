@@ -60,7 +60,7 @@ async def some_log(r: random.Random) -> ScanLog:
         if r.random() < 0.2:
             partition = r.randrange(partitions)
             (high,) = (part.high_watermark for part in (await log.snapshot()).partitions if part.partition == partition)
-            start = await log.metadata.delete_records(log.topic.partition_ids[partition], r.randint(0, high))
+            start = await log.metadata.agents.delete_records(log.topic.partition_ids[partition], r.randint(0, high))
             for place in [place for place in log.records if place[0] == partition and place[1] < start]:
                 del log.records[place]
     return log

@@ -52,8 +52,8 @@ async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[s
     """Those of `metadata/rules/invariants.py`, on the state as it is."""
     objects = _Objects(store)
     files = [file async for file in _all_files(server)]
-    states = await server.producer_states()
-    snapshot = await server.snapshot()
+    states = await server.agents.producer_states()
+    snapshot = await server.agents.snapshot()
     marks = {mark.partition_id: mark for mark in snapshot.watermarks}
     extents = invariants.live_extents(snapshot.files, marks)
     found = [
@@ -70,7 +70,7 @@ async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[s
 
 async def _all_files(server: MemoryMetadata) -> AsyncIterator[invariants.FileInfo]:
     after = 0
-    while page := await server.files(after_file_id=after):
+    while page := await server.operators.files(after_file_id=after):
         for file in page:
             yield file
         after = page[-1].file_id
@@ -78,7 +78,7 @@ async def _all_files(server: MemoryMetadata) -> AsyncIterator[invariants.FileInf
 
 async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
     """Every stored batch by topic and partition number, in offset order. For a state that keeps the invariants."""
-    snapshot = await server.snapshot()
+    snapshot = await server.agents.snapshot()
     marks = {mark.partition_id: mark for mark in snapshot.watermarks}
     names: dict[int, TopicPartition] = {
         id_: (topic.name, number) for topic in snapshot.topics for number, id_ in enumerate(topic.partition_ids)

@@ -7,7 +7,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from agents.agent import Agent
-from metadata.contract.service import MetadataUnavailableError, WriterFencedError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.leases import WriterFencedError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime

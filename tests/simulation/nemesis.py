@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from runtime.ids import SystemIds
 from storage.objects import ObjectStoreError
 from storage.wrappers.retrying import Retrying
@@ -95,8 +95,8 @@ class Nemesis:
         world = self._world
         topic = next(iter(world.server.database.topics.values()))
         retention_ms = str(int(world.faults.between(86_400_000, 864_000_000)))
-        finish(world.server.alter_configs(topic.topic_id, {"retention.ms": retention_ms}))
-        if finish(world.server.forget_rows(before_ms=world.server_clock.wall_ms() + 1)):
+        finish(world.server.agents.alter_configs(topic.topic_id, {"retention.ms": retention_ms}))
+        if finish(world.server.deletion.forget_rows(before_ms=world.server_clock.wall_ms() + 1)):
             world.faults.count(Fault.ROWS_FORGOTTEN)
 
 
@@ -144,7 +144,7 @@ class Janitor:
         world.faults.count(Fault.OBJECT_DELETED)
 
     async def may_delete(self, key: str) -> bool:
-        return await self._metadata.abort_file(key)
+        return await self._metadata.deletion.abort_file(key)
 
 
 class TopicAdmin(Client):

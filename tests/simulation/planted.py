@@ -16,9 +16,12 @@ from agents.agent import Agent
 from agents.tail.follower import Follower
 from agents.tail.log_index import FileRef, LogIndex
 from agents.write.path import FileOnItsWay, WritePath
-from metadata.contract import service as s
-from metadata.memory import store as memory
-from metadata.memory.store import MemoryMetadata
+from metadata.contract.files import FileState
+from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed, L0Batch
+from metadata.contract.leases import WriterLease
+from metadata.contract.topics import Watermarks
+from metadata.memory import agents as memory
+from metadata.memory.agents import MemoryAgents
 from metadata.rules.producer_state import judge
 from storage.objects import PutInDoubtError
 from storage.wrappers.retrying import Retrying
@@ -29,9 +32,9 @@ from wire.error_codes import ErrorCode
 Plant = Callable[[], AbstractContextManager[None]]
 
 
-async def _commit_once(self: Any, file: FileOnItsWay) -> s.Committed:
+async def _commit_once(self: Any, file: FileOnItsWay) -> Committed:
     """`WritePath._commit_until_answered` that does not repeat."""
-    request = s.CommitL0(
+    request = CommitL0(
         lease=file.lease,
         seq=file.seq,
         key=file.key,
@@ -50,7 +53,7 @@ def seals_again_what_is_in_doubt() -> Iterator[None]:
     async def sealing_again(self: Any, file: FileOnItsWay) -> None:
         try:
             await finish(self, file)
-        except s.CommitInDoubtError:
+        except CommitInDoubtError:
             for submission in file.sealed.submissions:
                 self._buffer.add(submission, self._clock.monotonic_ms())
             self._poke()
@@ -102,7 +105,7 @@ def deletes_without_winning_the_key() -> Iterator[None]:
     """The janitor looks whether a key was committed, and deletes when it was not, without aborting it first."""
 
     async def looks_only(self: Any, key: str) -> bool:
-        return key not in {file.key for file in await self._metadata.files()}
+        return key not in {file.key for file in await self._metadata.operators.files()}
 
     with patch.object(Janitor, "may_delete", looks_only), _deletions_unwatched():
         yield
@@ -123,20 +126,20 @@ def reads_producers_before_the_locks() -> Iterator[None]:
     commit_l0 = SimulatedMetadata.commit_l0
     before: dict[str, Mapping[Any, Any]] = {}
 
-    async def remembering(self: Any, request: s.CommitL0) -> s.Committed:
+    async def remembering(self: Any, request: CommitL0) -> Committed:
         before[request.key] = dict(self.server.database.producers)
         return await commit_l0(self, request)
 
-    on_far_side = MemoryMetadata.commit_l0
+    on_far_side = MemoryAgents.commit_l0
 
-    async def late(self: Any, request: s.CommitL0) -> s.Committed:
-        def stale(batches: Sequence[s.L0Batch], *, producers: Any, **rest: Any) -> Any:
+    async def late(self: Any, request: CommitL0) -> Committed:
+        def stale(batches: Sequence[L0Batch], *, producers: Any, **rest: Any) -> Any:
             return judge(batches, producers=before.get(request.key, producers), **rest)
 
         with patch.object(memory, "judge", stale):
             return await on_far_side(self, request)
 
-    with patch.object(SimulatedMetadata, "commit_l0", remembering), patch.object(MemoryMetadata, "commit_l0", late):
+    with patch.object(SimulatedMetadata, "commit_l0", remembering), patch.object(MemoryAgents, "commit_l0", late):
         yield
 
 
@@ -148,10 +151,10 @@ def answers_latest_from_memory() -> Iterator[None]:
     def forgetful(self: Any, *args: Any) -> Any:
         broker = make(self, *args)
 
-        async def get(partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
+        async def get(partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
             logs = {id_: broker.index.partition(id_) for id_ in partition_ids}
             return {
-                id_: s.Watermarks(
+                id_: Watermarks(
                     partition_id=id_,
                     log_start_offset=log.start,
                     last_stable_offset=log.end,
@@ -174,7 +177,7 @@ def goes_on_after_a_doubt() -> Iterator[None]:
     cursor past it: had it been done, this agent would never see what it holds."""
     saw_own = Follower.saw_own
 
-    def leaping(self: Any, lease: s.WriterLease, seq: int, *rest: Any) -> None:
+    def leaping(self: Any, lease: WriterLease, seq: int, *rest: Any) -> None:
         saw_own(self, lease, seq, *rest)
         writers = dict(self._cursor.writers)
         writers[lease.writer_id] = max(writers.get(lease.writer_id, (0, 0)), (lease.epoch, seq))
@@ -185,7 +188,7 @@ def goes_on_after_a_doubt() -> Iterator[None]:
     async def giving_up(self: Any, file: FileOnItsWay) -> None:
         try:
             await finish(self, file)
-        except s.CommitInDoubtError as error:
+        except CommitInDoubtError as error:
             self._give_up(file, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
     with (
@@ -199,29 +202,29 @@ def goes_on_after_a_doubt() -> Iterator[None]:
 @contextmanager
 def fences_nobody() -> Iterator[None]:
     """The commit does not look at the writer's epoch."""
-    check = MemoryMetadata._check_writer
+    check = MemoryAgents._check_writer
 
-    def unfenced(self: Any, request: s.CommitL0) -> Any:
+    def unfenced(self: Any, request: CommitL0) -> Any:
         writer = self.database.writers[request.lease.writer_id]
         lease = replace(request.lease, epoch=writer.epoch)
         return check(self, replace(request, lease=lease, seq=max(request.seq, writer.last_seq + 1)))
 
-    with patch.object(MemoryMetadata, "_check_writer", unfenced):
+    with patch.object(MemoryAgents, "_check_writer", unfenced):
         yield
 
 
 @contextmanager
 def commits_an_aborted_key() -> Iterator[None]:
     """The commit does not see that its key was aborted."""
-    commit_l0 = MemoryMetadata.commit_l0
+    commit_l0 = MemoryAgents.commit_l0
 
-    async def blind(self: Any, request: s.CommitL0) -> s.Committed:
+    async def blind(self: Any, request: CommitL0) -> Committed:
         file_id = self.database.file_ids.get(request.key)
-        if file_id is not None and self.database.files[file_id].info.state is s.FileState.ABORTED:
+        if file_id is not None and self.database.files[file_id].info.state is FileState.ABORTED:
             del self.database.file_ids[request.key]
         return await commit_l0(self, request)
 
-    with patch.object(MemoryMetadata, "commit_l0", blind):
+    with patch.object(MemoryAgents, "commit_l0", blind):
         yield
 
 
@@ -229,7 +232,7 @@ def commits_an_aborted_key() -> Iterator[None]:
 def gives_a_duplicate_another_offset() -> Iterator[None]:
     """A retry is recognised, and answered with the offset that the next batch will get."""
 
-    def forgetful(batches: Sequence[s.L0Batch], *, next_offsets: Mapping[int, int], **rest: Any) -> Any:
+    def forgetful(batches: Sequence[L0Batch], *, next_offsets: Mapping[int, int], **rest: Any) -> Any:
         judged = judge(batches, next_offsets=next_offsets, **rest)
         results = [
             result._replace(base_offset=next_offsets[batch.partition_id]) if result.duplicate else result

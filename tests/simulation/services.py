@@ -15,9 +15,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from metadata.configs.changes import Changes, TopicDecision
-from metadata.contract import service as s
-from metadata.contract.compaction import LeveledExtent
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.files import FileInfo
 from metadata.contract.groups import ExpiredGroups, GroupLease
+from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed, ProducerState
+from metadata.contract.leases import AgentAddress, AgentInfo, WriterFencedError, WriterLease
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.store import ClusterIdentity
+from metadata.contract.tail import Cursor, Snapshot, Tail
+from metadata.contract.topics import Topic, Watermarks
 from metadata.memory.store import MemoryMetadata
 from storage.memory import MemoryStore
 from storage.objects import (
@@ -119,7 +125,7 @@ def finish(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class SimulatedMetadata(FarSide):
-    """`metadata.contract.service.MetadataService` as one agent has it."""
+    """`metadata.contract.store.MetadataStore` as one agent has it."""
 
     def __init__(
         self,
@@ -137,6 +143,13 @@ class SimulatedMetadata(FarSide):
         self._news, self._agents = asyncio.Event(), asyncio.Event()
         self._doubtful: dict[str, None] = {}
 
+    @property
+    def agents(self) -> Any:
+        """It keeps by itself what agents call, of every part."""
+        return self
+
+    groups = readers = operators = deletion = agents
+
     async def open(self) -> None:
         self._listening[self] = None
 
@@ -145,31 +158,31 @@ class SimulatedMetadata(FarSide):
 
     # ---- the log
 
-    async def commit_l0(self, request: s.CommitL0) -> s.Committed:
+    async def commit_l0(self, request: CommitL0) -> Committed:
         fate = self._fate(weight=2.5)
         is_late = fate.is_lost and fate.acts_ms is not None and fate.acts_ms > fate.told_ms
         if fate.is_lost:
             self._note("commit in doubt", key=request.key, acts=fate.acts_ms is not None)
 
-        async def act() -> s.Committed:
+        async def act() -> Committed:
             return await self._commit(request, is_late=is_late)
 
         try:
-            return await self.call(fate, act, lambda: s.CommitInDoubtError("the answer was lost"))
-        except s.CommitInDoubtError:
+            return await self.call(fate, act, lambda: CommitInDoubtError("the answer was lost"))
+        except CommitInDoubtError:
             self._doubtful[request.key] = None
             raise
 
-    async def _commit(self, request: s.CommitL0, *, is_late: bool) -> s.Committed:
+    async def _commit(self, request: CommitL0, *, is_late: bool) -> Committed:
         """On the far side; keeps the books."""
         known = request.key in self.server.database.file_ids
         try:
-            committed = await self.server.commit_l0(request)
-        except s.WriterFencedError:
+            committed = await self.server.agents.commit_l0(request)
+        except WriterFencedError:
             self.faults.count(Path.WRITER_FENCED)
             self._note("commit fenced", key=request.key)
             raise
-        except s.CommitRefusedError as error:
+        except CommitRefusedError as error:
             if known:
                 self.faults.count(Path.ABORTED_KEY_REFUSED)
             self._note("commit refused", key=request.key, why=str(error))
@@ -183,7 +196,7 @@ class SimulatedMetadata(FarSide):
         self._note("commit", key=request.key, known=known, offsets=[r.base_offset for r in committed.results])
         return committed
 
-    def _count_results(self, request: s.CommitL0, committed: s.Committed) -> None:
+    def _count_results(self, request: CommitL0, committed: Committed) -> None:
         stored: set[tuple[int, int, int]] = set()
         for batch, result in zip(request.batches, committed.results, strict=True):
             what = (batch.partition_id, batch.producer_id, batch.base_sequence)
@@ -197,16 +210,16 @@ class SimulatedMetadata(FarSide):
                 stored.add(what)
 
     async def abort_file(self, key: str) -> bool:
-        return await self._ask(lambda: self.server.abort_file(key))
+        return await self._ask(lambda: self.server.deletion.abort_file(key))
 
-    async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, s.Watermarks]:
-        return await self._ask(lambda: self.server.watermarks(partition_ids))
+    async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
+        return await self._ask(lambda: self.server.agents.watermarks(partition_ids))
 
-    async def snapshot(self) -> s.Snapshot:
-        return await self._ask(self.server.snapshot)
+    async def snapshot(self) -> Snapshot:
+        return await self._ask(self.server.agents.snapshot)
 
-    async def tail(self, cursor: s.Cursor) -> s.Tail:
-        tail = await self._ask(lambda: self.server.tail(cursor))
+    async def tail(self, cursor: Cursor) -> Tail:
+        tail = await self._ask(lambda: self.server.agents.tail(cursor))
         if tail.cold:
             self.faults.count(Path.STARTED_COLD)
             self._note("tail is cold")
@@ -231,78 +244,80 @@ class SimulatedMetadata(FarSide):
 
     # ---- all else
 
-    async def cluster_identity(self) -> s.ClusterIdentity:
+    async def cluster_identity(self) -> ClusterIdentity:
         return await self._ask(self.server.cluster_identity)
 
     async def bind_store(self) -> None:
         await self._ask(self.server.bind_store)
 
-    async def register_agent(self, address: s.AgentAddress) -> s.WriterLease:
-        return await self._ask(lambda: self.server.register_agent(address))
+    async def register_agent(self, address: AgentAddress) -> WriterLease:
+        return await self._ask(lambda: self.server.agents.register_agent(address))
 
-    async def heartbeat(self, lease: s.WriterLease, *, draining: bool = False) -> int:
-        return await self._ask(lambda: self.server.heartbeat(lease, draining=draining))
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+        return await self._ask(lambda: self.server.agents.heartbeat(lease, draining=draining))
 
-    async def unregister_agent(self, lease: s.WriterLease) -> None:
-        await self._ask(lambda: self.server.unregister_agent(lease))
+    async def unregister_agent(self, lease: WriterLease) -> None:
+        await self._ask(lambda: self.server.agents.unregister_agent(lease))
 
-    async def live_agents(self) -> Sequence[s.AgentInfo]:
-        return await self._ask(self.server.live_agents)
+    async def live_agents(self) -> Sequence[AgentInfo]:
+        return await self._ask(self.server.agents.live_agents)
 
-    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> s.Topic:
-        return await self._ask(lambda: self.server.create_topic(name, partitions=partitions, configs=configs))
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        return await self._ask(lambda: self.server.agents.create_topic(name, partitions=partitions, configs=configs))
 
     async def delete_topic(self, topic_id: uuid.UUID) -> None:
-        await self._ask(lambda: self.server.delete_topic(topic_id))
+        await self._ask(lambda: self.server.agents.delete_topic(topic_id))
 
-    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> s.Topic:
-        return await self._ask(lambda: self.server.alter_configs(topic_id, changes))
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
+        return await self._ask(lambda: self.server.agents.alter_configs(topic_id, changes))
 
-    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> s.Topic:
-        return await self._ask(lambda: self.server.create_partitions(topic_id, count))
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+        return await self._ask(lambda: self.server.agents.create_partitions(topic_id, count))
 
-    async def topics(self) -> Sequence[s.Topic]:
-        return await self._ask(self.server.topics)
+    async def list_topics(self) -> Sequence[Topic]:
+        return await self._ask(self.server.agents.list_topics)
 
     async def allocate_producer_ids(self, count: int) -> range:
-        return await self._ask(lambda: self.server.allocate_producer_ids(count))
+        return await self._ask(lambda: self.server.agents.allocate_producer_ids(count))
 
-    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[s.FileInfo]:
-        return await self._ask(lambda: self.server.files(after_file_id=after_file_id, limit=limit))
+    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
+        return await self._ask(lambda: self.server.operators.files(after_file_id=after_file_id, limit=limit))
 
-    async def producer_states(self) -> Sequence[s.ProducerState]:
-        return await self._ask(self.server.producer_states)
+    async def producer_states(self) -> Sequence[ProducerState]:
+        return await self._ask(self.server.agents.producer_states)
 
-    # ---- of `CompactionMetadata`, what an agent asks for
+    # ---- readers, groups and the log start
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
-        return await self._ask(lambda: self.server.leveled_extents(partition_id, offset, limit=limit))
+        return await self._ask(lambda: self.server.readers.leveled_extents(partition_id, offset, limit=limit))
 
     async def leveled_extents_by_timestamp(
         self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
     ) -> Sequence[LeveledExtent]:
-        look_up = self.server.leveled_extents_by_timestamp
+        look_up = self.server.readers.leveled_extents_by_timestamp
         return await self._ask(lambda: look_up(partition_id, timestamp_ms, from_offset=from_offset, limit=limit))
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
-        return await self._ask(lambda: self.server.largest_leveled_timestamp(partition_id))
+        return await self._ask(lambda: self.server.readers.largest_leveled_timestamp(partition_id))
 
     async def delete_records(self, partition_id: int, offset: int) -> int:
-        return await self._ask(lambda: self.server.delete_records(partition_id, offset))
+        return await self._ask(lambda: self.server.agents.delete_records(partition_id, offset))
 
     async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
-        return await self._ask(lambda: self.server.fenced_leases(leases))
+        return await self._ask(lambda: self.server.groups.fenced_leases(leases))
 
     async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
-        return await self._ask(lambda: self.server.groups_with_members(after=after, limit=limit))
+        return await self._ask(lambda: self.server.groups.groups_with_members(after=after, limit=limit))
 
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
         return await self._ask(
-            lambda: self.server.expire_groups(offsets_retention_ms=offsets_retention_ms, idle_group_ms=idle_group_ms)
+            lambda: self.server.groups.expire_groups(
+                offsets_retention_ms=offsets_retention_ms, idle_group_ms=idle_group_ms
+            )
         )
 
     async def _ask(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return await self.call(self._fate(), act, lambda: s.MetadataUnavailableError("no answer"))
+        return await self.call(self._fate(), act, lambda: MetadataUnavailableError("no answer"))
 
     def _fate(self, weight: float = 1.0) -> Fate:
         faults = self.faults

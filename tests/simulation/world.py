@@ -19,7 +19,7 @@ from typing import Any
 
 import structlog
 
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
 from metadata.memory.store import MemoryMetadata
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
@@ -165,7 +165,7 @@ class World:
     # ---- the run
 
     async def run(self) -> None:
-        await self.server.create_topic(STEADY, partitions=len(self.partitions), configs={})
+        await self.server.agents.create_topic(STEADY, partitions=len(self.partitions), configs={})
         clients, consumers, admin = self._clients()
         has_janitor = self.rng.random() < 0.5
         for seat in self.seats:
@@ -173,7 +173,7 @@ class World:
         for client in (*clients, *consumers):
             client.start()
         if admin is not None:
-            await self.server.create_topic(CHURNED, partitions=1, configs={})
+            await self.server.agents.create_topic(CHURNED, partitions=1, configs={})
             self._watch_deletions()
             admin.start()
         if has_janitor:
@@ -188,7 +188,7 @@ class World:
         await self._until("agents ready", lambda: [seat.address for seat in self.seats if not seat.is_ready])
         await self._until("clients answered", lambda: [each.name for each in clients if not each.is_done])
         await self._until("copies answered", lambda: ["copies"] * self._copies)
-        snapshot = await self.server.snapshot()
+        snapshot = await self.server.agents.snapshot()
         self._ends = self._ends_of(snapshot)
         auditors = [Auditor(self, seat.address, self.partitions) for seat in self.seats]
         for auditor in auditors:
@@ -216,7 +216,7 @@ class World:
 
     def _watch_deletions(self) -> None:
         """Note when a topic is deleted, by the metadata's own doing."""
-        delete_topic = self.server.delete_topic
+        delete_topic = self.server.agents.delete_topic
 
         async def noted(topic_id: Any) -> None:
             topic = self.server.database.topics.get(topic_id)
@@ -224,7 +224,7 @@ class World:
             if topic is not None:
                 self.deleted_ms[topic.name] = self.loop.now_ms
 
-        self.server.delete_topic = noted  # type: ignore[method-assign]
+        self.server.agents.delete_topic = noted  # type: ignore[method-assign]
 
     def _heal(self) -> None:
         self.note("world", "heals")

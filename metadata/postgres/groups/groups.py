@@ -21,15 +21,13 @@ from metadata.contract.groups import (
     GroupLease,
     GroupRecord,
     GroupSummary,
-    GroupsView,
     OffsetCommitBatch,
     OffsetCommitResult,
     OffsetPlace,
-    StrayOffset,
     TakenGroup,
     check_group_id,
 )
-from metadata.contract.service import WriterFencedError, WriterLease
+from metadata.contract.leases import WriterFencedError, WriterLease
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import OffsetCommitter, begin_writing_offsets, delete_places, read_offsets
 from metadata.postgres.rows import LONGS, now_ms, statement
@@ -40,7 +38,6 @@ NOW_MS = sa.text("clock_ms()")
 NEXT_EPOCH = sa.text("nextval('group_epochs')")
 EXPIRED_MAX = 10_000
 """Offsets, and groups, deleted by one call."""
-STRAY_OFFSETS_MAX = 1_000
 TAKE_LOCK_TIMEOUT_MS = 2_000
 """How long the take of one group may wait for its row: takes of others wait behind it."""
 _TAKE_LOCK_TIMEOUT = statement(f"SET LOCAL lock_timeout = {TAKE_LOCK_TIMEOUT_MS}")
@@ -87,13 +84,6 @@ _FENCED_LEASES = statement(
 _KNOWN = statement("SELECT group_id FROM groups WHERE group_id = ANY (:group_ids)", group_ids=sa.ARRAY(Utf8)).columns(
     group_id=Utf8
 )
-_STRAY_OFFSETS = statement(
-    """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
-    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = o.group_id)
-        OR NOT EXISTS (SELECT FROM partitions p WHERE p.topic_id = o.topic_id AND p.partition = o.partition)
-    ORDER BY o.group_id, o.topic_id, o.partition LIMIT :limit""",
-    limit=sa.BigInteger,
-).columns(group_id=Utf8, topic_id=sa.Uuid)
 _OFFSETS_OF_GROUP = (
     sa.select(sa.func.count())
     .select_from(GROUP_OFFSETS)
@@ -101,7 +91,7 @@ _OFFSETS_OF_GROUP = (
     .scalar_subquery()
     .label("offsets")
 )
-_SUMMARY = (
+SUMMARY = (
     GROUPS.c.group_id,
     GROUPS.c.epoch,
     GROUPS.c.owner_id,
@@ -122,7 +112,7 @@ _RECORD = (
 
 
 class PostgresGroups:
-    """Part of `PostgresMetadata`."""
+    """Keeps `GroupMetadata`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -149,7 +139,7 @@ class PostgresGroups:
             await _check_alive(connection, owner)  # after the lock, which may have been waited for
             if row is None:
                 return None
-            return TakenGroup(lease=GroupLease(group_id=group_id, epoch=row.epoch), record=_record(row))
+            return TakenGroup(lease=GroupLease(group_id=group_id, epoch=row.epoch), record=record_of(row))
 
         return await self._database.write(work)
 
@@ -211,13 +201,13 @@ class PostgresGroups:
 
         await self._database.write(work)
 
-    async def groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
-        query = sa.select(*_SUMMARY).order_by(GROUPS.c.group_id).limit(limit)
+    async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
+        query = sa.select(*SUMMARY).order_by(GROUPS.c.group_id).limit(limit)
         if after is not None:
             query = query.where(GROUPS.c.group_id > after)
 
         async def work(connection: AsyncConnection) -> Sequence[GroupSummary]:
-            return [_summary(row) for row in await connection.execute(query)]
+            return [summary_of(row) for row in await connection.execute(query)]
 
         return await self._database.read(work)
 
@@ -235,7 +225,7 @@ class PostgresGroups:
         async def work(connection: AsyncConnection) -> GroupRecord | None:
             query = sa.select(*_RECORD).where(GROUPS.c.group_id == group_id)
             row = (await connection.execute(query)).one_or_none()
-            return None if row is None else _record(row)
+            return None if row is None else record_of(row)
 
         return await self._database.read(work)
 
@@ -263,22 +253,6 @@ class PostgresGroups:
 
         return await self._database.write(work)
 
-    async def groups_view(self) -> GroupsView:
-        async def work(connection: AsyncConnection) -> GroupsView:
-            columns = (*_SUMMARY, GROUPS.c.protocol, GROUPS.c.leader, GROUPS.c.members, GROUPS.c.subscribed_topics)
-            query = sa.select(*columns).order_by(GROUPS.c.group_id)
-            groups = [(_summary(row), _record(row)) for row in await connection.execute(query)]
-            strays = await connection.execute(_STRAY_OFFSETS, {"limit": STRAY_OFFSETS_MAX})
-            # A sequence knows no snapshot: read last, it is at or above all that the groups have.
-            last = await connection.execute(sa.text("SELECT last_value FROM group_epochs"))
-            return GroupsView(
-                groups=groups,
-                last_epoch=last.scalar_one(),
-                stray_offsets=[StrayOffset(row.group_id, OffsetPlace(row.topic_id, row.partition)) for row in strays],
-            )
-
-        return await self._database.read(work, repeatable=True)
-
 
 async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
     """Raises WriterFencedError unless it is one of `live_agents`."""
@@ -304,7 +278,7 @@ def _fenced(lease: GroupLease) -> GroupFencedError:
     return GroupFencedError(f"group {lease.group_id!r} is not at epoch {lease.epoch} any more")
 
 
-def _summary(row: Any) -> GroupSummary:
+def summary_of(row: Any) -> GroupSummary:
     return GroupSummary(
         group_id=row.group_id,
         epoch=row.epoch,
@@ -317,7 +291,7 @@ def _summary(row: Any) -> GroupSummary:
     )
 
 
-def _record(row: Any) -> GroupRecord:
+def record_of(row: Any) -> GroupRecord:
     return GroupRecord(
         protocol_type=row.protocol_type,
         generation=row.generation,

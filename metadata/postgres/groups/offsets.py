@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError
 from metadata.contract.groups import (
     CommittedOffset,
     GroupLease,
@@ -24,7 +25,6 @@ from metadata.contract.groups import (
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.service import MetadataUnavailableError
 from metadata.postgres.connection import (
     ATTEMPTS,
     CONNECTION_ERRORS,
@@ -32,7 +32,6 @@ from metadata.postgres.connection import (
     RETRIABLE_SQLSTATES,
     Database,
     DedicatedConnection,
-    MetadataInDoubtError,
     sqlstate_of,
     unavailable,
 )

@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from metadata.contract.service import (
+from metadata.contract.l0_commit import (
     NO_PRODUCER,
     CommitInDoubtError,
     CommitL0,
     CommitRefusedError,
     Committed,
     L0Batch,
-    WriterFencedError,
 )
+from metadata.contract.leases import WriterFencedError
 from metadata.postgres.connection import (
     ATTEMPTS,
     CONNECTION_ERRORS,
@@ -60,7 +60,7 @@ class Committer:
         await self._line.close()
 
     async def commit_l0(self, request: CommitL0) -> Committed:
-        """See `MetadataService.commit_l0`."""
+        """See `AgentMetadata.commit_l0`."""
         async with self._line.lock:
             connection = await self._line.get()
             try:

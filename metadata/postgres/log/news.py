@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.memory.hints import Hint
 from metadata.postgres.connection import CONNECTION_ERRORS, Database, DedicatedConnection
 from metadata.postgres.driver import Connection
@@ -20,8 +20,8 @@ INTERVAL_MS = 50.0
 LISTEN_AGAIN_MS = 1000.0
 
 
-class PostgresNews:
-    """Part of `PostgresMetadata`."""
+class News:
+    """Part of `PostgresAgents`; the compactors' part gives hints by it, too."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

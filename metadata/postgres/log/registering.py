@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.migrations.schema_versions import check_takes, read_state
 from metadata.postgres.connection import sqlstate_of
 from metadata.postgres.driver import Connection, driver_of

@@ -21,7 +21,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.configs.changes import Changes, TopicDecision, changed
-from metadata.contract.service import ChangeKind, InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
+from metadata.contract.tail import ChangeKind
+from metadata.contract.topics import InvalidPartitionsError, Topic, TopicExistsError, UnknownTopicError
 from metadata.postgres.connection import Database
 from metadata.postgres.groups.offsets import delete_offsets_of_topic
 from metadata.postgres.rows import append_change, begin_killing, kill_extents, lock_partitions, now_ms
@@ -49,8 +50,8 @@ _INSERT_WATERMARKS = sa.text("INSERT INTO watermarks (partition_id) SELECT unnes
 _INSERT_LOG_STARTS = sa.text("INSERT INTO log_starts (partition_id) SELECT unnest(:partition_ids)").bindparams(_IDS)
 
 
-class PostgresTopics:
-    """Part of `PostgresMetadata`."""
+class Topics:
+    """Part of `PostgresAgents`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -135,7 +136,7 @@ class PostgresTopics:
 
         return await self._database.write(work)
 
-    async def topics(self) -> Sequence[Topic]:
+    async def list_topics(self) -> Sequence[Topic]:
         return await self._database.read(read_topics)
 
 

@@ -25,8 +25,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract import compaction as c
-from metadata.contract.service import ChangeKind, MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.jobs import CleanedPartition, CommitMerge, JobLostError, MergeCommitted, MergeRefusedError
+from metadata.contract.tail import ChangeKind
 from metadata.postgres.connection import Database
 from metadata.postgres.merges.jobs import end_failed, running
 from metadata.postgres.rows import (
@@ -43,7 +44,7 @@ from metadata.postgres.rows import (
     statement,
 )
 from metadata.postgres.tables import CLUSTER, FILES, LOG_STARTS, MERGE_INPUTS, MERGE_JOBS
-from metadata.rules.jobs import REFUSED_RETRY_MS
+from metadata.rules.jobs import PAST_LIMIT, REFUSED_RETRY_MS
 from metadata.rules.merge_commit import (
     CleanedState,
     InputRange,
@@ -157,29 +158,29 @@ class _Inputs:
             yield InputRange(*where, extent_id in live_extents)
 
 
-class PostgresMerge:
-    """Part of `PostgresMetadata`."""
+class MergeCommitter:
+    """Part of `PostgresCompactors`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def commit_merge(self, commit: c.CommitMerge) -> c.MergeCommitted:
-        async def work(connection: AsyncConnection) -> c.MergeCommitted:
+    async def commit_merge(self, commit: CommitMerge) -> MergeCommitted:
+        async def work(connection: AsyncConnection) -> MergeCommitted:
             return await _commit(connection, commit)
 
         try:
             committed = await self._database.write(work)
-        except c.MergeRefusedError as error:
+        except MergeRefusedError as error:
             await self._fail(commit, str(error), REFUSED_RETRY_MS)
             raise
         except _PastLimitError as error:
-            await self._fail(commit, c.PAST_LIMIT, None)
-            raise c.JobLostError(str(error)) from error
+            await self._fail(commit, PAST_LIMIT, None)
+            raise JobLostError(str(error)) from error
         for file_id in committed.file_ids:
             self._database.saw_file(file_id)
         return committed
 
-    async def _fail(self, commit: c.CommitMerge, error: str, retry_after_ms: int | None) -> None:
+    async def _fail(self, commit: CommitMerge, error: str, retry_after_ms: int | None) -> None:
         """If this cannot be done now, the lease of the job runs out."""
 
         async def work(connection: AsyncConnection) -> None:
@@ -191,15 +192,15 @@ class PostgresMerge:
             await self._database.write(work)
 
 
-class _PastLimitError(c.JobLostError):
+class _PastLimitError(JobLostError):
     """Ours, but too late."""
 
 
-async def _commit(connection: AsyncConnection, commit: c.CommitMerge) -> c.MergeCommitted:
+async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeCommitted:
     await begin_killing(connection)
     job = await _locked_job(connection, commit)
     if job.state == "done":
-        return c.MergeCommitted(file_ids=tuple(job.output_file_ids), trimmed_extents=job.trimmed_extents)
+        return MergeCommitted(file_ids=tuple(job.output_file_ids), trimmed_extents=job.trimmed_extents)
     inputs = await _inputs(connection, commit.job_id)
     extent_ids, l0_files = sorted(inputs.extents), sorted(inputs.l0_files)
     written = {extent.partition_id for output in commit.outputs for extent in output.extents}
@@ -209,7 +210,7 @@ async def _commit(connection: AsyncConnection, commit: c.CommitMerge) -> c.Merge
     await lock_files(connection, extent_ids=extent_ids, file_ids=l0_files)
     at_ms = await now_ms(connection)
     if at_ms > (job.deadline_ms if commit.commit_by_ms is None else min(job.deadline_ms, commit.commit_by_ms)):
-        raise _PastLimitError(f"job {commit.job_id}: {c.PAST_LIMIT}")
+        raise _PastLimitError(f"job {commit.job_id}: {PAST_LIMIT}")
     live_files = set((await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars())
     live_extents = set((await connection.execute(_LIVE_EXTENTS, {"extent_ids": extent_ids})).scalars())
     decision = decide_commit(commit, inputs.ranges(live_files, live_extents), log_starts)
@@ -232,15 +233,15 @@ async def _commit(connection: AsyncConnection, commit: c.CommitMerge) -> c.Merge
     detail = merged_detail(commit, l0_files)
     if detail is not None:
         await append_change(connection, ChangeKind.MERGED, None, detail)
-    return c.MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
+    return MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
 
 
-async def _locked_job(connection: AsyncConnection, commit: c.CommitMerge) -> Any:
+async def _locked_job(connection: AsyncConnection, commit: CommitMerge) -> Any:
     """The job's row, ours: running, or done by this very call. Raises JobLostError."""
     query = sa.select(MERGE_JOBS).where(MERGE_JOBS.c.job_id == commit.job_id).with_for_update()
     job = (await connection.execute(query)).one_or_none()
     if job is None or job.epoch != commit.epoch or job.state not in {"running", "done"}:
-        raise c.JobLostError(f"job {commit.job_id} is not ours under epoch {commit.epoch} any more")
+        raise JobLostError(f"job {commit.job_id} is not ours under epoch {commit.epoch} any more")
     return job
 
 
@@ -257,7 +258,7 @@ async def _inputs(connection: AsyncConnection, job_id: int) -> _Inputs:
 
 
 async def _insert_outputs(
-    connection: AsyncConnection, commit: c.CommitMerge, decision: MergeDecision, inputs: _Inputs, at_ms: int
+    connection: AsyncConnection, commit: CommitMerge, decision: MergeDecision, inputs: _Inputs, at_ms: int
 ) -> list[int]:
     """Ids of the output files, in order. Raises MergeRefusedError."""
     keys = [output.key for output in commit.outputs]
@@ -285,7 +286,7 @@ async def _insert_outputs(
 
 async def _insert_extents(
     connection: AsyncConnection,
-    commit: c.CommitMerge,
+    commit: CommitMerge,
     decision: MergeDecision,
     file_ids: Sequence[int],
     at_ms: int,
@@ -309,7 +310,7 @@ def _by_column(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> dict[str,
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 
-async def _move_cleaned(connection: AsyncConnection, passes: Sequence[c.CleanedPartition], at_ms: int) -> None:
+async def _move_cleaned(connection: AsyncConnection, passes: Sequence[CleanedPartition], at_ms: int) -> None:
     if not passes:
         return
     by_id = {pass_.partition_id: pass_ for pass_ in passes}

@@ -1,5 +1,4 @@
-"""Compactors, their duties and the life of merge jobs in Postgres; the commit is in
-`metadata/postgres/merges/commit.py`.
+"""The life of merge jobs in Postgres; the commit is in `metadata/postgres/merges/commit.py`.
 
 A claim is one transaction under the job's row lock (`FOR UPDATE SKIP LOCKED`), and every later step names the epoch of
 its claim, so that a holder that was given up can change nothing. A crash anywhere leaves a job whose lease runs out.
@@ -8,37 +7,42 @@ The rows of `merge_inputs` are those of live jobs: the step that ends a job remo
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract import compaction as c
-from metadata.contract.service import WriterFencedError, WriterLease
-from metadata.migrations.schema_versions import version_of
+from metadata.contract.jobs import (
+    JOB_ATTEMPTS_MAX,
+    ClaimedJob,
+    InputPartition,
+    InputsBusyError,
+    JobLostError,
+    JobState,
+    L0Input,
+    MergeJob,
+    NewJob,
+)
+from metadata.contract.leases import JOB_LEASE_MS, WriterLease
 from metadata.postgres.connection import Database
-from metadata.postgres.log.registering import begin_registering
-from metadata.postgres.rows import INTS, LEVELED, LONGS, any_of, between_now_and, leveled, lock_partitions, statement
+from metadata.postgres.rows import INTS, LEVELED, LONGS, any_of, leveled, lock_partitions, statement
 from metadata.postgres.tables import (
-    COMPACTORS,
-    DUTIES,
     LOG_STARTS,
     MERGE_INPUTS,
     MERGE_JOBS,
-    PARTITIONS,
-    SCHEMA_REVISION,
 )
 from metadata.rules import jobs as job_rules
+from metadata.rules.jobs import PAST_LIMIT
 from metadata.rules.packed_index import iter_index
 
 NOW_MS = sa.text("clock_ms()")
-_LEASE_END = sa.literal_column(f"clock_ms() + {c.JOB_LEASE_MS}", sa.BigInteger)
-_LEASED_MS_MAX = job_rules.LEASE_SLACK * c.JOB_LEASE_MS
-_IS_ALIVE = between_now_and(COMPACTORS.c.lease_until_ms, _LEASED_MS_MAX)
+
+_LEASE_END = sa.literal_column(f"clock_ms() + {JOB_LEASE_MS}", sa.BigInteger)
+
+_LEASED_MS_MAX = job_rules.LEASE_SLACK * JOB_LEASE_MS
 
 _LIVE_EXTENTS = statement(
     """SELECT extent_id, file_id FROM extents
@@ -47,11 +51,13 @@ _LIVE_EXTENTS = statement(
     extent_ids=LONGS,
     file_ids=LONGS,
 )
+
 _LIVE_L0 = statement(
     """SELECT file_id FROM files WHERE state = 'live' AND level = 0 AND file_id = ANY (:file_ids)
     ORDER BY file_id FOR SHARE""",
     file_ids=LONGS,
 )
+
 _INSERT_INPUTS = statement(
     """INSERT INTO merge_inputs (job_id, file_id, extent_id)
     SELECT CAST(:job_id AS bigint), i, NULL FROM unnest(:file_ids) AS i
@@ -59,21 +65,26 @@ _INSERT_INPUTS = statement(
     file_ids=LONGS,
     extent_ids=LONGS,
 )
+
 _NOT_HELD = f"""(state = 'ready' OR state = 'running'
     AND NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX}))"""
+
 _CLAIMABLE = f"""state IN ('ready', 'running') AND CASE state
     WHEN 'running' THEN NOT (lease_until_ms > clock_ms() AND lease_until_ms <= clock_ms() + {_LEASED_MS_MAX})
     ELSE NOT (not_before_ms > clock_ms() AND not_before_ms <= clock_ms() + {job_rules.REST_MS_MAX}) END"""
+
 _INPUT_L0 = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.created_ms, f.index FROM merge_inputs i
     JOIN files f ON f.file_id = i.file_id WHERE i.job_id = :job_id AND f.state = 'live' ORDER BY f.file_id""",
     job_id=sa.BigInteger,
 )
+
 _INPUT_EXTENTS = statement(
     f"""{LEVELED} JOIN merge_inputs i ON i.extent_id = e.extent_id
     WHERE i.job_id = :job_id AND e.state = 'live' ORDER BY e.partition_id, e.base_offset""",
     job_id=sa.BigInteger,
 )
+
 _INPUT_PARTITIONS = statement(
     """SELECT p.partition_id, p.topic_id, t.name, p.partition, c.topic_defaults || t.configs AS configs,
         t.config_version, l.log_start_offset,
@@ -83,6 +94,7 @@ _INPUT_PARTITIONS = statement(
     WHERE p.partition_id = ANY (:partition_ids)""",
     partition_ids=INTS,
 ).columns(topic_id=sa.Uuid, configs=JSONB)
+
 _TROUBLE = statement(
     """UPDATE files f SET trouble = :error, trouble_until_ms = clock_ms()
         + CASE WHEN f.trouble_until_ms > clock_ms() - :within_ms THEN :again_after_ms ELSE :retry_after_ms END
@@ -97,6 +109,7 @@ _TROUBLE = statement(
     error=sa.Text,
     file_ids=LONGS,
 )
+
 _INPUT_FILES = statement(
     """SELECT DISTINCT coalesce(i.file_id, e.file_id) FROM merge_inputs i
     LEFT JOIN extents e ON e.extent_id = i.extent_id WHERE i.job_id = :job_id""",
@@ -104,64 +117,13 @@ _INPUT_FILES = statement(
 )
 
 
-class PostgresJobs:
-    """Part of `PostgresMetadata`."""
+class Jobs:
+    """Part of `PostgresCompactors`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    # -- compactors and duties
-
-    async def register_compactor(self, host: str) -> WriterLease:
-        async def work(connection: AsyncConnection) -> WriterLease:
-            await begin_registering(connection)
-            node_id = sa.text("nextval('node_ids')")
-            made = sa.insert(COMPACTORS).values(node_id=node_id, host=host, lease_until_ms=_LEASE_END)
-            made = made.values(program_schema=version_of(SCHEMA_REVISION))
-            drawn = await connection.execute(made.returning(COMPACTORS.c.node_id))
-            return WriterLease(writer_id=drawn.scalar_one(), epoch=0)
-
-        return await self._database.write(work)
-
-    async def beat_compactor(self, lease: WriterLease) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            beat = sa.update(COMPACTORS).where(COMPACTORS.c.node_id == lease.writer_id)
-            if (await connection.execute(beat.values(lease_until_ms=_LEASE_END))).rowcount == 0:
-                raise WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
-
-        await self._database.write(work)
-
-    async def unregister_compactor(self, lease: WriterLease) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(sa.delete(COMPACTORS).where(COMPACTORS.c.node_id == lease.writer_id))
-            await connection.execute(_given_back(MERGE_JOBS.c.holder == lease.writer_id))
-
-        await self._database.write(work)
-
-    async def live_compactors(self) -> Sequence[tuple[int, str]]:
-        async def work(connection: AsyncConnection) -> Sequence[tuple[int, str]]:
-            query = sa.select(COMPACTORS.c.node_id, COMPACTORS.c.host).where(_IS_ALIVE)
-            rows = await connection.execute(query.order_by(COMPACTORS.c.node_id))
-            return [(row.node_id, row.host) for row in rows]
-
-        return await self._database.read(work)
-
-    async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
-        async def work(connection: AsyncConnection) -> bool:
-            # No bound on the end of a duty: its holder, who lives, may have taken it for any time.
-            until = sa.literal_column(f"clock_ms() + {int(ttl_ms)}", sa.BigInteger)
-            mine = {"holder": lease.writer_id, "until_ms": until}
-            taken = insert(DUTIES).values(name=name, **mine)
-            alive = sa.exists().where(COMPACTORS.c.node_id == DUTIES.c.holder, _IS_ALIVE)
-            free = sa.or_(DUTIES.c.holder == lease.writer_id, DUTIES.c.until_ms <= NOW_MS, ~alive)
-            taken = taken.on_conflict_do_update(index_elements=["name"], set_=mine, where=free)
-            return (await connection.execute(taken.returning(DUTIES.c.name))).first() is not None
-
-        return await self._database.write(work)
-
-    # -- jobs
-
-    async def create_job(self, job: c.NewJob) -> int:
+    async def create_job(self, job: NewJob) -> int:
         l0_files = sorted(set(job.l0_file_ids))
 
         async def work(connection: AsyncConnection) -> int:
@@ -171,7 +133,7 @@ class PostgresJobs:
             found = (await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars().all()
             missing = {*job.extent_ids} - {*live} or {*job.file_ids} - {*live.values()} or {*l0_files} - {*found}
             if missing:
-                raise c.InputsBusyError(f"not live, of the inputs wanted: {sorted(missing)[:5]}")
+                raise InputsBusyError(f"not live, of the inputs wanted: {sorted(missing)[:5]}")
             row: dict[str, Any] = {
                 "kind": job.kind,
                 "spec": dict(job.spec),
@@ -188,7 +150,7 @@ class PostgresJobs:
             try:
                 await connection.execute(_INSERT_INPUTS, inputs)
             except IntegrityError as error:
-                raise c.InputsBusyError("another live job holds one of these inputs") from error
+                raise InputsBusyError("another live job holds one of these inputs") from error
             return job_id
 
         return await self._database.write(work)
@@ -201,7 +163,7 @@ class PostgresJobs:
         job_id: int | None = None,
         bytes_min: int = 0,
         bytes_below: int | None = None,
-    ) -> c.ClaimedJob | None:
+    ) -> ClaimedJob | None:
         claimable = sa.select(MERGE_JOBS).where(sa.text(_CLAIMABLE if job_id is None else _NOT_HELD))
         if job_id is not None:
             claimable = claimable.where(MERGE_JOBS.c.job_id == job_id)
@@ -213,9 +175,9 @@ class PostgresJobs:
             claimable = claimable.where(MERGE_JOBS.c.input_bytes < bytes_below)
         claimable = claimable.order_by(MERGE_JOBS.c.job_id).limit(1).with_for_update(skip_locked=True)
 
-        async def work(connection: AsyncConnection) -> c.ClaimedJob | None:
+        async def work(connection: AsyncConnection) -> ClaimedJob | None:
             while (found := (await connection.execute(claimable)).one_or_none()) is not None:
-                if found.attempts < c.JOB_ATTEMPTS_MAX:
+                if found.attempts < JOB_ATTEMPTS_MAX:
                     return await _claimed(connection, found.job_id, lease)
                 error = f"given up: {found.attempts} compactors took this job and vanished"
                 await end_failed(
@@ -240,12 +202,12 @@ class PostgresJobs:
                 return f"job {job_id} is not ours under epoch {epoch} any more"
             if row.late:
                 await end_failed(connection, job_id, job_rules.past_limit(progress), retry_after_ms=None)
-                return f"job {job_id}: {c.PAST_LIMIT}"
+                return f"job {job_id}: {PAST_LIMIT}"
             return ""
 
         lost = await self._database.write(work)
         if lost:
-            raise c.JobLostError(lost)
+            raise JobLostError(lost)
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         async def work(connection: AsyncConnection) -> None:
@@ -258,7 +220,7 @@ class PostgresJobs:
                 blamed = file_ids or None
                 await end_failed(connection, job_id, trouble, retry_after_ms=retry_after_ms, file_ids=blamed)
                 return
-            given_back = _given_back(*running(job_id, epoch))
+            given_back = ready_again(*running(job_id, epoch))
             if trouble:
                 rest_ms = job_rules.give_back_rest_ms(give_backs + 1)
                 rested = sa.literal_column(f"clock_ms() + {rest_ms}", sa.BigInteger)
@@ -277,31 +239,10 @@ class PostgresJobs:
 
         await self._database.write(work)
 
-    async def jobs(
-        self,
-        *,
-        states: Sequence[c.JobState] = (),
-        topic_id: uuid.UUID | None = None,
-        result: str = "",
-        limit: int = 100,
-    ) -> Sequence[c.MergeJob]:
-        query = sa.select(MERGE_JOBS).order_by(MERGE_JOBS.c.job_id.desc()).limit(limit)
-        if states:
-            query = query.where(MERGE_JOBS.c.state.in_([state.value for state in states]))
-        if topic_id is not None:
-            query = query.where(_concerns(topic_id))
-        if result:
-            query = query.where(MERGE_JOBS.c.result.has_key(result))
-
-        async def work(connection: AsyncConnection) -> Sequence[c.MergeJob]:
-            return [_job(row) for row in await connection.execute(query)]
-
-        return await self._database.read(work)
-
-    async def job(self, job_id: int) -> c.MergeJob | None:
-        async def work(connection: AsyncConnection) -> c.MergeJob | None:
+    async def job(self, job_id: int) -> MergeJob | None:
+        async def work(connection: AsyncConnection) -> MergeJob | None:
             row = (await connection.execute(sa.select(MERGE_JOBS).where(MERGE_JOBS.c.job_id == job_id))).one_or_none()
-            return None if row is None else _job(row)
+            return None if row is None else job_of(row)
 
         return await self._database.read(work)
 
@@ -338,7 +279,7 @@ async def end_failed(
     await connection.execute(sa.delete(MERGE_INPUTS).where(MERGE_INPUTS.c.job_id == job_id))
 
 
-def _given_back(*which: sa.ColumnElement[bool]) -> sa.Update:
+def ready_again(*which: sa.ColumnElement[bool]) -> sa.Update:
     """Not an attempt that failed: its holder said so itself."""
     attempts = sa.func.greatest(MERGE_JOBS.c.attempts - 1, 0)
     values = {"state": "ready", "attempts": attempts, "deadline_ms": None, "lease_until_ms": None}
@@ -352,7 +293,7 @@ async def _mark_forced(connection: AsyncConnection, partition_ids: Sequence[int]
         await connection.execute(forced.values(last_forced_ms=NOW_MS))
 
 
-async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease) -> c.ClaimedJob:
+async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease) -> ClaimedJob:
     """Claim the job whose row we hold, and read its inputs: the partitions last, so that none is older than they."""
     claim: dict[str, Any] = {
         "state": "running",
@@ -366,14 +307,14 @@ async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease)
         "error": "",
     }
     claimed = sa.update(MERGE_JOBS).where(MERGE_JOBS.c.job_id == job_id).values(claim).returning(MERGE_JOBS)
-    job = _job((await connection.execute(claimed)).one())
+    job = job_of((await connection.execute(claimed)).one())
     of_job = {"job_id": job_id}
-    l0_files = [c.L0Input(**row) for row in (await connection.execute(_INPUT_L0, of_job)).mappings()]
+    l0_files = [L0Input(**row) for row in (await connection.execute(_INPUT_L0, of_job)).mappings()]
     extents = await leveled(connection, _INPUT_EXTENTS, of_job)
     held = {row.partition_id for file in l0_files for row in iter_index(file.index)}
     held |= {extent.partition_id for extent in extents}
     rows = await connection.execute(_INPUT_PARTITIONS, {"partition_ids": sorted(held)})
-    return c.ClaimedJob(
+    return ClaimedJob(
         job=job,
         now_ms=job.started_ms or 0,
         l0_files=l0_files,
@@ -382,8 +323,8 @@ async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease)
     )
 
 
-def _input_partition(row: Any) -> c.InputPartition:
-    return c.InputPartition(
+def _input_partition(row: Any) -> InputPartition:
+    return InputPartition(
         partition_id=row.partition_id,
         topic_id=row.topic_id,
         topic_name=row.name,
@@ -396,18 +337,7 @@ def _input_partition(row: Any) -> c.InputPartition:
     )
 
 
-def _concerns(topic_id: uuid.UUID) -> sa.ColumnElement[bool]:
-    partitions = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
-    forced = MERGE_JOBS.c.forced_partition_ids.op("&&")(sa.func.array(partitions.scalar_subquery(), type_=INTS))
-    held = sa.text(
-        """EXISTS (SELECT FROM merge_inputs i JOIN extents e ON e.extent_id = i.extent_id
-        JOIN partitions p ON p.partition_id = e.partition_id
-        WHERE i.job_id = merge_jobs.job_id AND p.topic_id = :topic_id)"""
-    ).bindparams(sa.bindparam("topic_id", topic_id, sa.Uuid))
-    return sa.or_(forced, held)
-
-
-def _job(row: Any) -> c.MergeJob:
+def job_of(row: Any) -> MergeJob:
     names = (
         *("job_id", "kind", "epoch", "spec", "holder", "attempts", "created_ms", "started_ms", "deadline_ms"),
         *(
@@ -421,4 +351,4 @@ def _job(row: Any) -> c.MergeJob:
             "error",
         ),
     )
-    return c.MergeJob(state=c.JobState(row.state), **{name: getattr(row, name) for name in names})
+    return MergeJob(state=JobState(row.state), **{name: getattr(row, name) for name in names})

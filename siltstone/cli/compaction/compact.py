@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import click
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
 from runtime.logging import configure
@@ -164,14 +164,14 @@ async def compact_on(
         return done
 
 
-async def _compact_here_if_nobody_does(metadata: Metadata, urls: Urls, settings: Settings) -> None:
+async def _compact_here_if_nobody_does(metadata: MetadataStore, urls: Urls, settings: Settings) -> None:
     """Watch for live compactors; when there is none, run one here. Ends only by cancellation or an error."""
     runtime = Runtime()
     clock = runtime.clock
     # `siltstone dev` accepts clients before its compactor has loaded. Wait for that one: it has the settings of dev,
     # which this process does not know.
     patient_until_ms = clock.monotonic_ms() + (COMPACTOR_LOADS_MS if urls.bootstrap else 0)
-    while await metadata.live_compactors() or clock.monotonic_ms() < patient_until_ms:
+    while await metadata.compactors.live_compactors() or clock.monotonic_ms() < patient_until_ms:
         await clock.sleep_ms(LOOK_MS)
     if not urls.object_store:
         raise BadInputError(

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import click
 
-from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE, rests
 from runtime.errors import BadInputError
 from runtime.text import age_text, plural, size_text
@@ -151,12 +151,12 @@ def run_one(job_id: str, engine: EngineChoice | None, given: SystemOptions, as_j
 
 async def _read(metadata_url: str, states: Sequence[JobState], limit: int) -> tuple[int, Sequence[MergeJob]]:
     async with opened_metadata(metadata_url) as metadata:
-        return await metadata.now_ms(), await metadata.jobs(states=states, limit=limit)
+        return await metadata.now_ms(), await metadata.operators.jobs(states=states, limit=limit)
 
 
 async def _read_one(metadata_url: str, job_id: int) -> tuple[int, MergeJob | None]:
     async with opened_metadata(metadata_url) as metadata:
-        return await metadata.now_ms(), await metadata.job(job_id)
+        return await metadata.now_ms(), await metadata.compactors.job(job_id)
 
 
 def fraction_of(job: MergeJob) -> float:

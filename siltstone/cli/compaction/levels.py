@@ -55,7 +55,7 @@ def levels(watch: bool, runs: int, given: SystemOptions, as_json: bool) -> None:
 
 async def _read(metadata_url: str) -> tuple[Sequence[LevelClass], int]:
     async with opened_metadata(metadata_url) as metadata:
-        view = await metadata.compaction_view()
+        view = await metadata.compactors.compaction_view()
         return levels_of(view), view.now_ms
 
 
@@ -63,7 +63,7 @@ async def _watch(metadata_url: str, runs: int) -> None:
     async with opened_metadata(metadata_url) as metadata:
 
         async def drawn() -> Text:
-            view = await metadata.compaction_view()
+            view = await metadata.compactors.compaction_view()
             return Text(picture(levels_of(view), view.now_ms, runs_shown=runs, columns=console().width))
 
         await draw_until_stopped(drawn, every_ms=WATCH_MS)

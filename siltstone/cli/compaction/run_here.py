@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from metadata.contract.compaction import MergeJob
+from metadata.contract.jobs import MergeJob
 from runtime.errors import BadInputError
 from runtime.logging import configure
 from runtime.runtime import Runtime

@@ -10,7 +10,8 @@ import click
 from rich.console import RenderableType
 
 from compactor.planning.dirtiness import measure
-from metadata.contract.compaction import Metadata, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError
 from siltstone.cli.options.agent_options import bootstrap_of, bootstrap_option
 from siltstone.cli.options.system_options import SystemOptions, opened_metadata, resolved, system_options
@@ -114,13 +115,13 @@ async def _watch(metadata_url: str, bootstrap: str, watched: Watched, *, once: b
             await draw_until_stopped(drawn, every_ms=POLL_MS)
 
 
-async def _frame(metadata: Metadata, client: KafkaClient, watched: Watched) -> Frame:
+async def _frame(metadata: MetadataStore, client: KafkaClient, watched: Watched) -> Frame:
     """Read the view of the partition, then its records. A pass that ends in between shows in the next frame.
 
     Raises NoSuchTopicError, NotCompactedError, BadInputError.
     """
     found = await find_topic(metadata, watched.topic, words=watched.words)
-    views = await metadata.partition_views(found.topic_id)
+    views = await metadata.operators.partition_views(found.topic_id)
     require_compacted(found, configs_in_force(found, views), words=watched.words)
     view = _partition(views, watched.topic, watched.partition)
     now_ms = await metadata.now_ms()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import click
 
-from metadata.contract.compaction import LeveledExtent
-from metadata.contract.service import FileInfo, FileState
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.leveled import LeveledExtent
 from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from runtime.text import age_text, plural, size_text
@@ -117,10 +117,12 @@ async def _read(metadata_url: str) -> tuple[Sequence[FileInfo], Mapping[int, Con
         extents: dict[int, list[LeveledExtent]] = defaultdict(list)
         payload_bytes: dict[int, int] = {}
         if any(file.level for file in rows):
-            for extent in (await metadata.system_view()).extents:
+            for extent in (await metadata.operators.system_view()).extents:
                 extents[extent.file_id].append(extent)
             payload_bytes = {
-                file.file_id: payload_bytes_of(file) for file in (await metadata.compaction_view()).files if file.level
+                file.file_id: payload_bytes_of(file)
+                for file in (await metadata.compactors.compaction_view()).files
+                if file.level
             }
     return rows, {
         file.file_id: _contents(file, extents.get(file.file_id, []), payload_bytes.get(file.file_id, 0))

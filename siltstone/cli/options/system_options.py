@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.errors import BadInputError
@@ -63,7 +63,7 @@ class Urls:
 class System:
     """The metadata and the store, both open."""
 
-    metadata: Metadata
+    metadata: MetadataStore
     store: ObjectStore
 
 
@@ -147,7 +147,7 @@ def resolved_store(given: SystemOptions) -> str:
 
 
 @asynccontextmanager
-async def opened_metadata(url: str) -> AsyncGenerator[Metadata]:
+async def opened_metadata(url: str) -> AsyncGenerator[MetadataStore]:
     """Raises BadInputError when `url` is empty, and the errors of opening the metadata."""
     metadata = open_metadata(_named(url, "the metadata", "--metadata URL", "SILTSTONE_METADATA_URL"))
     await metadata.open()

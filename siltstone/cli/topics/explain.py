@@ -13,8 +13,11 @@ from compactor.planning.dirtiness import config_int
 from compactor.planning.options import plan_options
 from compactor.planning.plan import explain_plan
 from metadata.configs.topic import InvalidConfigError
-from metadata.contract.compaction import CompactionView, JobState, Metadata, PartitionView
-from metadata.contract.service import L0File, Topic
+from metadata.contract.compactors import CompactionView, PartitionView
+from metadata.contract.files import L0File
+from metadata.contract.jobs import JobState
+from metadata.contract.store import MetadataStore
+from metadata.contract.topics import Topic
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text, size_text
@@ -73,16 +76,16 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
     """
     async with opened_metadata(metadata_url) as metadata:
         topic = await find_topic(metadata, name, words=given.words)
-        view = await metadata.compaction_view()
-        partitions = await metadata.partition_views(topic.topic_id)
-        live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+        view = await metadata.compactors.compaction_view()
+        partitions = await metadata.operators.partition_views(topic.topic_id)
+        live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
         failed = [
             job
-            for job in await metadata.jobs(states=[JobState.FAILED], limit=JOBS_READ)
+            for job in await metadata.operators.jobs(states=[JobState.FAILED], limit=JOBS_READ)
             if job.finished_ms is not None and view.now_ms - job.finished_ms < FAILED_SHOWN_MS
         ]
-        unreadable = await metadata.jobs(states=[JobState.DONE], result=UNREADABLE, limit=JOBS_READ)
-        compactors = await metadata.live_compactors()
+        unreadable = await metadata.operators.jobs(states=[JobState.DONE], result=UNREADABLE, limit=JOBS_READ)
+        compactors = await metadata.compactors.live_compactors()
         l0_files = await _l0_files(metadata, partitions, view)
     young = _young_l0_from(l0_files, partitions, view.now_ms)
     options = plan_options(given.settings)
@@ -104,13 +107,13 @@ async def read_explained(metadata_url: str, name: str, given: SystemOptions) -> 
     return Explained(topic=topic, states=states, evidence=evidence, reasons=explain(name, states, evidence))
 
 
-async def _l0_files(metadata: Metadata, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
+async def _l0_files(metadata: MetadataStore, views: Sequence[PartitionView], view: CompactionView) -> Sequence[L0File]:
     """L0 files: all of them if the topic has a minimum lag, otherwise only the files in trouble."""
     has_lag = any(_min_lags_ms(views).values())
     in_trouble = {file_id for file_id, file in files_in_trouble(view).items() if file.level == 0}
     if not has_lag and not in_trouble:
         return ()
-    return [file for file in (await metadata.snapshot()).files if has_lag or file.file_id in in_trouble]
+    return [file for file in (await metadata.agents.snapshot()).files if has_lag or file.file_id in in_trouble]
 
 
 def _min_lags_ms(views: Sequence[PartitionView]) -> Mapping[int, int]:

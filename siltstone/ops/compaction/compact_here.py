@@ -20,7 +20,8 @@ from compactor.planning.options import plan_options
 from compactor.planning.plan import explain_plan, new_job
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
 from compactor.worker import Worker
-from metadata.contract.compaction import CompactionView, InputsBusyError, JobState, MergeJob
+from metadata.contract.compactors import CompactionView
+from metadata.contract.jobs import InputsBusyError, JobState, MergeJob
 from runtime.errors import BadInputError
 from runtime.logging import get_logger
 from siltstone.ops.compaction import compact_now
@@ -78,15 +79,15 @@ def _options(parts: Parts, choice: EngineChoice) -> PlanOptions:
 
 
 async def _merge_for_ever(parts: Parts, worker: Worker, asked: compact_now.Request, options: PlanOptions) -> None:
-    views = await parts.metadata.partition_views(asked.topic.topic_id)
+    views = await parts.metadata.operators.partition_views(asked.topic.topic_id)
     through = {view.partition_id: asked.through[view.partition] for view in views if view.partition in asked.through}
     waited_for: set[int] = set()
     while True:
         await _run_what_is_left(parts, worker, asked, options, waited_for)
-        view = await parts.metadata.compaction_view()
+        view = await parts.metadata.compactors.compaction_view()
         for spec in await asyncio.to_thread(_specs, view, through, options):
             try:
-                job_id = await parts.metadata.create_job(replace(new_job(spec), rest_ms=REST_MS))
+                job_id = await parts.metadata.compactors.create_job(replace(new_job(spec), rest_ms=REST_MS))
             except InputsBusyError:
                 continue  # another compactor took inputs since the view was read
             await _run(parts, worker, asked, job_id)
@@ -101,9 +102,12 @@ async def _run_what_is_left(
     Jobs that other compactors run are left to them, with one log line each.
     """
     live = [JobState.READY, JobState.RUNNING]
-    found = await parts.metadata.jobs(states=live, topic_id=asked.topic.topic_id, limit=compact_now.JOBS_READ)
+    found = await parts.metadata.operators.jobs(states=live, topic_id=asked.topic.topic_id, limit=compact_now.JOBS_READ)
     # All merges of L0 files are taken: they are small, and each serves all topics.
-    found = [*found, *(each for each in await parts.metadata.jobs(states=live) if each.kind == MergeKind.LEVEL)]
+    found = [
+        *found,
+        *(each for each in await parts.metadata.operators.jobs(states=live) if each.kind == MergeKind.LEVEL),
+    ]
     now_ms = await parts.metadata.now_ms()
     for job in sorted({each.job_id: each for each in found}.values(), key=lambda each: each.job_id):
         is_held = job.state is JobState.RUNNING and (job.lease_until_ms or 0) > now_ms
@@ -111,7 +115,7 @@ async def _run_what_is_left(
             continue
         if job.job_id not in waited_for:
             waited_for.add(job.job_id)
-            hosts = dict(await parts.metadata.live_compactors())
+            hosts = dict(await parts.metadata.compactors.live_compactors())
             _log.warning("waits for a merge of another compactor", who=compact_now.who_has(job, hosts))
 
 
@@ -130,7 +134,7 @@ async def _run(parts: Parts, worker: Worker, asked: compact_now.Request, job_id:
     """Returns False if the job cannot be claimed. Raises JobFailedError."""
     if not await worker.work_on(job_id):
         return False
-    job = await parts.metadata.job(job_id)
+    job = await parts.metadata.compactors.job(job_id)
     if job is not None and job.state is not JobState.DONE:
         raise JobFailedError(
             f"job {job_id} ({job.kind}) is {job.state.value}: {job.error or 'it was given back'}",

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from compactor.planning.dirtiness import config_int, measure, stretch_end, unbroken_stretch
-from metadata.contract.compaction import JobState, MergeJob, Metadata, NotCompactedError, PartitionView
-from metadata.contract.service import MetadataService, Topic, UnknownTopicError
+from metadata.contract.compactors import PartitionView
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.store import MetadataStore
+from metadata.contract.topics import NotCompactedError, Topic, UnknownTopicError
 from metadata.rules.packed_index import iter_index
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
@@ -153,9 +155,9 @@ class Request:
     """Whether compactors carry it out even after the wait is stopped."""
 
 
-async def find_topic(metadata: MetadataService, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Topic:
+async def find_topic(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Topic:
     """Raises NoSuchTopicError."""
-    topics = await metadata.topics()
+    topics = await metadata.agents.list_topics()
     for topic in topics:
         if topic.name == name:
             return topic
@@ -191,16 +193,16 @@ def configs_in_force(topic: Topic, views: Sequence[PartitionView]) -> Mapping[st
     return views[0].configs if views else topic.configs
 
 
-async def request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
+async def request(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
     """Measure the topic and ask for its compaction. Raises NoSuchTopicError, NotCompactedError."""
 
     async def ask(topic: Topic, _views: Sequence[PartitionView]) -> Mapping[int, int]:
-        return await metadata.request_compaction(topic.topic_id)
+        return await metadata.operators.request_compaction(topic.topic_id)
 
     return await _measured(metadata, name, ask, words, is_stored=True)
 
 
-async def unstored_request(metadata: Metadata, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
+async def unstored_request(metadata: MetadataStore, name: str, *, words: HintOptions = NO_HINT_OPTIONS) -> Request:
     """As `request`, but nothing is stored: the caller runs the merges itself."""
 
     async def stable(_topic: Topic, views: Sequence[PartitionView]) -> Mapping[int, int]:
@@ -210,7 +212,7 @@ async def unstored_request(metadata: Metadata, name: str, *, words: HintOptions 
 
 
 async def _measured(
-    metadata: Metadata,
+    metadata: MetadataStore,
     name: str,
     ask: Callable[[Topic, Sequence[PartitionView]], Awaitable[Mapping[int, int]]],
     words: HintOptions,
@@ -218,9 +220,9 @@ async def _measured(
     is_stored: bool,
 ) -> Request:
     topic = await find_topic(metadata, name, words=words)
-    newest = await metadata.jobs(limit=1)
-    live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
-    views = await metadata.partition_views(topic.topic_id)
+    newest = await metadata.operators.jobs(limit=1)
+    live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+    views = await metadata.operators.partition_views(topic.topic_id)
     require_compacted(topic, configs_in_force(topic, views), words=words)
     wanted = await ask(topic, views)
     through = {view.partition: wanted[view.partition_id] for view in views if view.partition_id in wanted}
@@ -240,7 +242,7 @@ async def _measured(
 
 
 async def wait(
-    metadata: Metadata,
+    metadata: MetadataStore,
     asked: Request,
     *,
     clock: Clock,
@@ -286,11 +288,11 @@ async def wait(
     )
 
 
-async def _in_the_way(metadata: Metadata, asked: Request) -> str:
-    live = await metadata.jobs(
+async def _in_the_way(metadata: MetadataStore, asked: Request) -> str:
+    live = await metadata.operators.jobs(
         states=[JobState.RUNNING, JobState.READY], topic_id=asked.topic.topic_id, limit=JOBS_READ
     )
-    hosts = dict(await metadata.live_compactors()) if live else {}
+    hosts = dict(await metadata.compactors.live_compactors()) if live else {}
     return "".join(f"; {who_has(job, hosts)}" for job in sorted(live, key=lambda job: job.job_id)[:JOBS_NAMED])
 
 
@@ -306,14 +308,14 @@ def who_has(job: MergeJob, hosts: Mapping[int, str]) -> str:
     return f"job {job.job_id} ({job.kind}) is run by compactor {job.holder}{at}"
 
 
-async def _views(metadata: Metadata, asked: Request) -> Sequence[PartitionView]:
+async def _views(metadata: MetadataStore, asked: Request) -> Sequence[PartitionView]:
     try:
-        return await metadata.partition_views(asked.topic.topic_id)
+        return await metadata.operators.partition_views(asked.topic.topic_id)
     except UnknownTopicError as error:
         raise NoSuchTopicError(f"topic {asked.topic.name!r} was deleted meanwhile") from error
 
 
-async def _reachable(metadata: Metadata, asked: Request, views: Sequence[PartitionView]) -> Mapping[int, int]:
+async def _reachable(metadata: MetadataStore, asked: Request, views: Sequence[PartitionView]) -> Mapping[int, int]:
     """Partition number -> the requested offset, or the lower one up to which `min.compaction.lag.ms` lets cleaning
     go."""
     now_ms = await metadata.now_ms()
@@ -328,13 +330,13 @@ async def _reachable(metadata: Metadata, asked: Request, views: Sequence[Partiti
 
 
 async def _progress(
-    metadata: Metadata,
+    metadata: MetadataStore,
     asked: Request,
     views: Sequence[PartitionView],
     reachable: Mapping[int, int],
     elapsed_ms: float,
 ) -> Progress:
-    live = await metadata.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
+    live = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING], limit=JOBS_READ)
     mine = [view for view in views if view.partition in asked.through]
     return Progress(
         cleaned={
@@ -360,12 +362,12 @@ async def _progress(
 
 
 async def _jobs_since(
-    metadata: Metadata, asked: Request, views: Sequence[PartitionView], state: JobState
+    metadata: MetadataStore, asked: Request, views: Sequence[PartitionView], state: JobState
 ) -> Sequence[MergeJob]:
     """Jobs that ended in `state` since the request and concern the topic: they dedupe one of its partitions, or take L0
     files, which hold records of all topics."""
     mine = {view.partition_id for view in views}
-    ended = await metadata.jobs(states=[state], limit=JOBS_READ)
+    ended = await metadata.operators.jobs(states=[state], limit=JOBS_READ)
     return [
         job
         for job in ended
@@ -374,7 +376,7 @@ async def _jobs_since(
     ]
 
 
-async def _size(metadata: Metadata, views: Sequence[PartitionView], ends: Mapping[int, int]) -> Size:
+async def _size(metadata: MetadataStore, views: Sequence[PartitionView], ends: Mapping[int, int]) -> Size:
     """The size below `ends` (by partition number). An extent or an L0 row that crosses an end counts in proportion."""
     l0_from = {view.partition_id: stretch_end(view, unbroken_stretch(view)) for view in views}
     until = {view.partition_id: ends.get(view.partition, 0) for view in views}
@@ -388,7 +390,7 @@ async def _size(metadata: Metadata, views: Sequence[PartitionView], ends: Mappin
                 records += min(extent.record_count, below)
                 size_bytes += extent.length * below // offsets
     if any(l0_from[each] < until[each] for each in until):
-        for file in (await metadata.snapshot()).files:
+        for file in (await metadata.agents.snapshot()).files:
             for row in iter_index(file.index):
                 if l0_from.get(row.partition_id, row.last_offset + 1) <= row.last_offset and (
                     row.base_offset < until[row.partition_id]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from metadata.configs.topic import as_list
-from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE
 from runtime.text import plural
 from siltstone.ops.compaction import texts

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from compactor.planning.plan import Plan
 from compactor.planning.spec import PlanOptions
-from metadata.contract.compaction import CompactionView, MergeJob
+from metadata.contract.compactors import CompactionView
+from metadata.contract.jobs import MergeJob
 from runtime.text import age_text, numbers_text
 from siltstone.ops.compaction.report import PartitionState
 from siltstone.ops.compaction.texts import Text

@@ -16,7 +16,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from metadata.contract.compaction import LeveledExtent, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.leveled import LeveledExtent
 from runtime.text import age_text
 
 TEXT_MAX = 28

@@ -12,7 +12,8 @@ from compactor.merging.memory_gate import WAITS_FOR_MEMORY
 from compactor.planning.notes import Blocker, Note
 from compactor.planning.spec import MergeKind
 from metadata.configs.topic import as_int, resolve
-from metadata.contract.compaction import JobState, MergeJob, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.jobs import JobState, MergeJob
 from metadata.rules.jobs import rests
 from runtime.text import age_text, plural, size_text
 from siltstone.ops.compaction import texts

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from compactor.planning.dirtiness import Dirtiness, config_int, due_reason, measure
 from compactor.planning.spec import PlanOptions
 from metadata.configs.topic import InvalidConfigError, as_list, resolve
-from metadata.contract.compaction import CompactionView, MergeJob, PartitionView
+from metadata.contract.compactors import CompactionView, PartitionView
+from metadata.contract.jobs import MergeJob
 from runtime.text import age_text
 
 

@@ -18,8 +18,10 @@ from compactor.merging.execute import Progress
 from compactor.merging.memory_gate import MemoryGate
 from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind, MergeSpec
 from compactor.worker import Engine, Worker, WorkerMemory
-from metadata.contract.compaction import JOB_BEAT_MS, ClaimedJob, CommitMerge, JobState, MergeJob, Metadata
-from metadata.contract.service import MetadataUnavailableError, WriterFencedError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, MergeJob
+from metadata.contract.leases import JOB_BEAT_MS, WriterFencedError
+from metadata.contract.store import MetadataStore
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.logging import get_logger
 from runtime.runtime import Runtime
@@ -53,7 +55,7 @@ class Parts:
 
     settings: Settings
     store: ObjectStore
-    metadata: Metadata
+    metadata: MetadataStore
     runtime: Runtime
 
 
@@ -67,13 +69,13 @@ async def foreground_worker(
     """
     settings, metadata = parts.settings, parts.metadata
     chosen = await engines(settings, parts.store, metadata, parts.runtime, choice=choice)
-    lease = await metadata.register_compactor(host)
+    lease = await metadata.compactors.register_compactor(host)
 
     async def beat() -> None:
         while True:
             await parts.runtime.clock.sleep_ms(JOB_BEAT_MS)
             try:
-                await metadata.beat_compactor(lease)
+                await metadata.compactors.beat_compactor(lease)
             except MetadataUnavailableError as error:
                 _log.warning("beat failed", error=str(error))
             except WriterFencedError:
@@ -92,14 +94,14 @@ async def foreground_worker(
         beats.cancel()
         await asyncio.gather(beats, return_exceptions=True)
         try:
-            await metadata.unregister_compactor(lease)
+            await metadata.compactors.unregister_compactor(lease)
         except MetadataUnavailableError as error:
             _log.warning("could not give the lease back; it ends by itself", error=str(error))
 
 
-async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice | None) -> MergeJob:
+async def check_runnable(metadata: MetadataStore, job_id: int, choice: EngineChoice | None) -> MergeJob:
     """Raises NoSuchJobError, JobNotReadyError, WrongEngineError."""
-    job = await metadata.job(job_id)
+    job = await metadata.compactors.job(job_id)
     if job is None:
         raise NoSuchJobError(f"there is no job {job_id}", remedy="`siltstone jobs list` lists the jobs")
     if job.state in (JobState.DONE, JobState.FAILED):
@@ -109,7 +111,7 @@ async def check_runnable(metadata: Metadata, job_id: int, choice: EngineChoice |
         )
     now_ms = await metadata.now_ms()
     if job.state is JobState.RUNNING and (job.lease_until_ms or 0) > now_ms:
-        hosts = dict(await metadata.live_compactors())
+        hosts = dict(await metadata.compactors.live_compactors())
         at = f" at {hosts[job.holder]}" if job.holder in hosts else ""
         raise JobNotReadyError(
             f"job {job_id} is run by compactor {job.holder}{at}",
@@ -148,7 +150,7 @@ async def run_job(parts: Parts, worker: Worker, job_id: int) -> MergeJob:
     if not await worker.work_on(job_id):
         job = await check_runnable(parts.metadata, job_id, None)
         raise JobNotReadyError(f"job {job.job_id} was claimed by another compactor just now", remedy="try again")
-    ended = await parts.metadata.job(job_id)
+    ended = await parts.metadata.compactors.job(job_id)
     if ended is None or ended.state is not JobState.DONE:
         state = "gone" if ended is None else ended.state.value
         said = ended.error if ended is not None and ended.error else "its lease was lost, or it was given back"

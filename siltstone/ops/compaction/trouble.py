@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from metadata.contract.compaction import CompactionView, FileView, PartitionView
-from metadata.contract.service import L0File
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.files import L0File
 from metadata.rules.jobs import rests
 from metadata.rules.packed_index import iter_index
 from runtime.text import age_text

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from metadata.contract.catalogue import REBUILT_EPOCH, REBUILT_HOST, Row
+from metadata.contract.backup import REBUILT_EPOCH, REBUILT_HOST, Row
 from metadata.rules.packed_index import IndexRow, encode_index
 from siltstone.ops.rebuild.state import (
     ABOVE,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from metadata.contract.catalogue import Row
-from metadata.contract.service import NO_PRODUCER, PRODUCER_BATCHES_KEPT
+from metadata.contract.backup import Row
+from metadata.contract.l0_commit import NO_PRODUCER, PRODUCER_BATCHES_KEPT
 from metadata.rules.producer_state import SEQUENCES
 from wire.batch import BatchHeader
 

@@ -25,7 +25,7 @@ from compactor.deletion.backup_format import (
     read_table,
     snapshot_key,
 )
-from metadata.contract.catalogue import Row
+from metadata.contract.backup import Row
 from runtime.errors import BadInputError
 from runtime.text import plural
 from siltstone.ops.rebuild.plan import L0Extent, NewStretch

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from metadata.contract.catalogue import REBUILT_EPOCH, Row
-from metadata.contract.service import CommitL0, CommitRefusedError, L0Batch, WriterLease
+from metadata.contract.backup import REBUILT_EPOCH, Row
+from metadata.contract.l0_commit import CommitL0, CommitRefusedError, L0Batch
+from metadata.contract.leases import WriterLease
 from metadata.migrations.migrate import migrate_async
-from metadata.postgres.catalogue_restore import restore_catalog, target_state
+from metadata.postgres.restore import restore_backup, target_state
 from metadata.urls import open_metadata
 from runtime.errors import BadInputError, BugError
 from runtime.runtime import Runtime
@@ -121,7 +122,7 @@ class Rebuild:
                 self.say("creating the schema")
                 await migrate_async(self.metadata_url, ids=self.runtime.ids)
             self.say("writing the metadata")
-            await restore_catalog(self.metadata_url, plan.tables, plan.sequences)
+            await restore_backup(self.metadata_url, plan.tables, plan.sequences)
         if self.append_newer_l0 and plan.newer_l0:
             await self._append(rebuilt)
         return rebuilt
@@ -244,7 +245,7 @@ class Rebuild:
         metadata = open_metadata(self.metadata_url, runtime=self.runtime)
         await metadata.open()
         try:
-            topics = {topic.topic_id: topic for topic in await metadata.topics()}
+            topics = {topic.topic_id: topic for topic in await metadata.agents.list_topics()}
             ids = {
                 (topic_id, number): id_
                 for topic_id, topic in topics.items()
@@ -257,7 +258,7 @@ class Rebuild:
             for seq, (key, wanted) in enumerate(plan.newer_l0.items(), start=state.last_seq + 1):
                 request = await self._request(lease, seq, key, frozenset(wanted), ids)
                 try:
-                    committed = await metadata.commit_l0(request)
+                    committed = await metadata.agents.commit_l0(request)
                 except CommitRefusedError:  # as old as keys that were forgotten; the others are not
                     rebuilt.refused_batches += len(request.batches)
                     continue

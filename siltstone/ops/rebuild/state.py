@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from compactor.deletion.backup_format import Increment
 from metadata.configs.broker import topic_defaults
-from metadata.contract.catalogue import CatalogInstant, Row
-from metadata.contract.service import Change, ChangeKind, Cursor
+from metadata.contract.backup import BackupInstant, Row
+from metadata.contract.tail import Change, ChangeKind, Cursor
 from metadata.rules.packed_index import IndexRow, iter_index
 from metadata.rules.retention import retention_policy
 
@@ -27,7 +27,7 @@ PRODUCER_IDS_ABOVE = 1 << 32
 class Catalogued:
     """What was read under `catalog/`."""
 
-    instant: CatalogInstant
+    instant: BackupInstant
     tables: Mapping[str, Sequence[Row]]
     increments: Sequence[Increment] = ()
     """Those taken since, and shortly before; by their names."""
@@ -91,7 +91,7 @@ class State:
         return retention_policy({**self.cluster["topic_defaults"], **configs}).compacts
 
 
-def linked(instant: CatalogInstant, increments: Sequence[Increment]) -> Sequence[Increment]:
+def linked(instant: BackupInstant, increments: Sequence[Increment]) -> Sequence[Increment]:
     """Those that tell, one after another, all that happened since the snapshot.
 
     What another begins with is not known: whoever wrote it began with a snapshot that did not come to its end, or was
@@ -161,7 +161,7 @@ def rolled_forward(catalogued: Catalogued) -> State:
     return state
 
 
-def _heard_files(state: State, instant: CatalogInstant, increment: Increment) -> None:
+def _heard_files(state: State, instant: BackupInstant, increment: Increment) -> None:
     for file in increment.files:
         _seen(state, "file_ids", file.file_id)
         _seen(state, "node_ids", file.writer_id)

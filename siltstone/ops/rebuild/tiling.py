@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from metadata.contract.catalogue import Row
+from metadata.contract.backup import Row
 from metadata.rules.packed_index import IndexRow
 from siltstone.ops.rebuild.state import State
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from metadata.contract.catalogue import has_heard
+from metadata.contract.backup import has_heard
 from siltstone.ops.rebuild.state import Catalogued
 
 ABANDONED_MS = 600_000

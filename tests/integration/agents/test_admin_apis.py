@@ -93,7 +93,7 @@ def synonyms(row: DescribeConfigsResourceResult) -> list[tuple[str, str | None, 
 
 
 async def node_id(agent: RunningAgent) -> str:
-    return str((await agent.metadata.live_agents())[0].writer_id)
+    return str((await agent.metadata.agents.live_agents())[0].writer_id)
 
 
 # ---- AlterConfigs ----------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ async def test_a_topic_that_came_to_contradict_a_default_can_still_be_altered_ot
 ) -> None:
     await client.create_topic("t", partitions=1, configs={"min.compaction.lag.ms": "50000"})
     # given: the default was altered by another agent that did not know of the topic's override yet
-    await agent.metadata.alter_broker_configs({MOST_LAG: "1000"})  # type: ignore[attr-defined]
+    await agent.metadata.agents.alter_broker_configs({MOST_LAG: "1000"})  # type: ignore[attr-defined]
     # then
     assert await alter(raw, ("retention.ms", SET, "9"), name="t", resource=TOPIC) == 0
     assert await replace(raw, {"min.compaction.lag.ms": "50000", "retention.ms": "8"}) == 0
@@ -402,14 +402,14 @@ async def test_every_partition_is_listed_by_one_agent_with_the_bytes_that_live(
 
         # and when its L0 files were merged, the bytes of merged extents count
         metadata = agents[0].metadata
-        files = [file.file_id for file in (await metadata.snapshot()).files]
+        files = [file.file_id for file in (await metadata.agents.snapshot()).files]
         await merge(metadata, l0=files)  # type: ignore[arg-type]
         extents = {
             ("t", number): sum(
                 extent.length
-                for extent in await metadata.leveled_extents(partition_id, 0)  # type: ignore[attr-defined]
+                for extent in await metadata.readers.leveled_extents(partition_id, 0)  # type: ignore[attr-defined]
             )
-            for topic in await metadata.topics()
+            for topic in await metadata.agents.list_topics()
             if topic.name == "t"
             for number, partition_id in enumerate(topic.partition_ids)
         }
@@ -438,7 +438,7 @@ async def test_producers_are_described_with_epoch_and_last_sequence(
     raw: RawConnection, agent: RunningAgent, client: KafkaClient
 ) -> None:
     await client.create_topic("t", partitions=2)
-    [producer_id, *_] = await agent.metadata.allocate_producer_ids(3)
+    [producer_id, *_] = await agent.metadata.agents.allocate_producer_ids(3)
     records = [NewRecord(1, None, b"v")] * 3
     await client.produce("t", 1, build_batch(records, producer=ProducerStamp(producer_id, 0, 0)))
 

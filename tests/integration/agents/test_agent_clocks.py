@@ -25,8 +25,8 @@ async def test_an_agent_whose_clock_is_days_off_dates_and_names_its_files_as_oth
 ) -> None:
     # given a system in which keys of yesterday are refused, and an agent whose clock is wrong, and then more so
     before_ms = await system.metadata.now_ms()
-    await system.metadata.abort_file(new_key(hour_of(before_ms - DAY_MS)))
-    await system.metadata.forget_rows(before_ms=before_ms + SLACK_MS)
+    await system.metadata.deletion.abort_file(new_key(hour_of(before_ms - DAY_MS)))
+    await system.metadata.deletion.forget_rows(before_ms=before_ms + SLACK_MS)
     clock = JumpingClock()
     clock.ahead_ms = ahead_ms
     wrong = await start_agent(store=system.store, metadata=system.metadata, clock=clock)
@@ -39,7 +39,7 @@ async def test_an_agent_whose_clock_is_days_off_dates_and_names_its_files_as_oth
     await wrong.agent.stop()
     # then keys and append times are as the store's clock has it
     after_ms = await system.metadata.now_ms()
-    keys = [parse_file_key(file.key) for file in await system.metadata.files()]
+    keys = [parse_file_key(file.key) for file in await system.metadata.operators.files()]
     assert len(keys) == 2
     assert {key.hour for key in keys} <= {hour_of(before_ms), hour_of(after_ms)}
     appended_ms = [header.max_timestamp_ms for _, header in iter_headers(fetched.records)]

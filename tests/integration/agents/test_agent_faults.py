@@ -10,21 +10,17 @@ from typing import Any
 import pytest
 
 from agents.tail.log_index import EXTENT_BYTES
-from metadata.contract.service import (
-    AgentAddress,
-    CommitInDoubtError,
-    CommitL0,
-    CommitRefusedError,
-    Committed,
-    MetadataUnavailableError,
-    WriterLease,
-)
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, CommitRefusedError, Committed
+from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.keys import parse_file_key
 from storage.memory import MemoryStore
 from storage.objects import Body, PutInDoubtError, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all
+from tests.fixtures.metadata_parts import Part
 from wire.batch import ProducerStamp
 from wire.error_codes import ErrorCode
 from wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -50,11 +46,11 @@ class GatedStore(MemoryStore):
         await super().put_if_absent(key, body, crc32c=crc32c)
 
 
-class DoubtfulMetadata(MemoryMetadata):
+class DoubtfulAgents(Part):
     """Commits are done and their answers lost, as often as asked for; or refused, or the store is away."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, inner: AgentMetadata) -> None:
+        super().__init__(inner)
         self.answers_to_lose = 0
         self.calls: list[CommitL0] = []
         self.refuse: Exception | None = None
@@ -64,7 +60,7 @@ class DoubtfulMetadata(MemoryMetadata):
         self.calls.append(request)
         if self.refuse is not None:
             raise self.refuse
-        committed = await super().commit_l0(request)
+        committed = await self.inner.commit_l0(request)
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise CommitInDoubtError("the connection was lost")
@@ -73,17 +69,24 @@ class DoubtfulMetadata(MemoryMetadata):
     async def tail(self, cursor: Any) -> Any:
         if self.away:
             raise MetadataUnavailableError("away")
-        return await super().tail(cursor)
+        return await self.inner.tail(cursor)
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Any:
         if self.away:
             raise MetadataUnavailableError("away")
-        return await super().watermarks(partition_ids)
+        return await self.inner.watermarks(partition_ids)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         if self.away:
             raise MetadataUnavailableError("away")
-        return await super().heartbeat(lease, draining=draining)
+        return await self.inner.heartbeat(lease, draining=draining)
+
+
+def doubtful() -> tuple[MemoryMetadata, DoubtfulAgents]:
+    metadata = MemoryMetadata()
+    agents = DoubtfulAgents(metadata.agents)
+    metadata.agents = agents  # type: ignore[assignment]
+    return metadata, agents
 
 
 def batch(value: bytes = b"v", **options: object) -> bytes:
@@ -126,7 +129,7 @@ async def test_puts_overlap_and_commits_keep_the_order_of_sealing(dial: Dial, st
             await super().put_if_absent(key, body, crc32c=crc32c)
             self.done += 1
 
-    store, metadata = FirstIsSlow(), DoubtfulMetadata()
+    store, (metadata, agents) = FirstIsSlow(), doubtful()
     running = await start_agent(store=store, metadata=metadata)
     _client, raw = await with_topic(dial, running)
     await raw.begin(produce(batch(b"first")), 9)
@@ -135,17 +138,17 @@ async def test_puts_overlap_and_commits_keep_the_order_of_sealing(dial: Dial, st
     await raw.begin(produce(batch(b"second")), 9)
     await until(lambda: store.done == 1)
     await asyncio.sleep(0.02)
-    assert metadata.calls == [], "the second may not be committed before the first"
+    assert agents.calls == [], "the second may not be committed before the first"
     store.first_may_go.set()
     assert [await answer_of(raw), await answer_of(raw)] == [(0, 0), (0, 1)]
-    assert [call.seq for call in metadata.calls] == [1, 2]
+    assert [call.seq for call in agents.calls] == [1, 2]
 
 
 @pytest.mark.parametrize("failure", [StoreUnavailableError("503 SlowDown"), PutInDoubtError("reset")])
 async def test_a_put_that_fails_for_good_is_a_retriable_error_and_is_never_committed(
     dial: Dial, start_agent: StartAgent, failure: Exception
 ) -> None:
-    store, metadata = GatedStore(), DoubtfulMetadata()
+    store, (metadata, agents) = GatedStore(), doubtful()
     running = await start_agent(store=store, metadata=metadata)
     client, raw = await with_topic(dial, running)
     store.failure = failure
@@ -153,7 +156,7 @@ async def test_a_put_that_fails_for_good_is_a_retriable_error_and_is_never_commi
     error, offset = await answer_of(raw)
     assert (error, offset) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert ErrorCode(error).retriable
-    assert metadata.calls == []
+    assert agents.calls == []
     # and the agent goes on when the store does
     store.failure = None
     assert await client.produce("t", 0, batch()) == 0
@@ -163,15 +166,15 @@ async def test_a_put_that_fails_for_good_is_a_retriable_error_and_is_never_commi
 async def test_a_commit_in_doubt_is_repeated_until_it_answers_and_later_ones_wait(
     dial: Dial, start_agent: StartAgent
 ) -> None:
-    metadata = DoubtfulMetadata()
+    metadata, agents = doubtful()
     running = await start_agent(metadata=metadata)
     client, raw = await with_topic(dial, running)
-    metadata.answers_to_lose = 3
+    agents.answers_to_lose = 3
     await raw.begin(produce(batch(b"a")), 9)
-    await until(lambda: len(metadata.calls) >= 1)
+    await until(lambda: len(agents.calls) >= 1)
     await raw.begin(produce(batch(b"b")), 9)
     assert [await answer_of(raw), await answer_of(raw)] == [(0, 0), (0, 1)]
-    keys = [call.key for call in metadata.calls]
+    keys = [call.key for call in agents.calls]
     assert len(keys) == 5
     assert keys[:4] == keys[:1] * 4, "the same call, four times"
     assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"a", b"b"]
@@ -179,13 +182,13 @@ async def test_a_commit_in_doubt_is_repeated_until_it_answers_and_later_ones_wai
 
 
 async def test_a_refused_commit_is_a_retriable_error_and_the_next_goes_on(dial: Dial, start_agent: StartAgent) -> None:
-    metadata = DoubtfulMetadata()
+    metadata, agents = doubtful()
     running = await start_agent(metadata=metadata)
     client, raw = await with_topic(dial, running)
-    metadata.refuse = CommitRefusedError("the key was aborted")
+    agents.refuse = CommitRefusedError("the key was aborted")
     await raw.begin(produce(batch()), 9)
     assert await answer_of(raw) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
-    metadata.refuse = None
+    agents.refuse = None
     assert await client.produce("t", 0, batch()) == 0
 
 
@@ -197,19 +200,19 @@ async def test_a_fenced_agent_stores_nothing_more_until_it_has_a_new_lease(dial:
     assert await client.produce("t", 0, batch(b"before")) == 0
     # given: somebody registers our address, as a second life of this agent would
     host, _, port = running.address.rpartition(":")
-    usurper = await metadata.register_agent(AgentAddress(host=host, port=int(port)))
+    usurper = await metadata.agents.register_agent(AgentAddress(host=host, port=int(port)))
     await raw.begin(produce(batch(b"fenced")), 9)
     error, _ = await answer_of(raw)
     assert error == ErrorCode.NOT_LEADER_OR_FOLLOWER
     # then: it takes a newer epoch, and only what was acknowledged is there
     assert await client.produce("t", 0, batch(b"after")) == 1
     assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"before", b"after"]
-    [agent] = await metadata.live_agents()
+    [agent] = await metadata.agents.live_agents()
     assert agent.epoch > usurper.epoch
 
 
 async def test_a_file_is_committed_under_the_lease_it_was_sealed_under(dial: Dial, start_agent: StartAgent) -> None:
-    store, metadata = GatedStore(), DoubtfulMetadata()
+    store, (metadata, agents) = GatedStore(), doubtful()
     await metadata.open()
     running = await start_agent(store=store, metadata=metadata)
     _, raw = await with_topic(dial, running)
@@ -219,15 +222,15 @@ async def test_a_file_is_committed_under_the_lease_it_was_sealed_under(dial: Dia
         await raw.begin(produce(batch(bytes([number]))), 9)
         await until(lambda number=number: store.puts == number + 1)
     host, _, port = running.address.rpartition(":")
-    await metadata.register_agent(AgentAddress(host=host, port=int(port)))
+    await agents.register_agent(AgentAddress(host=host, port=int(port)))
     store.gate.set()
     # then: none of them slips into the numbering of the new epoch
     assert [(await answer_of(raw))[0] for _ in range(3)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
     await raw.begin(produce(batch(b"new")), 9)
     assert await answer_of(raw) == (0, 0)
-    for call in metadata.calls:
+    for call in agents.calls:
         assert parse_file_key(call.key).epoch == call.lease.epoch
-    assert len({call.lease.epoch for call in metadata.calls}) == 2
+    assert len({call.lease.epoch for call in agents.calls}) == 2
 
 
 async def test_stopping_answers_everything_that_was_sent(dial: Dial, start_agent: StartAgent) -> None:
@@ -243,7 +246,7 @@ async def test_stopping_answers_everything_that_was_sent(dial: Dial, start_agent
     stopping = asyncio.create_task(running.agent.stop())
     await until(lambda: store.puts == 1)
     assert not stopping.done()
-    assert list(await metadata.live_agents()) == [], "it has left the Metadata answers already"
+    assert list(await metadata.agents.live_agents()) == [], "it has left the Metadata answers already"
     store.gate.set()
     assert [await answer_of(raw) for _ in range(10)] == [(0, number) for number in range(10)]
     await stopping
@@ -273,7 +276,7 @@ async def test_a_producer_that_waits_too_long_is_told_and_may_retry(dial: Dial, 
     store = GatedStore()
     running = await start_agent(store=store)
     client, raw = await with_topic(dial, running)
-    producer_id = (await running.metadata.allocate_producer_ids(1))[0]
+    producer_id = (await running.metadata.agents.allocate_producer_ids(1))[0]
     records = batch(b"once", producer=ProducerStamp(producer_id, 0, 0))
     store.gate.clear()
     await raw.begin(produce(records, timeout_ms=1), 9)
@@ -321,11 +324,11 @@ async def _send_all(raw: RawConnection, batches: list[bytes]) -> None:
 async def test_metadata_away_caught_up_readers_wait_and_known_records_are_served(
     dial: Dial, start_agent: StartAgent
 ) -> None:
-    metadata = DoubtfulMetadata()
+    metadata, agents = doubtful()
     running = await start_agent(metadata=metadata)
     client, _raw = await with_topic(dial, running)
     await client.produce("t", 0, batch())
-    metadata.away = True
+    agents.away = True
     assert len(await read_all(client, "t")) == 1
     fetched = await client.fetch("t", 0, 1, max_wait_ms=50)
     assert (len(fetched.records), fetched.high_watermark) == (0, 1)
@@ -334,7 +337,7 @@ async def test_metadata_away_caught_up_readers_wait_and_known_records_are_served
     with pytest.raises(KafkaError) as refused:
         await client.list_offsets("t", [0])
     assert ErrorCode(refused.value.code).retriable
-    metadata.away = False
+    agents.away = False
     with pytest.raises(KafkaError) as refused:
         await client.fetch("t", 0, 500)
     assert refused.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
@@ -372,7 +375,7 @@ async def test_a_second_agent_follows_the_first(dial: Dial, start_agent: StartAg
     assert await reader.produce("t", 0, batch(b"from the other")) == 5
     await until(lambda: _end(first) == 6)
     assert len(await read_all(writer, "t")) == 6
-    assert {agent.writer_id for agent in await first.metadata.live_agents()} == {1, 2}
+    assert {agent.writer_id for agent in await first.metadata.agents.live_agents()} == {1, 2}
 
 
 def _end(running: RunningAgent) -> int:

@@ -258,7 +258,7 @@ async def test_two_agents_on_one_port_the_second_says_so_and_fences_nobody(
     with pytest.raises(SiltstoneError, match=f"{agent.address} is already in use") as refused:
         await start_agent(store=agent.store, metadata=agent.metadata, listen=agent.address)
     assert "--listen" in str(refused.value)
-    assert len(await agent.metadata.live_agents()) == 1
+    assert len(await agent.metadata.agents.live_agents()) == 1
 
 
 async def test_one_connection_too_many_is_closed(dial: Dial, start_agent: StartAgent) -> None:

@@ -33,11 +33,11 @@ class InStep(Counted):
 
     async def alter_configs(self, *arguments: Any) -> Any:
         await self.steps.wait()
-        return await self.inner.alter_configs(*arguments)
+        return await self.inner.agents.alter_configs(*arguments)
 
     async def alter_broker_configs(self, *arguments: Any) -> Any:
         await self.steps.wait()
-        return await self.inner.alter_broker_configs(*arguments)  # type: ignore[attr-defined]
+        return await self.inner.agents.alter_broker_configs(*arguments)
 
 
 @pytest.fixture

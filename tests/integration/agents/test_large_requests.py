@@ -10,7 +10,7 @@ import pytest
 from agents.dispatch import HANDLERS
 from agents.handlers import delete_groups
 from agents.yielding import PARTS_PER_TURN, LoopYielder, chunks_with_yields
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from tests.fixtures.agents import Dial, StartAgent
 from tests.fixtures.fleet import fleet
 from tests.fixtures.groups import GroupMember
@@ -170,7 +170,7 @@ async def test_of_many_groups_to_delete_only_those_that_exist_cost_anything(
         }
         assert service.calls["take_group"] == takes
         assert service.calls["known_groups"] == 3
-        assert [group.group_id for group in await service.groups()] == ["c"]
+        assert [group.group_id for group in await service.groups.list_groups()] == ["c"]
 
 
 async def test_of_many_groups_to_describe_only_those_that_exist_are_read(start_agent: StartAgent, dial: Dial) -> None:

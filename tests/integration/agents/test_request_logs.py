@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupLease, GroupRecord
-from metadata.contract.service import CommitInDoubtError, CommitL0, Committed, MetadataUnavailableError
+from metadata.contract.l0_commit import CommitInDoubtError, CommitL0, Committed
 from metadata.memory.store import MemoryMetadata
 from runtime.logging import LOG_CONTEXT, About, configure, log_context, tell_left_out
 from siltstone.kafka.client import KafkaClient
@@ -14,6 +15,7 @@ from storage.memory import MemoryStore
 from storage.objects import Body, StoreUnavailableError
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent
 from tests.fixtures.log_lines import LogLines
+from tests.fixtures.metadata_parts import Part
 from wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -49,20 +51,20 @@ async def with_topic(dial: Dial, running: RunningAgent) -> tuple[KafkaClient, Ra
     return client, await dial.raw(running.address)
 
 
-class LosesAnswers(MemoryMetadata):
+class LosesAnswers(Part):
     """Commits are done and the first answers lost."""
 
     answers_to_lose = 0
 
     async def commit_l0(self, request: CommitL0) -> Committed:
-        committed = await super().commit_l0(request)
+        committed = await self.inner.commit_l0(request)
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise CommitInDoubtError("the connection was lost")
         return committed
 
 
-class LosesSaves(MemoryMetadata):
+class LosesSaves(Part):
     """What became of a group that was to be stored is not known."""
 
     loses = False
@@ -70,7 +72,7 @@ class LosesSaves(MemoryMetadata):
     async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
         if self.loses:
             raise MetadataUnavailableError("the connection was lost")
-        await super().save_group(lease, record)
+        await self.inner.save_group(lease, record)
 
 
 class SlowStore(MemoryStore):
@@ -94,8 +96,9 @@ class SlowStore(MemoryStore):
 async def test_the_correlation_id_of_a_produce_leads_to_its_file_and_the_key_of_the_file_to_its_life(
     log_lines: LogLines, dial: Dial, start_agent: StartAgent
 ) -> None:
-    metadata = LosesAnswers()
-    metadata.answers_to_lose = 1
+    metadata = MemoryMetadata()
+    metadata.agents = losing = LosesAnswers(metadata.agents)  # type: ignore[assignment]
+    losing.answers_to_lose = 1
     await metadata.open()
     running = await start_agent(metadata=metadata)
     client, raw = await with_topic(dial, running)
@@ -176,7 +179,8 @@ async def test_a_request_that_is_begun_in_the_midst_of_other_work_leaves_nothing
 async def test_a_group_is_stored_on_behalf_of_nobody_in_particular(
     log_lines: LogLines, dial: Dial, start_agent: StartAgent
 ) -> None:
-    metadata = LosesSaves()
+    metadata = MemoryMetadata()
+    metadata.groups = losing = LosesSaves(metadata.groups)  # type: ignore[assignment]
     await metadata.open()
     running = await start_agent(metadata=metadata, group_initial_rebalance_delay_ms=0)
     raw = await dial.raw(running.address)
@@ -186,7 +190,7 @@ async def test_a_group_is_stored_on_behalf_of_nobody_in_particular(
     joined = await raw.call(join, JoinGroupResponse, 3)
     assert joined.error_code == 0
     # when a request, and no timer, begins a save
-    metadata.loses = True
+    losing.loses = True
     sync = SyncGroupRequest(group_id="g", generation_id=joined.generation_id, member_id=joined.member_id)
     sync.assignments = [SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"all")]
     await raw.call(sync, SyncGroupResponse, 3)

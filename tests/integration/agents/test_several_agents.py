@@ -208,14 +208,14 @@ class Gate:
     def __init__(self, service: Any) -> None:
         self.open = asyncio.Event()
         self.asked: list[list[int]] = []
-        inner = service.inner.watermarks
+        inner = service.inner.agents.watermarks
 
         async def watermarks(partition_ids: Sequence[int]) -> Any:
             self.asked.append(list(partition_ids))
             await self.open.wait()
             return await inner(partition_ids)
 
-        service.inner.watermarks = watermarks
+        service.inner.agents.watermarks = watermarks
 
 
 async def test_a_hundred_clients_that_ask_for_the_end_cost_two_queries(start_agent: StartAgent, dial: Dial) -> None:
@@ -337,7 +337,7 @@ async def test_a_poll_that_an_index_loaded_anew_catches_is_answered_when_records
         await client.create_topic("t", partitions=1)
         polling = asyncio.create_task(client.fetch("t", 0, 0, max_wait_ms=30_000))
         await until(lambda: running.agent._parked_readers._waiting)
-        running.agent._follower._load(await service.snapshot())
+        running.agent._follower._load(await service.agents.snapshot())
         await asyncio.sleep(0.02)
         started = time.monotonic()
         await writer.produce("t", 0, batch(b"v"))

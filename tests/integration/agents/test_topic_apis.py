@@ -189,7 +189,7 @@ async def test_configs_are_described_with_source_synonyms_and_words(raw: RawConn
     assert [row.name for row in few.configs] == ["segment.bytes"]
     assert (await describe(raw, TOPIC, "nope")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert (await describe(raw, 99, "t")).error_code == ErrorCode.INVALID_REQUEST
-    ours = await describe(raw, BROKER, str((await agent.metadata.live_agents())[0].writer_id))
+    ours = await describe(raw, BROKER, str((await agent.metadata.agents.live_agents())[0].writer_id))
     assert {row.name: row.value for row in ours.configs}["auto.create.topics.enable"] == "true"
     assert {row.name: row.read_only for row in ours.configs}["auto.create.topics.enable"]
 

@@ -154,7 +154,7 @@ async def test_pipelined_batches_keep_their_order_while_the_topic_is_looked_for(
             name = f"t{turn}"
             await client.create_topic(name, partitions=1)
             topic_id = (await client.topic(name)).topic_id
-            producer_id = (await agents[1].metadata.allocate_producer_ids(1))[0]
+            producer_id = (await agents[1].metadata.agents.allocate_producer_ids(1))[0]
             numbered = [batch(b"%d" % at, producer=ProducerStamp(producer_id, 0, at)) for at in range(8)]
             for at, records in enumerate(numbered):
                 await raw.begin(writes(topic_id, records), 13)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
 from tests.fixtures.compacted_systems import System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor
@@ -37,10 +37,10 @@ async def test_records_past_their_time_behind_younger_ones_are_merged_out_of_l1(
         await system.client.produce("t", 0, build_batch([NewRecord(now_ms - 8 * DAY_MS, b"k", value)]))
         await until(is_leveled)  # so that each becomes a run of its own
     # then retention, which begins at the log start, leaves them, and they do not pile up in L1
-    marks = await system.metadata.watermarks([1])
+    marks = await system.metadata.agents.watermarks([1])
 
     async def runs_of_l1() -> int:
-        return sum(file.level == 1 for file in await system.metadata.files() if file.state is FileState.LIVE)
+        return sum(file.level == 1 for file in await system.metadata.operators.files() if file.state is FileState.LIVE)
 
     async def are_merged() -> bool:
         return await runs_of_l1() < 3 and 2 in await system.levels()

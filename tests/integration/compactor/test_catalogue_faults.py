@@ -11,9 +11,9 @@ import pytest
 from compactor.deletion.backup_format import parse_backup_key
 from compactor.deletion.janitor import Janitor, JanitorLimits
 from compactor.deletion.metadata_backup import MetadataBackup, keys_over
-from metadata.contract.catalogue import Row
+from metadata.contract.backup import Row
 from metadata.migrations.migrate import migrate_async
-from metadata.postgres.catalogue_restore import restore_catalog
+from metadata.postgres.restore import restore_backup
 from runtime.errors import BugError
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
@@ -128,7 +128,7 @@ async def test_names_go_up_when_the_clock_goes_back_and_a_snapshot_is_taken_at_o
     assert await catalog.round(), "a snapshot: nobody knows for how long the old one would look young"
     other = world.catalog()
     await other.round()
-    await world.lost.metadata.create_topic("made-since", partitions=1, configs={})
+    await world.lost.metadata.agents.create_topic("made-since", partitions=1, configs={})
     assert await other.round()
     # then what is written is behind all that was, and stays
     snapshots = sorted({key.split("/")[2] for key in await world.names("catalog/snapshots/")})
@@ -146,7 +146,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
 ) -> None:
     catalog = world.catalog(interval_ms=60_000, store=world.store)
     await catalog.round()
-    await world.lost.metadata.create_topic("one", partitions=1, configs={})
+    await world.lost.metadata.agents.create_topic("one", partitions=1, configs={})
     # given a disk that is full, when a snapshot is due
     await world.set_clock(120)
 
@@ -162,7 +162,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
     # and where nothing can be written at all, the age is told
     world.store.refuses = True
     await world.set_clock(7200)
-    await world.lost.metadata.create_topic("two", partitions=1, configs={})
+    await world.lost.metadata.agents.create_topic("two", partitions=1, configs={})
     with pytest.raises(ObjectStoreError):
         await catalog.round()
     assert world.metric("catalog_age_seconds") >= 7200
@@ -172,7 +172,7 @@ async def test_a_sweep_goes_on_where_the_catalogue_lets_no_dead_file_be_deleted(
     catalog = world.catalog(store=world.store)
     await catalog.round()
     dead, old = await world.file("dead", seq=1), await world.file("deleted", seq=2)
-    await world.lost.metadata.create_topic("news", partitions=1, configs={})
+    await world.lost.metadata.agents.create_topic("news", partitions=1, configs={})
     world.store.refuses = True
     janitor = Janitor(
         store=world.lost.store,
@@ -206,12 +206,12 @@ async def test_a_rebuild_refuses_a_database_that_was_rebuilt_from_another_bucket
     world: World,
 ) -> None:
     lost = world.lost
-    await lost.metadata.create_topic("one", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("one", partitions=1, configs={})
     await world.catalog().snapshot()
     plan = (await lost.rebuild(dry_run=True)).plan
     await migrate_async(lost.new_url)
     with pytest.raises(BugError, match="writers_address"):
-        await restore_catalog(lost.new_url, {"writers": [*plan.tables["writers"], *twice(plan)]}, plan.sequences)
+        await restore_backup(lost.new_url, {"writers": [*plan.tables["writers"], *twice(plan)]}, plan.sequences)
     await lost.rebuild()
     assert (await lost.rebuild()).was_rebuilt
     await lost.query("UPDATE cluster SET cluster_id = 'another'")

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from compactor.deletion.metadata_backup import MetadataBackup
-from metadata.contract.catalogue import CatalogInstant, CatalogTable, TakeRows
+from metadata.contract.backup import BackupInstant, BackupTable, TakeRows
 from runtime.runtime import Runtime
 from siltstone.kafka.client import KafkaClient
 from storage.objects import Body, ObjectStore, ObjectStoreError
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
-from tests.fixtures.compacted_systems import Wrapped
 from tests.fixtures.fleet import until
+from tests.fixtures.metadata_parts import Wrapped
 from tests.integration.compactor.test_catalogue_faults import World
 from tests.integration.siltstone.test_rebuild import KilledAtManifest, Lost, lost, send, store_url  # noqa: F401
 
@@ -55,18 +55,18 @@ class Paused:
         self._catalogued: Any = world.lost.metadata
         self.catalog = MetadataBackup(
             store=store or world.lost.store,
-            metadata=Wrapped(world.lost.metadata, catalog_rows=self.catalog_rows),
+            metadata=Wrapped(world.lost.metadata, rows=self.catalog_rows),
             runtime=Runtime(metrics=world.metrics),
             interval_ms=3_600_000,
         )
 
-    async def catalog_rows(self, take: TakeRows) -> CatalogInstant:
-        async def slowly(table: CatalogTable, rows: Sequence[Sequence[Any]]) -> None:
+    async def catalog_rows(self, take: TakeRows) -> BackupInstant:
+        async def slowly(table: BackupTable, rows: Sequence[Sequence[Any]]) -> None:
             await take(table, rows)
             self.reached.set()
             await self.goes_on.wait()
 
-        return await self._catalogued.catalog_rows(slowly)
+        return await self._catalogued.backup.rows(slowly)
 
 
 async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
@@ -78,7 +78,7 @@ async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
     taken = asyncio.create_task(paused.catalog.round())
     await paused.reached.wait()
     await send(client, "plain", (b"k", b"between the two"))
-    await lost.metadata.create_topic("between", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("between", partitions=1, configs={})
     await quick.flush()
     paused.goes_on.set()
     await taken
@@ -86,7 +86,7 @@ async def test_of_two_snapshots_at_once_the_one_that_ends_last_hides_nothing(
     at_once = await names_that_come_back(lost)
     await send(client, "plain", (b"k", b"later"))
     await quick.flush()
-    await lost.metadata.create_topic("later", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("later", partitions=1, configs={})
     await paused.catalog.round()
     assert (at_once, await names_that_come_back(lost)) == ({"plain", "between"}, {"plain", "between", "later"})
     await agent.agent.stop()
@@ -125,7 +125,7 @@ async def test_a_snapshot_that_fails_at_its_end_is_not_gone_on_from_and_an_unrea
     catalog = world.catalog(store=store)
     await catalog.round()
     # given news that are in no increment yet, and a snapshot of them that has no manifest
-    await lost.metadata.create_topic("before", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("before", partitions=1, configs={})
     store.refuses = True
     with pytest.raises(ObjectStoreError):
         await catalog.snapshot()
@@ -163,7 +163,7 @@ async def test_records_of_topics_and_partitions_that_the_catalogue_never_heard_o
     # given a topic that was made in the last seconds, and acknowledged records of it
     await client.create_topic("new", partitions=1)
     await send(client, "new", (b"k", b"acknowledged"))
-    [of_new] = [file.key for file in await lost.metadata.files()]
+    [of_new] = [file.key for file in await lost.metadata.operators.files()]
     await agent.agent.stop()
     # then not all came back
     rebuilt = await lost.rebuild(dry_run=True)
@@ -176,7 +176,7 @@ async def test_a_file_that_cannot_be_appended_does_not_keep_the_others_from_it(
     lost, agent, client = await with_plain_topic(world, start_agent, dial)
     # given a file whose hour was forgotten, so that nobody knows whether it was deleted
     await send(client, "plain", (b"k", b"old"))
-    [old] = await lost.metadata.files()
+    [old] = await lost.metadata.operators.files()
     for change in (
         f"UPDATE cluster SET forgotten_key_hour = {old.key.split('/')[2]}",
         "UPDATE writers SET last_seq = -1",

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from compactor.planning.spec import MergeKind
-from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, MergeCommitted
-from metadata.contract.service import FileState, MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.files import FileState
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, MergeCommitted
 from storage.wrappers.faulty import Fault, FaultRule
 from tests.fixtures.agents import read_all
-from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System, Wrapped
+from tests.fixtures.compacted_systems import LEVEL_ONLY, Gate, System
 from tests.fixtures.compacted_systems import start_beside as start
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
+from tests.fixtures.metadata_parts import Wrapped
 
 
 async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_readers_see_all(
@@ -46,8 +48,8 @@ async def test_files_are_leveled_merged_deduped_and_the_old_ones_deleted_while_r
 
 async def _is_settled(system: System) -> bool:
     """Nothing in L0, an L2 run, and the compacted partition cleaned to its end."""
-    topics = {topic.name: topic for topic in await system.metadata.topics()}
-    [kv] = await system.metadata.partition_views(topics["kv"].topic_id)
+    topics = {topic.name: topic for topic in await system.metadata.agents.list_topics()}
+    [kv] = await system.metadata.operators.partition_views(topics["kv"].topic_id)
     levels = await system.levels()
     return 0 not in levels and 2 in levels and kv.cleaned_through_offset == kv.high_watermark > 0
 
@@ -57,7 +59,7 @@ async def test_a_merge_with_a_missing_input_fails_is_told_and_the_rest_goes_on(
 ) -> None:
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 3)
-    lost = (await system.metadata.files())[0]
+    lost = (await system.metadata.operators.files())[0]
     await system.store.delete_many([lost.key])
     compactor = await start(system, start_compactor, **LEVEL_ONLY)
     await until(lambda: system.job(JobState.FAILED))
@@ -68,11 +70,11 @@ async def test_a_merge_with_a_missing_input_fails_is_told_and_the_rest_goes_on(
     await system.write("t", 3)
 
     async def leveled() -> bool:
-        files = await system.metadata.files(limit=1000)
+        files = await system.metadata.operators.files(limit=1000)
         return [file.key for file in files if file.level == 0 and file.state is FileState.LIVE] == [lost.key]
 
     await until(leveled)
-    assert len(await system.metadata.jobs(states=[JobState.FAILED])) == 1
+    assert len(await system.metadata.operators.jobs(states=[JobState.FAILED])) == 1
 
 
 async def test_a_fault_of_the_engine_fails_its_merge_alone(system: System, start_compactor: StartCompactor) -> None:
@@ -113,7 +115,7 @@ async def test_an_object_that_the_store_cannot_give_holds_up_its_own_merge_alone
 ) -> None:
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 3)
-    sick = (await system.metadata.files())[0]
+    sick = (await system.metadata.operators.files())[0]
     system.faults.rules = (FaultRule(fault=Fault.UNREACHABLE, key=sick.key),)
     compactor = await start(system, start_compactor, **LEVEL_ONLY)
     await until(lambda: compactor.metric("merges_total", kind="level", outcome="given_back") >= 2, timeout_s=20)
@@ -141,7 +143,7 @@ async def test_a_commit_whose_answer_was_lost_is_asked_again_until_it_is_answere
     calls: list[CommitMerge] = []
 
     async def commit_merge(commit: CommitMerge) -> MergeCommitted:
-        committed = await system.metadata.commit_merge(commit)
+        committed = await system.metadata.compactors.commit_merge(commit)
         calls.append(commit)
         if len(calls) < 3:
             raise MetadataUnavailableError("the answer was lost")
@@ -151,7 +153,7 @@ async def test_a_commit_whose_answer_was_lost_is_asked_again_until_it_is_answere
     compactor = await start(system, start_compactor, metadata=metadata, **LEVEL_ONLY)
     await until(lambda: compactor.merges("done") == 1)
     assert len(calls) == 3 and calls[0] is calls[1] is calls[2]
-    assert len([file for file in await system.metadata.files() if file.level == 1]) == 1
+    assert len([file for file in await system.metadata.operators.files() if file.level == 1]) == 1
     assert len(await system.values("t")) == 30
 
 
@@ -168,7 +170,7 @@ async def test_told_to_stop_it_gives_its_merge_and_its_duties_back_at_once(
     assert time.monotonic() - began < 5
     job = await system.job(JobState.READY)
     assert job is not None and job.epoch == 1
-    assert list(await system.metadata.live_compactors()) == []
+    assert list(await system.metadata.compactors.live_compactors()) == []
     # then: another one takes it over at once, though neither lease nor duty has run out
     second = await start(system, start_compactor, **LEVEL_ONLY)
     await until(lambda: second.merges("done") == 1, timeout_s=5)
@@ -185,7 +187,7 @@ async def test_one_that_lost_its_job_stops_and_commits_nothing(system: System, s
     # given: it is given back behind its back, and another compactor does it
     running = await system.job(JobState.RUNNING)
     assert running is not None
-    await system.metadata.give_back_job(running.job_id, running.epoch)
+    await system.metadata.compactors.give_back_job(running.job_id, running.epoch)
     other = await start(system, start_compactor, **LEVEL_ONLY)
     await until(lambda: other.merges("done") == 1)
     gate.open.set()
@@ -218,14 +220,14 @@ async def test_a_topic_deleted_under_a_running_merge_leaves_nothing_in_the_bucke
     gate = Gate(system)
     compactor = await start(system, start_compactor, engine=gate.engine)
     await gate.waiting.wait()
-    [topic] = await system.metadata.topics()
-    await system.metadata.delete_topic(topic.topic_id)
+    [topic] = await system.metadata.agents.list_topics()
+    await system.metadata.agents.delete_topic(topic.topic_id)
     gate.open.set()
 
     async def nothing_left() -> bool:
         objects = [stat.key async for stat in system.store.list() if stat.key.startswith("l")]
         live_or_dead = {FileState.LIVE, FileState.DEAD}
-        files = [file for file in await system.metadata.files(limit=1000) if file.state in live_or_dead]
+        files = [file for file in await system.metadata.operators.files(limit=1000) if file.state in live_or_dead]
         return not objects and not files
 
     await until(nothing_left, timeout_s=30)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.compaction import JobState
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobState
 from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
 from storage.keys import hour_of, parse_file_key
@@ -49,13 +49,15 @@ async def test_a_merge_in_which_the_clock_jumps_is_committed_under_a_key_of_the_
     gate.open.set()
     await until(lambda: compactor.merges("done") == 1)
     # then the merge is neither late nor lost, and its file is as old as it is
-    [output] = [file for file in await system.metadata.files() if file.level == 1]
+    [output] = [file for file in await system.metadata.operators.files() if file.level == 1]
     assert parse_file_key(output.key).hour in (hour_of(before_ms), hour_of(await system.metadata.now_ms()))
     assert before_ms <= output.created_ms <= await system.metadata.now_ms()
     assert compactor.merges("lost") == compactor.merges("failed") == 0
     assert len(await system.values("t")) == 30
     # and its lease is as long as anybody's, and duties stay where they are
-    assert [node_id for node_id, _ in await system.metadata.live_compactors()] == [compactor.compactor.node_id]
+    assert [node_id for node_id, _ in await system.metadata.compactors.live_compactors()] == [
+        compactor.compactor.node_id
+    ]
     other = await start_beside(system, start_compactor, **LEVEL_ONLY)
     await system.write("t", 3)
     await until(lambda: compactor.merges("done") + other.merges("done") == 2)
@@ -86,7 +88,10 @@ async def test_with_a_clock_that_jumped_no_tombstone_goes_early_and_nothing_youn
         await system.write("kv", 3, keys=1)
     # then the tombstone, whose hour is not over, is there; and neither what died nor what is young has gone
     assert (b"last", None) in [(bytes(each.key or b""), each.value) for _, each in await read_all(system.client, "kv")]
-    assert {file.state for file in await system.metadata.files(limit=1000)} == {FileState.LIVE, FileState.DEAD}
+    assert {file.state for file in await system.metadata.operators.files(limit=1000)} == {
+        FileState.LIVE,
+        FileState.DEAD,
+    }
     assert key in [stat.key async for stat in system.store.list()]
     assert compactor.metric("deleted_files_total") == compactor.metric("orphans_deleted_total") == 0
     assert compactor.merges("failed") == compactor.merges("lost") == 0
@@ -95,7 +100,7 @@ async def test_with_a_clock_that_jumped_no_tombstone_goes_early_and_nothing_youn
 
 async def put_uncommitted(system: System) -> str:
     """Returns its key: of this hour, by a writer that has left."""
-    [file] = [each for each in await system.metadata.files() if next(iter_index(each.index)).base_offset == 0]
+    [file] = [each for each in await system.metadata.operators.files() if next(iter_index(each.index)).base_offset == 0]
     wanted = parse_file_key(file.key)
     key = file.key.replace(f"/{wanted.writer_id}-", "/999999-")
     body = b"not committed yet"
@@ -105,5 +110,5 @@ async def put_uncommitted(system: System) -> str:
 
 async def _passes(system: System, at_least: int) -> bool:
     """So many passes over the partition are done."""
-    jobs = await system.metadata.jobs(states=[JobState.DONE], limit=1000)
+    jobs = await system.metadata.operators.jobs(states=[JobState.DONE], limit=1000)
     return sum(job.kind == "forced" for job in jobs) >= at_least

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from compactor.planning.spec import MergeKind
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
 from metadata.postgres.driver import open_connection
 from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient
@@ -58,7 +58,7 @@ class Deleted:
     async def create(self, policy: str) -> None:
         for name in ("gone", "stays"):
             await self.system.client.create_topic(name, partitions=1, configs={"cleanup.policy": policy})
-        topics = {topic.name: topic for topic in await self.system.metadata.topics()}
+        topics = {topic.name: topic for topic in await self.system.metadata.agents.list_topics()}
         [self.partition_id] = topics["gone"].partition_ids
 
     async def write(self, files: int) -> None:
@@ -80,7 +80,7 @@ class Deleted:
 
     async def shared_files(self) -> int:
         """L0 files in which both topics lie."""
-        files = await self.system.metadata.files(limit=1000)
+        files = await self.system.metadata.operators.files(limit=1000)
         return sum(len({row.partition_id for row in iter_index(file.index)}) == 2 for file in files)
 
     async def holding(self) -> list[str]:
@@ -144,7 +144,9 @@ async def test_nothing_of_a_topic_that_is_deleted_under_a_merge_is_left_in_bucke
     assert left == stays if policy == "delete" else len(left) >= 5 and left == [each for each in stays if each in left]
     assert await system.fsck() == []
     assert compactor.merges("failed") == 0
-    assert {file.level for file in await system.metadata.files(limit=1000) if file.state is FileState.LIVE} >= {2}
+    assert {
+        file.level for file in await system.metadata.operators.files(limit=1000) if file.state is FileState.LIVE
+    } >= {2}
 
 
 async def _is_none(found: Any) -> bool:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.compaction import Metadata, PartitionView
-from metadata.contract.service import FileState
+from metadata.contract.compactors import PartitionView
+from metadata.contract.files import FileState
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
@@ -63,9 +64,9 @@ async def holding(store: ObjectStore, *wanted: bytes) -> list[str]:
     return found
 
 
-async def view_of(metadata: Metadata, name: str) -> PartitionView:
-    topics = {topic.name: topic for topic in await metadata.topics()}
-    [view] = await metadata.partition_views(topics[name].topic_id)
+async def view_of(metadata: MetadataStore, name: str) -> PartitionView:
+    topics = {topic.name: topic for topic in await metadata.agents.list_topics()}
+    [view] = await metadata.operators.partition_views(topics[name].topic_id)
     return view
 
 
@@ -78,7 +79,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def parts(store_url: str, postgres_url: str, tmp_path: Path) -> AsyncIterator[tuple[ObjectStore, Metadata]]:
+async def parts(store_url: str, postgres_url: str, tmp_path: Path) -> AsyncIterator[tuple[ObjectStore, MetadataStore]]:
     (tmp_path / "objects").mkdir()
     store = Retrying(open_store(store_url), SystemClock(), SystemIds())
     metadata = open_metadata(postgres_url)
@@ -90,7 +91,7 @@ async def parts(store_url: str, postgres_url: str, tmp_path: Path) -> AsyncItera
 
 
 async def test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked_and_the_producer_never_stops(
-    parts: tuple[ObjectStore, Metadata], start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
+    parts: tuple[ObjectStore, MetadataStore], start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
 ) -> None:
     store, metadata = parts
     agent = await start_agent(store=store, metadata=metadata, gc_grace_ms=GRACE_MS)
@@ -115,7 +116,7 @@ async def test_a_deleted_key_is_in_the_end_in_no_object_though_nobody_asked_and_
             return not await holding(store, SECRET_KEY, SECRET_VALUE)
 
         await until(is_forgotten, timeout_s=100)
-        levels = {file.level for file in await metadata.files(limit=100_000) if file.state is FileState.LIVE}
+        levels = {file.level for file in await metadata.operators.files(limit=100_000) if file.state is FileState.LIVE}
         assert 2 in levels
     finally:
         producer.cancel()
@@ -224,9 +225,9 @@ async def look(metadata_url: str, store_url: str, *, read: bool) -> tuple[int, s
     await store.open()
     await metadata.open()
     try:
-        topics = {topic.name: topic for topic in await metadata.topics()}
-        view = (await metadata.partition_views(topics["kv"].topic_id))[0]
-        levels = {file.level for file in await metadata.files(limit=100_000) if file.state is FileState.LIVE}
+        topics = {topic.name: topic for topic in await metadata.agents.list_topics()}
+        view = (await metadata.operators.partition_views(topics["kv"].topic_id))[0]
+        levels = {file.level for file in await metadata.operators.files(limit=100_000) if file.state is FileState.LIVE}
         return view.cleaned_through_offset, levels, await holding(store, SECRET_KEY, SECRET_VALUE) if read else []
     finally:
         await metadata.close()

@@ -12,8 +12,8 @@ from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
-from metadata.contract.compaction import JobState, MergeJob
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.leases import WriterLease
 from runtime.runtime import Runtime
 from storage.cluster import check_cluster
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
@@ -100,8 +100,10 @@ async def has_no_l0(system: System) -> bool:
 
 async def merge_of(system: System, topic: str, planned_bytes: int) -> int:
     """A job over all that the topic has, as if it had been planned with so many bytes."""
-    [partition_id] = next(each for each in await system.metadata.topics() if each.name == topic).partition_ids
-    extents = await system.metadata.leveled_extents(partition_id, 0)
+    [partition_id] = next(
+        each for each in await system.metadata.agents.list_topics() if each.name == topic
+    ).partition_ids
+    extents = await system.metadata.readers.leveled_extents(partition_id, 0)
     assert len(extents) >= 2
     spec = MergeSpec(
         kind=MergeKind.MERGE,
@@ -113,11 +115,11 @@ async def merge_of(system: System, topic: str, planned_bytes: int) -> int:
         extent_ids=tuple(each.extent_id for each in extents),
         input_bytes=planned_bytes,
     )
-    return await system.metadata.create_job(new_job(spec))
+    return await system.metadata.compactors.create_job(new_job(spec))
 
 
 async def job(system: System, job_id: int) -> MergeJob:
-    found = await system.metadata.job(job_id)
+    found = await system.metadata.compactors.job(job_id)
     assert found is not None
     return found
 

@@ -12,8 +12,12 @@ import pytest
 
 import compactor.deletion.janitor
 from compactor.deletion.janitor import ClocksApartError, Janitor, JanitorHaltedError, JanitorLimits, TooManyOrphansError
-from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass, Metadata, NewJob, OutputExtent, OutputFile
-from metadata.contract.service import AgentAddress, CommitL0, CommitRefusedError, FileState, L0Batch, WriterLease
+from metadata.contract.files import FileState
+from metadata.contract.jobs import ClaimedJob, CommitMerge, NewJob, OutputExtent, OutputFile
+from metadata.contract.l0_commit import CommitL0, CommitRefusedError, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.leveled import FileClass
+from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import iter_index
 from metadata.urls import open_metadata
@@ -27,6 +31,7 @@ from storage.memory import MemoryStore
 from storage.objects import Deleted, ObjectNotFoundError, ObjectStat, ObjectStore
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.fleet import until
+from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.postgres import run_sql
 from wire.crc import crc32c
 
@@ -73,7 +78,7 @@ class Stubborn(WrappedStore):
 class World:
     """A topic of one partition, files of it in every state, and a janitor."""
 
-    def __init__(self, store: Stubborn, metadata: Metadata, metadata_url: str) -> None:
+    def __init__(self, store: Stubborn, metadata: MetadataStore, metadata_url: str) -> None:
         self.store, self.metadata = store, metadata
         self._metadata_url = metadata_url
         self.metrics = Metrics()
@@ -82,7 +87,7 @@ class World:
         self._leases: dict[int, WriterLease] = {}
 
     async def open(self) -> None:
-        topic = await self.metadata.create_topic("t", partitions=1, configs={})
+        topic = await self.metadata.agents.create_topic("t", partitions=1, configs={})
         self.partition_id = topic.partition_ids[0]
 
     def janitor(self, **options: Any) -> Janitor:
@@ -96,7 +101,7 @@ class World:
 
     async def agent(self, port: int = 1) -> WriterLease:
         if port not in self._leases:
-            self._leases[port] = await self.metadata.register_agent(AgentAddress(host="h", port=port))
+            self._leases[port] = await self.metadata.agents.register_agent(AgentAddress(host="h", port=port))
         return self._leases[port]
 
     async def put(self, *, level: int = 0, age_ms: int = HOUR_MS, writer: WriterLease | None = None) -> str:
@@ -122,7 +127,7 @@ class World:
             crc32c=crc32c(BODY),
             batches=[batch],
         )
-        return (await self.metadata.commit_l0(request)).file_id
+        return (await self.metadata.agents.commit_l0(request)).file_id
 
     async def live(self, count: int) -> list[str]:
         """L0 files that are live."""
@@ -138,20 +143,22 @@ class World:
         return keys
 
     async def ids_of(self, keys: Sequence[str]) -> list[int]:
-        by_key = {file.key: file.file_id for file in await self.metadata.files(limit=10_000)}
+        by_key = {file.key: file.file_id for file in await self.metadata.operators.files(limit=10_000)}
         return [by_key[key] for key in keys]
 
     async def claim(self, compactor: WriterLease, l0_file_ids: Sequence[int] = ()) -> ClaimedJob:
         """A merge of these files, or of a new one."""
         l0_file_ids = l0_file_ids or await self.ids_of(await self.live(1))
-        await self.metadata.create_job(NewJob(kind="level", spec={}, l0_file_ids=l0_file_ids, limit_ms=60_000))
-        claimed = await self.metadata.claim_job(compactor)
+        await self.metadata.compactors.create_job(
+            NewJob(kind="level", spec={}, l0_file_ids=l0_file_ids, limit_ms=60_000)
+        )
+        claimed = await self.metadata.compactors.claim_job(compactor)
         assert claimed is not None
         return claimed
 
     async def merge(self, l0_file_ids: Sequence[int]) -> str:
         """As a compactor does it. Returns the key of the output."""
-        compactor = await self.metadata.register_compactor("test")
+        compactor = await self.metadata.compactors.register_compactor("test")
         claimed = await self.claim(compactor, l0_file_ids)
         first, last = await self._range_of(l0_file_ids)
         key = await self.put(level=1, writer=compactor)
@@ -164,7 +171,7 @@ class World:
             config_version=0,
             extents=[self._extent(first, last)],
         )
-        await self.metadata.commit_merge(
+        await self.metadata.compactors.commit_merge(
             CommitMerge(
                 job_id=claimed.job.job_id,
                 epoch=claimed.job.epoch,
@@ -172,14 +179,14 @@ class World:
                 covered={self.partition_id: [(first, last)]},
             )
         )
-        await self.metadata.unregister_compactor(compactor)
+        await self.metadata.compactors.unregister_compactor(compactor)
         return key
 
     async def _range_of(self, file_ids: Sequence[int]) -> tuple[int, int]:
         wanted = set(file_ids)
         rows = [
             row
-            for file in await self.metadata.files(limit=10_000)
+            for file in await self.metadata.operators.files(limit=10_000)
             if file.file_id in wanted
             for row in iter_index(file.index)
         ]
@@ -209,11 +216,11 @@ class World:
         return False
 
     async def state(self, key: str) -> FileState | None:
-        return {file.key: file.state for file in await self.metadata.files(limit=10_000)}.get(key)
+        return {file.key: file.state for file in await self.metadata.operators.files(limit=10_000)}.get(key)
 
     async def agents_leave(self) -> None:
         for lease in self._leases.values():
-            await self.metadata.unregister_agent(lease)
+            await self.metadata.agents.unregister_agent(lease)
 
     async def failed_over(self) -> None:
         """The metadata are on another timeline than the adopted one."""
@@ -225,22 +232,15 @@ class World:
 
     def fails_over_after(self, name: str) -> Any:
         """The metadata, which fail over when they have answered this call."""
-        world = self
+        part = getattr(self.metadata, "deletion" if hasattr(self.metadata.deletion, name) else "operators")
+        call = getattr(part, name)
 
-        class FailsOver:
-            def __getattr__(self, asked: str) -> Any:
-                call = getattr(world.metadata, asked)
-                if asked != name:
-                    return call
+        async def answered(*args: Any, **kwargs: Any) -> Any:
+            answer = await call(*args, **kwargs)
+            await self.failed_over()
+            return answer
 
-                async def answered(*args: Any, **kwargs: Any) -> Any:
-                    answer = await call(*args, **kwargs)
-                    await world.failed_over()
-                    return answer
-
-                return answered
-
-        return FailsOver()
+        return Wrapped(self.metadata, **{name: answered})
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -305,18 +305,18 @@ async def test_a_crash_between_object_and_row_is_made_good_by_the_next_sweep(wor
 
 
 async def test_inputs_of_a_live_job_and_pinned_files_are_spared(world: World) -> None:
-    pin_id = await world.metadata.pin("a reader", ttl_ms=60_000)
+    pin_id = await world.metadata.readers.pin("a reader", ttl_ms=60_000)
     pinned = await world.dead(1)
     assert (await world.janitor().sweep()).deleted_files == 0
-    await world.metadata.unpin(pin_id)
+    await world.metadata.readers.unpin(pin_id)
     assert (await world.janitor().sweep()).deleted_files == 1
     # given: a job reads a file, whose topic is deleted meanwhile
     [input_key] = await world.live(1)
-    await world.metadata.create_job(
+    await world.metadata.compactors.create_job(
         NewJob(kind="level", spec={}, l0_file_ids=await world.ids_of([input_key]), limit_ms=60_000)
     )
-    [topic] = await world.metadata.topics()
-    await world.metadata.delete_topic(topic.topic_id)
+    [topic] = await world.metadata.agents.list_topics()
+    await world.metadata.agents.delete_topic(topic.topic_id)
     await world.janitor().sweep()
     assert not await world.gone(input_key) and await world.gone(pinned[0])
 
@@ -339,32 +339,27 @@ async def test_a_sleeping_writer_that_commits_while_we_look_keeps_its_file(world
     late = await world.put()
     await world.agents_leave()
 
-    class CommittedMeanwhile:
+    async def known_keys(keys: Sequence[str]) -> frozenset[str]:
         """The commit arrives just after the janitor was told that nobody knows the key."""
+        known = await world.metadata.deletion.known_keys(keys)
+        await world.commit(late)
+        return known
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(world.metadata, name)
-
-        async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
-            known = await world.metadata.known_keys(keys)
-            await world.commit(late)
-            return known
-
-    swept = await world.janitor(metadata=CommittedMeanwhile()).sweep_orphans()
+    swept = await world.janitor(metadata=Wrapped(world.metadata, known_keys=known_keys)).sweep_orphans()
     assert (swept.orphans, swept.deleted) == (1, 0)
     assert not await world.gone(late) and await world.state(late) is FileState.LIVE
 
 
 async def test_what_a_writer_at_work_has_not_committed_yet_is_spared(world: World) -> None:
     agents = await world.put()
-    compactor_lease = await world.metadata.register_compactor("test")
+    compactor_lease = await world.metadata.compactors.register_compactor("test")
     claimed = await world.claim(compactor_lease)
     compactors = await world.put(level=1, age_ms=0, writer=compactor_lease)
     swept = await world.janitor().sweep_orphans()
     assert (swept.spared, swept.deleted) == (2, 0)
     assert world.metric("orphans_spared") == 2
     # what a merge left that has ended otherwise goes while its compactor lives and works on
-    await world.metadata.give_back_job(claimed.job.job_id, claimed.job.epoch)
+    await world.metadata.compactors.give_back_job(claimed.job.job_id, claimed.job.epoch)
     assert (await world.janitor().sweep_orphans()).deleted == 1
     assert await world.gone(compactors)
     # past all patience an agent's goes all the same
@@ -373,7 +368,7 @@ async def test_what_a_writer_at_work_has_not_committed_yet_is_spared(world: Worl
 
 
 async def test_what_a_compactor_wrote_before_the_merge_that_it_is_at_is_an_orphan(world: World) -> None:
-    compactor_lease = await world.metadata.register_compactor("test")
+    compactor_lease = await world.metadata.compactors.register_compactor("test")
     left = await world.put(level=1, writer=compactor_lease)
     await world.claim(compactor_lease)
     underway = await world.put(level=1, age_ms=0, writer=compactor_lease)
@@ -467,7 +462,7 @@ async def test_after_a_failover_nothing_is_deleted_or_aborted_until_somebody_ado
     said = capsys.readouterr().err
     assert said.count("janitor halted") == said.count("siltstone fsck --adopt") == 1
     # and when it is adopted it goes on
-    await world.metadata.adopt_history((await world.metadata.history()).present)
+    await world.metadata.operators.adopt_history((await world.metadata.deletion.history()).present)
     assert (await janitor.sweep()).deleted_files == 1
     assert (await janitor.sweep_orphans()).deleted == 1
     assert world.metric("janitor_halted") == 0

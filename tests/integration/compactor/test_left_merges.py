@@ -13,8 +13,8 @@ import compactor.deletion.janitor
 from compactor.deletion.janitor import Janitor, JanitorLimits, TooManyOrphansError
 from compactor.merging.execute import MergeEngine
 from compactor.worker import Engine
-from metadata.contract.compaction import ClaimedJob, CommitMerge, JobState, NewJob
-from metadata.contract.service import WriterLease
+from metadata.contract.jobs import ClaimedJob, CommitMerge, JobState, NewJob
+from metadata.contract.leases import WriterLease
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
@@ -92,12 +92,12 @@ class Left:
     async def job(self) -> ClaimedJob:
         """Claimed, over a new file."""
         await self.system.write("t", 1)
-        file = (await self.system.metadata.snapshot()).files[-1]
-        lease = await self.system.metadata.register_compactor("test")
-        await self.system.metadata.create_job(
+        file = (await self.system.metadata.agents.snapshot()).files[-1]
+        lease = await self.system.metadata.compactors.register_compactor("test")
+        await self.system.metadata.compactors.create_job(
             NewJob(kind="level", spec={}, l0_file_ids=[file.file_id], limit_ms=60_000)
         )
-        claimed = await self.system.metadata.claim_job(lease)
+        claimed = await self.system.metadata.compactors.claim_job(lease)
         assert claimed is not None
         return claimed
 
@@ -129,10 +129,10 @@ class Left:
 
     async def done(self, claimed: ClaimedJob) -> None:
         """The next attempt ends it; its inputs hold nothing any more, so there are no outputs."""
-        [topic] = await self.system.metadata.topics()
-        await self.system.metadata.delete_topic(topic.topic_id)
+        [topic] = await self.system.metadata.agents.list_topics()
+        await self.system.metadata.agents.delete_topic(topic.topic_id)
         commit = CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=[], covered={})
-        await self.system.metadata.commit_merge(commit)
+        await self.system.metadata.compactors.commit_merge(commit)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ async def test_a_crashed_merge_of_many_outputs_is_swept_once_another_attempt_has
         await each.cancel()
     first.compactor._lease, lease = None, first.compactor._lease
     assert lease is not None
-    await system.metadata.unregister_compactor(lease)  # as if its ten seconds were over
+    await system.metadata.compactors.unregister_compactor(lease)  # as if its ten seconds were over
     # when another compactor does the merge again
     second = await start(system, start_compactor, **options)
     await until(lambda: second.merges("done") >= 1, timeout_s=30)
@@ -176,11 +176,11 @@ async def test_files_of_attempts_of_a_job_that_is_done_are_swept_however_many(le
     claimed = await left.job()
     files = await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=25)
     # as long as the job may fail for good, its files may be the last copies of what they hold
-    await left.system.metadata.unregister_compactor(WriterLease(writer_id=claimed.job.holder or 0, epoch=0))
+    await left.system.metadata.compactors.unregister_compactor(WriterLease(writer_id=claimed.job.holder or 0, epoch=0))
     with pytest.raises(TooManyOrphansError, match="25 of 26 objects are unknown"):
         await left.janitor().sweep_orphans()
-    lease = await left.system.metadata.register_compactor("another")
-    again = await left.system.metadata.claim_job(lease)
+    lease = await left.system.metadata.compactors.register_compactor("another")
+    again = await left.system.metadata.compactors.claim_job(lease)
     assert again is not None and again.job.epoch == claimed.job.epoch + 1
     await left.done(again)
     # and once it is done they need not be counted
@@ -217,8 +217,8 @@ async def test_of_a_job_that_failed_and_of_one_that_nobody_knows_files_are_count
     claimed = await left.job()
     await left.files(claimed.job.job_id, epoch=claimed.job.epoch, count=15)
     await left.files(12_345, epoch=1, count=6)
-    await left.system.metadata.fail_job(claimed.job.job_id, claimed.job.epoch, error="crashed too often")
-    job = await left.system.metadata.job(claimed.job.job_id)
+    await left.system.metadata.compactors.fail_job(claimed.job.job_id, claimed.job.epoch, error="crashed too often")
+    job = await left.system.metadata.compactors.job(claimed.job.job_id)
     assert job is not None and job.state is JobState.FAILED
     with pytest.raises(TooManyOrphansError, match="21 of 22 objects are unknown"):
         await left.janitor().sweep_orphans()

@@ -15,7 +15,7 @@ import pytest
 from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.contract.service import WriterLease
+from metadata.contract.leases import WriterLease
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
@@ -59,23 +59,23 @@ class Cluster:
             await self.client.produce(topic, 0, build_batch([record]))
 
     async def plan(self) -> Sequence[MergeSpec]:
-        return plan_merges(await self.metadata.compaction_view(), OPTIONS)
+        return plan_merges(await self.metadata.compactors.compaction_view(), OPTIONS)
 
     async def merge(self) -> list[tuple[MergeKind, int]]:
         """Plan and run until nothing is due; (kind, inputs) of every merge."""
         done: list[tuple[MergeKind, int]] = []
         while specs := await self.plan():
             for spec in specs:
-                await self.metadata.create_job(new_job(spec))
-            while (claimed := await self.metadata.claim_job(self.lease)) is not None:
-                await self.metadata.commit_merge(await self.engine.run(claimed))
+                await self.metadata.compactors.create_job(new_job(spec))
+            while (claimed := await self.metadata.compactors.claim_job(self.lease)) is not None:
+                await self.metadata.compactors.commit_merge(await self.engine.run(claimed))
             done += [(spec.kind, len(spec.l0_file_ids) + len(spec.file_ids) + len(spec.extent_ids)) for spec in specs]
         return done
 
     async def compact(self, topic: str) -> list[tuple[MergeKind, int]]:
         """What `siltstone compact TOPIC --now` asks for, until it is done."""
-        [topic_id] = [each.topic_id for each in await self.metadata.topics() if each.name == topic]
-        await self.metadata.request_compaction(topic_id)
+        [topic_id] = [each.topic_id for each in await self.metadata.agents.list_topics() if each.name == topic]
+        await self.metadata.operators.request_compaction(topic_id)
         self.clock.advance_ms(OPTIONS.requested_interval_ms)
         return await self.merge()
 
@@ -100,7 +100,7 @@ async def cluster(start_agent: StartAgent, dial: Dial) -> AsyncIterator[Cluster]
     metadata, store = MemoryMetadata(runtime=Runtime(clock=clock, ids=ids)), MemoryStore(clock)
     await metadata.open()
     agent = await start_agent(store=store, metadata=metadata, produce_linger_ms=1)
-    lease = await metadata.register_compactor("test")
+    lease = await metadata.compactors.register_compactor("test")
     engine = MergeEngine(store=store, runtime=Runtime(clock=clock, ids=ids), lease=lease, in_thread=False)
     yield Cluster(clock, metadata, engine, lease, await dial.kafka(agent.address))
     await agent.agent.stop()
@@ -179,7 +179,7 @@ async def test_32_times_32_files_lead_to_the_first_dedupe(cluster: Cluster) -> N
     # and the 32nd run leads to the first merge that dedupes
     assert merges == [(MergeKind.LEVEL, 32), (MergeKind.MERGE, 32)]
     await cluster.reads("users", written[-8:])
-    [file] = (await cluster.metadata.compaction_view()).files
+    [file] = (await cluster.metadata.compactors.compaction_view()).files
     assert (file.level, len(written)) == (2, 1024)
 
 
@@ -190,7 +190,7 @@ async def test_before_the_32nd_run_consumers_see_every_record(cluster: Cluster) 
         await cluster.produce("users", *(row[1:] for row in written[first : first + 32]))
         cluster.clock.advance_ms(OPTIONS.l0_wait_ms)
         assert await cluster.merge() == [(MergeKind.LEVEL, 32)]
-        levels = {(file.level, file.run_id) for file in (await cluster.metadata.compaction_view()).files}
+        levels = {(file.level, file.run_id) for file in (await cluster.metadata.compactors.compaction_view()).files}
         assert {level for level, _ in levels} == {1} and len(levels) == 1 + first // 32
     await cluster.reads("users", written)
 

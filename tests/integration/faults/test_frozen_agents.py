@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.service import LEASE_MS
+from metadata.contract.leases import LEASE_MS
 from siltstone.kafka.client import connected
 from tests.fixtures.faults import AgentProcess, Processes, create_topic, in_thread
 from tests.fixtures.faulty_proxies import CommitProxy, Forwarder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from metadata.contract.service import BEAT_MS, LEASE_MS
+from metadata.contract.leases import BEAT_MS, LEASE_MS
 from storage.cluster import check_cluster
 from storage.local import LocalStore
 from tests.fixtures.agents import StartAgent

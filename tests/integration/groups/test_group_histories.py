@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.contract.service import AgentAddress, UnknownTopicError, WriterFencedError, WriterLease
+from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
+from metadata.contract.topics import UnknownTopicError
 from tests.contract.groups import NOWHERE, STRANGE, member, record, violations
 from tests.contract.metadata_worlds import DAY_MS, MemoryWorld, PostgresWorld, World
 
@@ -41,17 +42,17 @@ class Store:
             await self.create_topic(f"t{number}")
         for port in range(AGENTS):
             address = AgentAddress(host="a", port=port + 1)
-            self.agents.append(await self.world.service.register_agent(address))
+            self.agents.append(await self.world.service.agents.register_agent(address))
 
     async def beat(self) -> None:
         for lease in self.agents:
-            await self.world.service.heartbeat(lease)
+            await self.world.service.agents.heartbeat(lease)
 
     # -- steps, each with an answer to compare
 
     async def take(self, group_id: str, agent: int, create: bool) -> Any:
         try:
-            taken = await self.world.service.take_group(group_id, owner=self.agents[agent], create=create)
+            taken = await self.world.service.groups.take_group(group_id, owner=self.agents[agent], create=create)
         except WriterFencedError as error:
             return type(error)
         if taken is None:
@@ -62,17 +63,17 @@ class Store:
         return taken.record
 
     async def save(self, group_id: str, back: int, saved: Any) -> Any:
-        return await self._fenced(self.world.service.save_group(self.lease(group_id, back), saved))
+        return await self._fenced(self.world.service.groups.save_group(self.lease(group_id, back), saved))
 
     async def delete_offsets(self, group_id: str, back: int, places: Sequence[Place]) -> Any:
         where = [self.place(place) for place in places]
-        return await self._fenced(self.world.service.delete_offsets(self.lease(group_id, back), where))
+        return await self._fenced(self.world.service.groups.delete_offsets(self.lease(group_id, back), where))
 
     async def delete_group(self, group_id: str, back: int) -> Any:
-        return await self._fenced(self.world.service.delete_group(self.lease(group_id, back)))
+        return await self._fenced(self.world.service.groups.delete_group(self.lease(group_id, back)))
 
     async def commit(self, batches: Sequence[tuple[str, int, Sequence[tuple[Place, int, int, str]]]]) -> Any:
-        results = await self.world.service.commit_offsets(
+        results = await self.world.service.groups.commit_offsets(
             [
                 OffsetCommitBatch(
                     lease=self.lease(group_id, back),
@@ -87,24 +88,24 @@ class Store:
         return [(result.fenced, {self.name(place) for place in result.unknown}) for result in results]
 
     async def expire(self) -> Any:
-        return await self.world.service.expire_groups(
+        return await self.world.service.groups.expire_groups(
             offsets_retention_ms=RETENTION_DAYS * DAY_MS, idle_group_ms=IDLE_DAYS * DAY_MS
         )
 
     async def age_group(self, group_id: str, days: int) -> None:
-        if await self.world.service.group(group_id) is not None:
+        if await self.world.service.groups.group(group_id) is not None:
             await self.world.age_group(group_id, days * DAY_MS)
 
     async def age_offsets(self, group_id: str, days: int) -> None:
-        if await self.world.service.group(group_id) is not None:
+        if await self.world.service.groups.group(group_id) is not None:
             await self.world.age_offsets(group_id, days * DAY_MS)
 
     async def drain(self, agent: int, draining: bool) -> None:
-        await self.world.service.heartbeat(self.agents[agent], draining=draining)
+        await self.world.service.agents.heartbeat(self.agents[agent], draining=draining)
 
     async def recreate_topic(self, number: int) -> Any:
         try:
-            await self.world.service.delete_topic(self.topics[number].topic_id)
+            await self.world.service.agents.delete_topic(self.topics[number].topic_id)
         except UnknownTopicError as error:
             return type(error)
         await self.create_topic(f"t{number}", number)
@@ -114,13 +115,13 @@ class Store:
 
     async def everything(self) -> Any:
         service = self.world.service
-        groups = await service.groups()
-        found: Mapping[str, Any] = {group.group_id: await service.offsets(group.group_id) for group in groups}
+        groups = await service.groups.list_groups()
+        found: Mapping[str, Any] = {group.group_id: await service.groups.offsets(group.group_id) for group in groups}
         return [
             (
                 replace(group, epoch=0, empty_since_ms=None),
                 group.empty_since_ms is None,
-                await service.group(group.group_id),
+                await service.groups.group(group.group_id),
                 {
                     self.name(place): (offset.offset, offset.leader_epoch, offset.metadata)
                     for place, offset in found[group.group_id].items()
@@ -132,7 +133,7 @@ class Store:
     # -- names
 
     async def create_topic(self, name: str, number: int | None = None) -> None:
-        topic = await self.world.service.create_topic(name, partitions=PARTITIONS, configs={})
+        topic = await self.world.service.agents.create_topic(name, partitions=PARTITIONS, configs={})
         if number is None:
             self.topics.append(topic)
         else:

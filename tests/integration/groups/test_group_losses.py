@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.groups.coordinator import LOADS_MAX
-from metadata.contract.service import MetadataService
+from metadata.contract.store import MetadataStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group
@@ -29,7 +29,7 @@ class Gated(Counted):
     """Commits and saves wait for gates before they reach the store; takes of groups have reached it, and wait behind
     one."""
 
-    def __init__(self, inner: MetadataService) -> None:
+    def __init__(self, inner: MetadataStore) -> None:
         super().__init__(inner)
         self.commits, self.takes, self.saves = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for gate in (self.commits, self.takes, self.saves):
@@ -38,15 +38,15 @@ class Gated(Counted):
     async def commit_offsets(self, batches: Any) -> Any:
         self.calls["commit_offsets"] += 1
         await self.commits.wait()
-        return await self.inner.commit_offsets(batches)  # type: ignore[attr-defined]
+        return await self.inner.groups.commit_offsets(batches)
 
     async def save_group(self, *arguments: Any) -> None:
         self.calls["save_group"] += 1
         await self.saves.wait()
-        await self.inner.save_group(*arguments)  # type: ignore[attr-defined]
+        await self.inner.groups.save_group(*arguments)
 
     async def take_group(self, *arguments: Any, **options: Any) -> Any:
-        taken = await self.inner.take_group(*arguments, **options)  # type: ignore[attr-defined]
+        taken = await self.inner.groups.take_group(*arguments, **options)
         self.calls["take_group"] += 1
         await self.takes.wait()
         return taken
@@ -154,7 +154,7 @@ async def test_a_group_that_moved_while_it_was_taken_is_not_held(agents: Fleet, 
     owner, other = owner_and_other(agents)
     service = agents.services[agents.agents.index(other)]
     service.takes.clear()
-    alive = await service.live_agents()
+    alive = await service.agents.live_agents()
     other.agent._membership._see([each for each in alive if each.writer_id == other.agent._membership.node_id])  # type: ignore[union-attr]
     member = GroupMember(await dial.kafka(other.address))
     join = asyncio.create_task(member.join())
@@ -235,7 +235,7 @@ async def test_of_saves_that_wait_the_last_is_stored(owner: RunningAgent, dial: 
     assert await asyncio.gather(*joins) == [ErrorCode.NONE] * 3
     # then: two saves for three, and what all were told is stored
     assert service.calls["save_group"] == before + 2
-    record = await service.group("g")
+    record = await service.groups.group("g")
     assert {member.member_id for member in record.members} == {member.member_id for member in new}
 
 

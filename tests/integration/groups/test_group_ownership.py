@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from agents.groups.events import GroupState
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupLease
-from metadata.contract.service import LEASE_MS, MetadataService, MetadataUnavailableError
+from metadata.contract.leases import LEASE_MS
+from metadata.contract.store import MetadataStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet, until
 from tests.fixtures.groups import GroupMember, fetch_offsets, meet, owner_and_other, stable_group
@@ -22,7 +24,7 @@ from wire.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 class Gated(Counted):
     """Beats and deletions wait for gates, and the delete of a group fails as often as asked for."""
 
-    def __init__(self, inner: MetadataService) -> None:
+    def __init__(self, inner: MetadataStore) -> None:
         super().__init__(inner)
         self.beats, self.deletions = asyncio.Event(), asyncio.Event()
         self.beats.set()
@@ -31,14 +33,14 @@ class Gated(Counted):
 
     async def heartbeat(self, *arguments: Any, **options: Any) -> int:
         await self.beats.wait()
-        return await self.inner.heartbeat(*arguments, **options)
+        return await self.inner.agents.heartbeat(*arguments, **options)
 
     async def delete_group(self, lease: GroupLease) -> None:
         self.calls["delete_group"] += 1
         await self.deletions.wait()
         if self.failure is not None:
             raise self.failure
-        await self.inner.delete_group(lease)  # type: ignore[attr-defined]
+        await self.inner.groups.delete_group(lease)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def away_for(running: RunningAgent, ms: float) -> None:
 async def alone(running: RunningAgent) -> None:
     """For this one the other agent's lease has run out."""
     membership: Any = running.agent._membership
-    agents = await running.metadata.live_agents()
+    agents = await running.metadata.agents.live_agents()
     membership._beats.cancel()
     membership._see([each for each in agents if each.writer_id == membership.node_id])
 
@@ -129,7 +131,7 @@ async def test_a_take_that_was_under_way_while_the_lease_ran_out_is_not_believed
     [member] = await stable_group(dial, owner.address, 1)
     groups, service = groups_of(owner), owner.metadata
     groups._unload(groups._held["g"], ErrorCode.NOT_COORDINATOR)
-    take = service.take_group
+    take = service.groups.take_group
 
     async def overtaken(*arguments: Any, **options: Any) -> Any:
         taken = await take(*arguments, **options)
@@ -190,7 +192,7 @@ async def test_an_agent_looks_by_itself_whether_its_groups_are_its_own(
         checks = service.calls["fenced_leases"]
         await until(lambda: service.calls["fenced_leases"] > checks + 1)
         assert groups_of(agent)._held["g"] is held, "nobody took it"
-        await service.take_group("g", owner=membership.current, create=False)  # type: ignore[union-attr]
+        await service.groups.take_group("g", owner=membership.current, create=False)  # type: ignore[union-attr]
         await until(lambda: groups_of(agent)._held == {})
         assert await member.heartbeat() is ErrorCode.NONE
 
@@ -235,7 +237,7 @@ async def test_members_that_died_with_their_owner_are_out_although_nobody_asks_f
     assert groups.state_of("g") == "Stable"
 
     async def is_empty() -> bool:
-        record = await other.metadata.group("g")  # type: ignore[attr-defined]
+        record = await other.metadata.groups.group("g")  # type: ignore[attr-defined]
         return not record.members
 
     await until(is_empty, 5)

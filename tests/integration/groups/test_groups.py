@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from agents.groups import expiry
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import GroupLease, GroupRecord
-from metadata.contract.service import MetadataService, MetadataUnavailableError
+from metadata.contract.store import MetadataStore
 from metadata.memory import groups as memory_groups
 from siltstone.kafka.client import KafkaClient
 from storage.memory import MemoryStore
@@ -48,7 +49,7 @@ class Lossy(Counted):
 
     answers_to_lose = 0
 
-    def __init__(self, inner: MetadataService) -> None:
+    def __init__(self, inner: MetadataStore) -> None:
         super().__init__(inner)
         self.commits = asyncio.Event()
         self.commits.set()
@@ -56,10 +57,10 @@ class Lossy(Counted):
     async def commit_offsets(self, batches: Any) -> Any:
         self.calls["commit_offsets"] += 1
         await self.commits.wait()
-        return await self.inner.commit_offsets(batches)  # type: ignore[attr-defined]
+        return await self.inner.groups.commit_offsets(batches)
 
     async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
-        await self.inner.save_group(lease, record)  # type: ignore[attr-defined]
+        await self.inner.groups.save_group(lease, record)
         if self.answers_to_lose:
             self.answers_to_lose -= 1
             raise MetadataUnavailableError("the connection was lost")
@@ -257,7 +258,7 @@ async def test_a_fenced_owner_commits_nothing_and_forgets_the_group(
     # given: an agent that knows better who is alive takes the group, and the owner has not looked
     groups_of(owner)._checks.cancel()
     lease = other.agent._membership.current  # type: ignore[union-attr]
-    taken = await service_of(agents, other).take_group("g", owner=lease, create=False)
+    taken = await service_of(agents, other).groups.take_group("g", owner=lease, create=False)
     assert taken.record.generation == 1
     assert [each.member_id for each in taken.record.members] == [member.member_id]
     # then
@@ -335,7 +336,7 @@ async def test_one_round_of_expiry_goes_on_until_nothing_is_left(
     metadata: Any = running.metadata
     # given: groups that have become nothing, and no offsets
     for number in range(5):
-        await metadata.take_group(f"g{number}", owner=running.agent._membership.current, create=True)  # type: ignore[union-attr]
+        await metadata.groups.take_group(f"g{number}", owner=running.agent._membership.current, create=True)  # type: ignore[union-attr]
         metadata.database.groups[f"g{number}"].empty_since_ms = 0
     # when
     await running.agent._new_expiry(running.agent._groups).expire()  # type: ignore[arg-type]

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from agents.groups import checks
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.contract.service import Cursor, MetadataService, MetadataUnavailableError, Tail
+from metadata.contract.store import MetadataStore
+from metadata.contract.tail import Cursor, Tail
 from siltstone.kafka.client import KafkaClient
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent
 from tests.fixtures.fleet import Counted, Fleet, fleet
@@ -37,7 +39,7 @@ PARTITION = 3
 class Deaf(Counted):
     """Its agent hears of nothing by itself, and looks when it wants to, if that works."""
 
-    def __init__(self, inner: MetadataService) -> None:
+    def __init__(self, inner: MetadataStore) -> None:
         super().__init__(inner)
         self.hears, self.answers = asyncio.Event(), asyncio.Event()
         self.hears.set()
@@ -46,7 +48,7 @@ class Deaf(Counted):
         self._waits = asyncio.Event()
 
     async def wait_for_news(self, timeout_ms: float) -> None:
-        await self.inner.wait_for_news(timeout_ms)
+        await self.inner.agents.wait_for_news(timeout_ms)
         self._waits.set()
         await self.hears.wait()
 
@@ -62,7 +64,7 @@ class Deaf(Counted):
         if self.is_away:
             raise MetadataUnavailableError("the store is away")
         await self.answers.wait()
-        return await self.inner.tail(cursor)
+        return await self.inner.agents.tail(cursor)
 
 
 class World:
@@ -93,11 +95,11 @@ class World:
         other: Any = self.other.agent
         topic = other._topic_cache.topic("t")
         metadata: Any = self.other.metadata
-        taken = await metadata.take_group("g", owner=other._membership.current, create=True)
+        taken = await metadata.groups.take_group("g", owner=other._membership.current, create=True)
         committed = OffsetToCommit(
             place=OffsetPlace(topic.topic_id, PARTITION), offset=offset, leader_epoch=-1, metadata=""
         )
-        await metadata.commit_offsets([OffsetCommitBatch(lease=taken.lease, offsets=(committed,))])
+        await metadata.groups.commit_offsets([OffsetCommitBatch(lease=taken.lease, offsets=(committed,))])
 
     async def delete(self) -> tuple[int, int]:
         partitions = [OffsetDeleteRequestPartition(partition_index=PARTITION)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from metadata.contract.groups import GroupLease, OffsetCommitBatch, OffsetPlace, OffsetToCommit
-from metadata.contract.service import AgentAddress
+from metadata.contract.leases import AgentAddress
 from metadata.postgres.driver import open_connection
 from metadata.postgres.store import PostgresMetadata
 
@@ -28,11 +28,11 @@ async def test_a_storm_of_commits_leaves_the_table_as_large_as_it_was(postgres_u
     await service.open()
     look = await open_connection(postgres_url, connect_timeout_s=10, command_timeout_s=60, settings={})
     try:
-        topic = await service.create_topic("t", partitions=PARTITIONS, configs={})
-        owner = await service.register_agent(AgentAddress(host="127.0.0.1", port=9092))
+        topic = await service.agents.create_topic("t", partitions=PARTITIONS, configs={})
+        owner = await service.agents.register_agent(AgentAddress(host="127.0.0.1", port=9092))
         leases: list[GroupLease] = []
         for number in range(GROUPS):
-            taken = await service.take_group(f"group-{number}", owner=owner, create=True)
+            taken = await service.groups.take_group(f"group-{number}", owner=owner, create=True)
             assert taken is not None
             leases.append(taken.lease)
         places = [OffsetPlace(topic.topic_id, partition) for partition in range(PARTITIONS)]
@@ -43,8 +43,8 @@ async def test_a_storm_of_commits_leaves_the_table_as_large_as_it_was(postgres_u
         for _ in range(LOOKS + 1):
             wal, started, calls = await look.fetchval(WAL), time.monotonic(), 0
             while calls == 0 or (sizes and time.monotonic() - started < seconds / LOOKS):
-                await service.heartbeat(owner)
-                results = await service.commit_offsets([_batch(lease, places, offset) for lease in leases])
+                await service.agents.heartbeat(owner)
+                results = await service.groups.commit_offsets([_batch(lease, places, offset) for lease in leases])
                 assert not any(result.fenced or result.unknown for result in results)
                 calls, offset = calls + 1, offset + 1
             rates.append(calls * GROUPS / (time.monotonic() - started))

@@ -19,8 +19,10 @@ from bench.loads.merge_inputs import (
 )
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.planning.spec import MIB
-from metadata.contract.compaction import CommitMerge
-from metadata.contract.service import AgentAddress, CommitL0, L0Batch, Topic
+from metadata.contract.jobs import CommitMerge
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress
+from metadata.contract.topics import Topic
 from metadata.urls import open_metadata
 from runtime.ids import SystemIds
 from siltstone.kafka.client import connected
@@ -136,7 +138,7 @@ async def topic_of(bootstrap: str, metadata_url: str, name: str, policy: str) ->
         await client.create_topic(name, partitions=1, configs={"cleanup.policy": policy})
     metadata = open_metadata(metadata_url)
     await metadata.open()
-    [topic] = [each for each in await metadata.topics() if each.name == name]
+    [topic] = [each for each in await metadata.agents.list_topics() if each.name == name]
     await metadata.close()
     return topic
 
@@ -145,7 +147,7 @@ async def write_l0(metadata_url: str, folder: Path, topic: Topic, batches: Itera
     """L0 files of 8 MiB and more, as an agent leaves them; how many bytes."""
     metadata, store, ids = open_metadata(metadata_url), LocalStore(folder), SystemIds()
     await metadata.open()
-    lease = await metadata.register_agent(AgentAddress(host="writer", port=1))
+    lease = await metadata.agents.register_agent(AgentAddress(host="writer", port=1))
     [partition_id] = topic.partition_ids
     total = seq = 0
     while chunks := list(_about(L0_FILE_BYTES, batches)):
@@ -162,7 +164,7 @@ async def write_l0(metadata_url: str, folder: Path, topic: Topic, batches: Itera
         await store.put_if_absent(key, file.body, crc32c=file.crc32c)
         seq += 1
         size = len(file.body)
-        await metadata.commit_l0(
+        await metadata.agents.commit_l0(
             CommitL0(lease=lease, seq=seq, key=key, size_bytes=size, crc32c=file.crc32c, batches=rows)
         )
         total += size
@@ -180,7 +182,7 @@ def _about(size_bytes: int, batches: Iterator[bytes]) -> Iterator[bytes]:
 async def ask_to_compact(metadata_url: str, topic: Topic) -> None:
     metadata = open_metadata(metadata_url)
     await metadata.open()
-    await metadata.request_compaction(topic.topic_id)
+    await metadata.operators.request_compaction(topic.topic_id)
     await metadata.close()
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from metadata.contract.compaction import JobState, LeveledExtent, MergeJob
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.leveled import LeveledExtent
 from metadata.rules.packed_index import iter_index
 from storage.format.file_format import TRAILER_BYTES
 from tests.fixtures.compacted_systems import LEVEL_ONLY, System, start_beside
@@ -46,7 +47,7 @@ async def inputs_of(system: System, start_compactor: StartCompactor, level: int)
     await system.client.create_topic("other", partitions=1)
     if level == 0:
         await system.write("t", INPUTS)
-        files = await system.metadata.files()
+        files = await system.metadata.operators.files()
         found = [(file, *iter_index(file.index)) for file in files]
         return [Input(file.file_id, file.key, *row[:2], row.position, row.length, -1) for file, row in found]
     for _ in range(INPUTS):
@@ -74,8 +75,10 @@ async def _has_no_l0(system: System) -> bool:
 
 
 async def extents_of(system: System, topic: str) -> list[LeveledExtent]:
-    [partition_id] = next(each for each in await system.metadata.topics() if each.name == topic).partition_ids
-    return list(await system.metadata.leveled_extents(partition_id, 0))
+    [partition_id] = next(
+        each for each in await system.metadata.agents.list_topics() if each.name == topic
+    ).partition_ids
+    return list(await system.metadata.readers.leveled_extents(partition_id, 0))
 
 
 async def start_merging(system: System, start_compactor: StartCompactor, level: int) -> RunningCompactor:
@@ -100,14 +103,14 @@ async def failed_job(system: System) -> MergeJob:
 
 async def states_of(system: System, inputs: list[Input]) -> set[FileState]:
     wanted = {one.file_id for one in inputs}
-    return {file.state for file in await system.metadata.files(limit=1000) if file.file_id in wanted}
+    return {file.state for file in await system.metadata.operators.files(limit=1000) if file.file_id in wanted}
 
 
 async def until_other_work_is_done(system: System, level: int, inputs: list[Input], broken: Input) -> None:
     """New files are merged, with the sound ones of the merge that failed; the broken one stays where it is."""
 
     async def is_done() -> bool:
-        files = [file for file in await system.metadata.files(limit=1000) if file.state is FileState.LIVE]
+        files = [file for file in await system.metadata.operators.files(limit=1000) if file.state is FileState.LIVE]
         live = {file.file_id for file in files}
         wait_yet = {file.file_id for file in files if file.level == 0} | {one.file_id for one in inputs} & live
         return wait_yet == {broken.file_id}

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from metadata.contract.compaction import CompactionMetadata, LeveledExtent, Metadata
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.store import MetadataStore
 from metadata.rules.packed_index import iter_index
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.client import KafkaError as AnsweredError
@@ -46,8 +47,8 @@ async def damage(store: ObjectStore, key: str, position: int, length: int, *, nu
     await store.put_if_absent(key, bytes(body), crc32c=crc32c(bytes(body)))
 
 
-async def extents_of(metadata: CompactionMetadata) -> list[LeveledExtent]:
-    return list(await metadata.leveled_extents(1, 0))
+async def extents_of(metadata: MetadataStore) -> list[LeveledExtent]:
+    return list(await metadata.readers.leveled_extents(1, 0))
 
 
 def consumed(address: str, offset: int) -> tuple[list[bytes], int]:
@@ -70,7 +71,7 @@ def consumed(address: str, offset: int) -> tuple[list[bytes], int]:
         consumer.close()
 
 
-async def is_flagged(metadata: CompactionMetadata) -> bool:
+async def is_flagged(metadata: MetadataStore) -> bool:
     return [each.flagged_reason is not None for each in await extents_of(metadata)] == [True]
 
 
@@ -117,13 +118,13 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
 ) -> None:
     # given a file of six batches without offsets, behind another file, and one batch changed before the first merge
     agent = await start_agent(produce_linger_ms=1_000, gc_grace_ms=2_000)
-    metadata: Metadata = agent.metadata  # type: ignore[assignment]
+    metadata: MetadataStore = agent.metadata  # type: ignore[assignment]
     clients = [await dial.kafka(agent.address) for _ in range(BATCHES)]
     await clients[0].create_topic("t", partitions=1)
     await clients[0].produce("t", 0, batch(100))
     bases = await asyncio.gather(*(each.produce("t", 0, batch(number)) for number, each in enumerate(clients)))
     written = [values_of([number]) for _, number in sorted(zip(bases, range(BATCHES), strict=True))]
-    file = (await metadata.snapshot()).files[-1]
+    file = (await metadata.agents.snapshot()).files[-1]
     (row,) = iter_index(file.index)
     assert (row.base_offset, row.last_offset) == (RECORDS, RECORDS * (BATCHES + 1) - 1), "all in one file"
     await damage(agent.store, file.key, row.position, row.length, number=BAD, byte=70)
@@ -143,7 +144,7 @@ async def test_of_a_damaged_file_of_an_agent_consumers_get_what_is_before_the_da
         assert await refusal(there, offset) is ErrorCode.CORRUPT_MESSAGE
 
 
-async def _all_in_one(metadata: CompactionMetadata) -> bool:
+async def _all_in_one(metadata: MetadataStore) -> bool:
     ranges = [(each.base_offset, each.last_offset) for each in await extents_of(metadata)]
     return ranges == [(0, BATCHES * RECORDS - 1)]
 
@@ -152,5 +153,5 @@ async def _has_no_l0(system: System) -> bool:
     return 0 not in await system.levels()
 
 
-async def _is_merged(metadata: CompactionMetadata) -> bool:
+async def _is_merged(metadata: MetadataStore) -> bool:
     return [each.flagged_reason is not None for each in await extents_of(metadata)] == [False, True]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compactor.planning.spec import MIB, MergeKind
-from metadata.contract.compaction import CommitMerge, FileClass
+from metadata.contract.jobs import CommitMerge
+from metadata.contract.leveled import FileClass
 from storage.format.file_format import EXTENT_MAY_HAVE_TOMBSTONES, read_file
 from storage.format.file_properties import TopicProperty, decode_properties
 from tests.fixtures.merge_inputs import MergeWorld, Sent, a_batch, extents_of, ranges_of

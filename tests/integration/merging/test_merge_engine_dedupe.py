@@ -11,7 +11,8 @@ import pytest
 
 from compactor.merging.execute import MergeEngine
 from compactor.planning.spec import MIB, MergeKind
-from metadata.contract.compaction import ClaimedJob, CommitMerge, FileClass
+from metadata.contract.jobs import ClaimedJob, CommitMerge
+from metadata.contract.leveled import FileClass
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from storage.objects import ObjectStore, SupportsOpen
 from storage.urls import open_store

@@ -11,7 +11,7 @@ import pytest
 
 from compactor.merging.execute import MergeInputError, Progress
 from compactor.planning.spec import MIB, MergeKind, SpecError
-from metadata.contract.compaction import CommitMerge, JobLostError
+from metadata.contract.jobs import CommitMerge, JobLostError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from storage.format.file_format import EXTENT_FLAGGED, TRAILER_BYTES, read_file

@@ -9,7 +9,7 @@ import pytest
 
 from compactor.cleaning.unreadable import FAILED_READS_MAX
 from compactor.planning.spec import MIB, MergeKind
-from metadata.contract.compaction import CommitMerge
+from metadata.contract.jobs import CommitMerge
 from metadata.rules import jobs as job_rules
 from tests.fixtures.merge_inputs import MergeWorld, extents_of, ranges_of, records_in, stamped
 from tests.fixtures.unreadable_batches import UNREADABLE, same_delta_twice, values

@@ -7,7 +7,7 @@ import asyncio
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY, MemoryGate
 from compactor.worker import Worker, WorkerMemory
-from metadata.contract.compaction import JobState, NewJob
+from metadata.contract.jobs import JobState, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
@@ -20,9 +20,9 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
     clock, ids = SystemClock(), SystemIds()
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 1)
-    [file] = await system.metadata.files()
-    lease = await system.metadata.register_compactor("host")
-    job_id = await system.metadata.create_job(
+    [file] = await system.metadata.operators.files()
+    lease = await system.metadata.compactors.register_compactor("host")
+    job_id = await system.metadata.compactors.create_job(
         NewJob(kind="level", spec={}, l0_file_ids=[file.file_id], limit_ms=60_000)
     )
     gate = MemoryGate(1)
@@ -35,7 +35,7 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
     )
 
     async def says(what: str) -> bool:
-        job = await system.metadata.job(job_id)
+        job = await system.metadata.compactors.job(job_id)
         return job is not None and job.progress.get("step") == what
 
     async with gate.held(1):
@@ -44,5 +44,5 @@ async def test_a_merge_that_waits_for_memory_says_so_until_its_turn_comes(system
         await until(lambda: says(WAITS_FOR_MEMORY), timeout_s=10)
     # and when its turn comes, it goes on (here to its end: its spec is none)
     await working
-    job = await system.metadata.job(job_id)
+    job = await system.metadata.compactors.job(job_id)
     assert job is not None and job.state is JobState.FAILED

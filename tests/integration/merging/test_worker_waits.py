@@ -12,7 +12,7 @@ import compactor.worker
 from compactor.merging.execute import MergeEngine
 from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker, WorkerMemory
-from metadata.contract.compaction import JobState, MergeJob, NewJob
+from metadata.contract.jobs import JobState, MergeJob, NewJob
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics
@@ -32,7 +32,7 @@ class Waiting:
     metrics: Metrics
 
     async def job(self) -> MergeJob:
-        job = await self.system.metadata.job(self.job_id)
+        job = await self.system.metadata.compactors.job(self.job_id)
         assert job is not None
         return job
 
@@ -46,9 +46,9 @@ async def wait_for_memory(system: System, *, limit_ms: int) -> Waiting:
     clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 1)
-    [file] = await system.metadata.files()
-    lease = await system.metadata.register_compactor("host")
-    job_id = await system.metadata.create_job(
+    [file] = await system.metadata.operators.files()
+    lease = await system.metadata.compactors.register_compactor("host")
+    job_id = await system.metadata.compactors.create_job(
         NewJob(kind="level", spec={}, l0_file_ids=[file.file_id], limit_ms=limit_ms)
     )
     gate = MemoryGate(1)
@@ -99,14 +99,14 @@ async def test_a_compactor_that_stops_while_it_claims_does_not_let_the_merge_wai
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = await wait_for_memory(system, limit_ms=600_000)
-    claim = system.metadata.claim_job
+    claim = system.metadata.compactors.claim_job
 
     async def stopped_meanwhile(*args: Any, **kwargs: Any) -> Any:
         job = await claim(*args, **kwargs)
         waiting.worker.stop()
         return job
 
-    monkeypatch.setattr(system.metadata, "claim_job", stopped_meanwhile)
+    monkeypatch.setattr(system.metadata.compactors, "claim_job", stopped_meanwhile)
     async with waiting.gate.held(1), asyncio.timeout(10):
         assert await waiting.task
     assert (await waiting.job()).state is JobState.READY and waiting.merges("given_back") == 1

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from metadata.contract.service import AgentAddress, CommitL0, L0Batch, MetadataService, WriterLease
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from metadata.postgres.store import PostgresMetadata
 from metadata.rules.invariants import check_log_1, check_prod_1
@@ -92,11 +94,11 @@ def requests(chance: random.Random, lease: WriterLease, clients: Clients) -> Ite
         yield CommitL0(lease=lease, seq=seq, key=new_key(), size_bytes=position, crc32c=0, batches=batches)
 
 
-async def prepare(service: MetadataService) -> tuple[WriterLease, list[int], list[int]]:
+async def prepare(service: MetadataStore) -> tuple[WriterLease, list[int], list[int]]:
     """The same writer, partitions and producer ids in each store."""
-    lease = await service.register_agent(AgentAddress(host="a", port=1))
-    topic = await service.create_topic("t", partitions=len(PREDECESSOR_DELETED_MS), configs={})
-    producer_ids = [(await service.allocate_producer_ids(1))[0] for _ in ALLOCATED_MS]
+    lease = await service.agents.register_agent(AgentAddress(host="a", port=1))
+    topic = await service.agents.create_topic("t", partitions=len(PREDECESSOR_DELETED_MS), configs={})
+    producer_ids = [(await service.agents.allocate_producer_ids(1))[0] for _ in ALLOCATED_MS]
     return lease, list(topic.partition_ids), [*producer_ids, UNKNOWN_PRODUCER]
 
 
@@ -131,21 +133,21 @@ async def test_the_commit_function_answers_as_its_model_does(seed: int, postgres
     for number, request in enumerate(requests(chance, lease, Clients(chance, partition_ids, producer_ids))):
         if number == COMMITS // 2:
             for service in (model, function):
-                added = await service.create_topic("late", partitions=1, configs={})
+                added = await service.agents.create_topic("late", partitions=1, configs={})
             partition_ids.append(added.partition_ids[0])
-        expected, answered = await model.commit_l0(request), await function.commit_l0(request)
+        expected, answered = await model.agents.commit_l0(request), await function.agents.commit_l0(request)
         assert list(answered.results) == list(expected.results), f"commit {number}"
         assert decode_index(answered.index) == decode_index(expected.index), f"commit {number}"
         codes |= {result.error for result in answered.results}
         codes |= {-100 for result in answered.results if result.duplicate}
 
-    marks = await function.watermarks(partition_ids)
-    assert marks == await model.watermarks(partition_ids)
-    mine, its = await model.producer_states(), await function.producer_states()
+    marks = await function.agents.watermarks(partition_ids)
+    assert marks == await model.agents.watermarks(partition_ids)
+    mine, its = await model.agents.producer_states(), await function.agents.producer_states()
     assert [(s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in its] == [
         (s.partition_id, s.producer_id, s.epoch, list(s.batches)) for s in mine
     ]
-    assert check_log_1(await function.files(), marks) == []
+    assert check_log_1(await function.operators.files(), marks) == []
     assert check_prod_1(its, marks) == []
     assert {0, -100, -1, 3, 45, 47, 87} <= codes, "the histories are too tame to tell the two apart"
     await function.close()
@@ -158,7 +160,7 @@ async def test_both_let_a_producer_without_state_begin_in_the_middle_for_the_sam
     batches = [sent(partition_id, producer_id, 7) for partition_id in partition_ids for producer_id in producer_ids]
     request = Writer(service=function, lease=lease).request(batches)
 
-    modelled, answered = await model.commit_l0(request), await function.commit_l0(request)
+    modelled, answered = await model.agents.commit_l0(request), await function.agents.commit_l0(request)
 
     assert list(answered.results) == list(modelled.results)
     codes = iter(result.error for result in answered.results)

@@ -68,10 +68,10 @@ async def test_of_two_commits_of_one_batch_one_stores_it_and_the_other_answers_w
     answers = await race(postgres_url, one, [commit_by(writer) for writer in writers])
 
     assert answers == [(0, False), (0, True)]
-    marks = await services[0].watermarks([one])
+    marks = await services[0].agents.watermarks([one])
     assert marks[one].high_watermark == RECORDS
-    assert check_log_1(await services[0].files(), marks) == []
-    assert check_prod_1(await services[0].producer_states(), marks) == []
+    assert check_log_1(await services[0].operators.files(), marks) == []
+    assert check_prod_1(await services[0].agents.producer_states(), marks) == []
     for service in services:
         await service.close()
 

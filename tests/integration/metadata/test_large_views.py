@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from metadata.contract.compaction import CompactionView, FileView, PartitionView
+from metadata.contract.compactors import CompactionView, CompactorMetadata, FileView, PartitionView
 from metadata.memory.store import MemoryMetadata
 from metadata.postgres.driver import open_connection
 from metadata.postgres.merges import views as postgres_compaction
@@ -20,6 +20,7 @@ from tests.contract.merges import merge
 from tests.contract.metadata_worlds import Writer, batch
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
+from tests.fixtures.metadata_parts import Part
 
 OPEN_TRANSACTIONS = """SELECT count(*) FROM pg_stat_activity
     WHERE application_name = 'siltstone-pool' AND datname = current_database() AND xact_start IS NOT NULL"""
@@ -46,7 +47,7 @@ async def test_a_view_is_made_when_its_transaction_is_over_and_the_loop_turns_me
     # given merged extents of a compacted topic, and work on each row that takes its time
     metadata = PostgresMetadata(postgres_url)
     await metadata.open()
-    topic = await metadata.create_topic("t", partitions=3, configs={"cleanup.policy": "compact"})
+    topic = await metadata.agents.create_topic("t", partitions=3, configs={"cleanup.policy": "compact"})
     file = await (await Writer.register(metadata)).commit(*[batch(id_, 10) for id_ in topic.partition_ids])
     await merge(metadata, l0=[file.file_id])
     work = LongWork()
@@ -58,7 +59,11 @@ async def test_a_view_is_made_when_its_transaction_is_over_and_the_loop_turns_me
 
     monkeypatch.setattr(postgres_compaction, "_partition_view", long)
     # when a view is asked for
-    ask = metadata.compaction_view() if which == "compaction_view" else metadata.partition_views(topic.topic_id)
+    ask = (
+        metadata.compactors.compaction_view()
+        if which == "compaction_view"
+        else metadata.operators.partition_views(topic.topic_id)
+    )
     asked = asyncio.ensure_future(ask)
     await until(work.begun.is_set)
     # then Postgres has done its part
@@ -91,25 +96,26 @@ class ManyFiles(Sequence[FileView]):
         return iter(self._files)
 
 
-class LargeSystem(MemoryMetadata):
-    def __init__(self) -> None:
-        super().__init__()
+class LargeSystem(Part):
+    def __init__(self, inner: CompactorMetadata) -> None:
+        super().__init__(inner)
         self.work = LongWork()
 
     async def compaction_view(self) -> CompactionView:
-        view = await super().compaction_view()
+        view = await self.inner.compaction_view()
         return replace(view, files=ManyFiles(view.files, self.work))
 
 
 async def test_beats_go_on_while_a_compactor_plans(start_compactor: StartCompactor) -> None:
-    metadata = LargeSystem()
+    metadata = MemoryMetadata()
+    metadata.compactors = large = LargeSystem(metadata.compactors)  # type: ignore[assignment]
     await metadata.open()
     compactor = await start_compactor(store=MemoryStore(), metadata=metadata)
-    await until(metadata.work.begun.is_set)
+    await until(large.work.begun.is_set)
     # given a plan that takes its time
-    assert metadata.work.outcomes == []
+    assert large.work.outcomes == []
     # then the compactor does other things meanwhile
     assert compactor.metric("compactor_duty", duty="plan") == 1
-    metadata.work.done.set()
-    await until(lambda: len(metadata.work.outcomes) >= 2)
-    assert all(metadata.work.outcomes)
+    large.work.done.set()
+    await until(lambda: len(large.work.outcomes) >= 2)
+    assert all(large.work.outcomes)

@@ -13,7 +13,7 @@ from alembic.migration import MigrationContext
 from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from metadata.contract.service import MetadataUnavailableError, SchemaMismatchError
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError
 from metadata.migrations import migrate as module
 from metadata.migrations.migrate import migrate, migrate_async, schema_revision
 from metadata.postgres.connection import connect
@@ -144,7 +144,7 @@ async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor
     await migrate_async(bare_postgres_url)
     service = PostgresMetadata(bare_postgres_url)
     await service.open()
-    assert (await service.history()).halts == ""
+    assert (await service.deletion.history()).halts == ""
     await service.close()
     # when its rows are in another database, as a dump brings them there
     name = f"{bare_postgres_url.rpartition('/')[2]}_copy"
@@ -152,11 +152,11 @@ async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor
     try:
         service = PostgresMetadata(database_url(postgres_server, name))
         await service.open()
-        history = await service.history()
+        history = await service.deletion.history()
         assert history.halts.startswith("the metadata lie in another database of their Postgres than they did: oid")
         # and until somebody says that this is the one
-        await service.adopt_history(history.present)
-        assert (await service.history()).halts == ""
+        await service.operators.adopt_history(history.present)
+        assert (await service.deletion.history()).halts == ""
         await service.close()
     finally:
         await run_sql(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")

@@ -15,17 +15,11 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.compaction import (
-    CommitMerge,
-    InputsBusyError,
-    InvalidOffsetError,
-    JobLostError,
-    MergeCommitted,
-    MergeRefusedError,
-    NewJob,
-)
-from metadata.contract.service import UnknownTopicError, WriterLease
-from metadata.postgres.connection import MetadataInDoubtError, connect
+from metadata.contract.errors import MetadataInDoubtError
+from metadata.contract.jobs import CommitMerge, InputsBusyError, JobLostError, MergeCommitted, MergeRefusedError, NewJob
+from metadata.contract.leases import WriterLease
+from metadata.contract.topics import InvalidOffsetError, UnknownTopicError
+from metadata.postgres.connection import connect
 from metadata.postgres.store import PostgresMetadata
 from tests.contract.merges import broken, claim, commit_of, extents_of, job, merge, outputs_of, read_ranges, spans
 from tests.contract.metadata_worlds import Writer, batch, new_topic
@@ -59,7 +53,7 @@ class History:
     async def start(self) -> None:
         service = self.services[0]
         self.topics = [
-            await service.create_topic(name, partitions=2, configs=configs)
+            await service.agents.create_topic(name, partitions=2, configs=configs)
             for name, configs in (
                 ("timed", {"retention.ms": "0"}),
                 ("sized", {"retention.ms": "-1", "retention.bytes": "200"}),
@@ -68,7 +62,7 @@ class History:
             )
         ]
         self.partitions = [id_ for topic in self.topics for id_ in topic.partition_ids]
-        self.lease = await service.register_compactor("host")
+        self.lease = await service.compactors.register_compactor("host")
 
     async def write(self, service: PostgresMetadata, port: int) -> None:
         writer = await Writer.register(service, port)
@@ -78,14 +72,14 @@ class History:
 
     async def level(self, service: PostgresMetadata) -> None:
         """Some L0 files, not always neighbours."""
-        view = await service.compaction_view()
+        view = await service.compactors.compaction_view()
         free = [file.file_id for file in view.files if file.level == 0 and file.file_id not in view.busy_files]
         chosen = [file_id for file_id in free if self.random.random() < 0.7]
         if chosen:
             await self._merge(service, job(l0_file_ids=chosen), level=1)
 
     async def merge_files(self, service: PostgresMetadata) -> None:
-        view = await service.compaction_view()
+        view = await service.compactors.compaction_view()
         free = [file.file_id for file in view.files if file.level and file.file_id not in view.busy_files]
         if len(free) > 1:
             await self._merge(service, job(file_ids=self.random.sample(free, min(len(free), 3))), level=2)
@@ -98,8 +92,8 @@ class History:
             await self._merge(service, job(extent_ids=extents, forced_partition_ids=[partition_id]), level=2)
 
     async def _merge(self, service: PostgresMetadata, new: NewJob, *, level: int) -> None:
-        job_id = await service.create_job(new)
-        claimed = await service.claim_job(self.lease)
+        job_id = await service.compactors.create_job(new)
+        claimed = await service.compactors.claim_job(self.lease)
         if claimed is None:
             return
         for _ in range(self.random.randint(0, 3)):
@@ -108,22 +102,27 @@ class History:
         outputs = (outputs_of(ranges, level=level, join=self.random.random() < 0.5),) if ranges else ()
         commit = commit_of(claimed, *outputs)
         answers = await asyncio.gather(
-            *(each.commit_merge(commit) for each in self.random.sample(self.services, self.random.randint(1, 2)))
+            *(
+                each.compactors.commit_merge(commit)
+                for each in self.random.sample(self.services, self.random.randint(1, 2))
+            )
         )
         assert all(answer == answers[0] for answer in answers), f"job {job_id}: {answers}"
         self.merged += 1
 
     async def delete(self, service: PostgresMetadata) -> None:
         partition_id = self.random.choice(self.partitions)
-        mark = (await service.watermarks([partition_id])).get(partition_id)
+        mark = (await service.agents.watermarks([partition_id])).get(partition_id)
         if mark is not None and self.random.random() < 0.3:
-            await service.delete_records(partition_id, self.random.randint(mark.log_start_offset, mark.high_watermark))
+            await service.agents.delete_records(
+                partition_id, self.random.randint(mark.log_start_offset, mark.high_watermark)
+            )
 
     async def run(self) -> None:
         async def act(service: PostgresMetadata) -> None:
             doings: list[Callable[[PostgresMetadata], Awaitable[Any]]] = [
                 *(self.level, self.level, self.merge_files, self.force, self.delete),
-                *(lambda service: service.expire(), lambda service: service.pin("reader", ttl_ms=1)),
+                *(lambda service: service.deletion.expire(), lambda service: service.readers.pin("reader", ttl_ms=1)),
             ]
             for _ in range(10):
                 try:
@@ -135,7 +134,7 @@ class History:
 
         async def drop_topic() -> None:
             await asyncio.sleep(self.random.random() / 2)
-            await self.services[3].delete_topic(self.topics[3].topic_id)
+            await self.services[3].agents.delete_topic(self.topics[3].topic_id)
 
         await asyncio.gather(
             *(self.write(self.services[n], 9000 + n) for n in range(2)),
@@ -155,14 +154,16 @@ async def test_merges_writes_retention_and_deletions_side_by_side(services: list
     assert history.refused == [], "nobody but the job itself replaces its inputs, so nothing is refused"
     assert history.merged > 0
     # and when all is merged and deleted, nothing is left but what lives
-    for topic in await services[0].topics():
-        await services[0].delete_topic(topic.topic_id)
-    l0 = [file.file_id for file in (await services[0].compaction_view()).files]
+    for topic in await services[0].agents.list_topics():
+        await services[0].agents.delete_topic(topic.topic_id)
+    l0 = [file.file_id for file in (await services[0].compactors.compaction_view()).files]
     if l0:
         await merge(services[0], l0=l0)
-    assert list((await services[0].compaction_view()).files) == []
-    await services[0].files_deleted([file.file_id for file in await services[0].dead_files(grace_ms=0)])
-    assert await services[0].dead_files(grace_ms=0) == []
+    assert list((await services[0].compactors.compaction_view()).files) == []
+    await services[0].deletion.files_deleted(
+        [file.file_id for file in await services[0].deletion.dead_files(grace_ms=0)]
+    )
+    assert await services[0].deletion.dead_files(grace_ms=0) == []
     assert await broken(services[0]) == []
 
 
@@ -180,10 +181,10 @@ async def test_a_deletion_that_waits_for_a_merge_kills_what_the_merge_put_in(
     line = await connect(postgres_url)
     await line.execute("BEGIN")
     await line.execute(f"SELECT FROM files WHERE file_id = {merged.file_ids[0]} FOR UPDATE")
-    merging = asyncio.create_task(services[1].commit_merge(commit_of(claimed, output)))
+    merging = asyncio.create_task(services[1].compactors.commit_merge(commit_of(claimed, output)))
     await waiting(postgres_url, 1)
-    deleting = asyncio.create_task(services[2].delete_records(one, -1))
-    dropping = asyncio.create_task(services[3].delete_topic(topic.topic_id))
+    deleting = asyncio.create_task(services[2].agents.delete_records(one, -1))
+    dropping = asyncio.create_task(services[3].agents.delete_topic(topic.topic_id))
     await waiting(postgres_url, 3)
     # when the merge goes on
     await line.execute("COMMIT")
@@ -214,10 +215,10 @@ async def test_a_pin_waits_for_deaths_in_flight(services: list[PostgresMetadata]
     line = await connect(postgres_url)
     await line.execute("BEGIN")
     await line.execute(f"SELECT FROM log_starts WHERE partition_id = {one} FOR UPDATE")
-    merging = asyncio.create_task(services[1].commit_merge(commit_of(claimed)))
+    merging = asyncio.create_task(services[1].compactors.commit_merge(commit_of(claimed)))
     await waiting(postgres_url, 1)
 
-    pinning = asyncio.create_task(services[2].pin("reader", ttl_ms=60_000))
+    pinning = asyncio.create_task(services[2].readers.pin("reader", ttl_ms=60_000))
     await waiting(postgres_url, 2)
     assert not pinning.done()
     await line.execute("COMMIT")
@@ -225,8 +226,8 @@ async def test_a_pin_waits_for_deaths_in_flight(services: list[PostgresMetadata]
     await merging
     await pinning
 
-    ((_, _, created_ms, _),) = await services[0].pins()
-    (info,) = [each for each in await services[0].files() if each.file_id == file]
+    ((_, _, created_ms, _),) = await services[0].operators.pins()
+    (info,) = [each for each in await services[0].operators.files() if each.file_id == file]
     assert info.dead_ms is not None
     assert info.dead_ms <= created_ms
 
@@ -242,11 +243,11 @@ async def test_a_job_made_over_the_inputs_of_a_merge_that_commits_is_refused(
     claimed = await claim(services[0], job(l0_file_ids=[l0], file_ids=[merged]))
     line = await connect(postgres_url)
     await line.execute("BEGIN; SELECT pg_advisory_xact_lock(7310575217)")  # of the changes: the merge's last step
-    merging = asyncio.create_task(services[1].commit_merge(commit_of(claimed)))
+    merging = asyncio.create_task(services[1].compactors.commit_merge(commit_of(claimed)))
     await waiting(postgres_url, 1)
     creating = [
-        asyncio.create_task(services[2].create_job(job(l0_file_ids=[l0]))),
-        asyncio.create_task(services[3].create_job(job(file_ids=[merged]))),
+        asyncio.create_task(services[2].compactors.create_job(job(l0_file_ids=[l0]))),
+        asyncio.create_task(services[3].compactors.create_job(job(file_ids=[merged]))),
     ]
     await waiting(postgres_url, 3)
 
@@ -262,16 +263,16 @@ async def test_two_jobs_over_one_file_count_it_down_together(services: list[Post
     writer = await Writer.register(services[0])
     ids = (await new_topic(services[0], partitions=8)).partition_ids
     merged = await merge(services[0], l0=[(await writer.commit(*(batch(id_, 3) for id_ in ids))).file_id])
-    lease = await services[0].register_compactor("host")
+    lease = await services[0].compactors.register_compactor("host")
     commits: list[CommitMerge] = []
     for partition_id in ids:
         (extent,) = await extents_of(services[0], partition_id)
         claimed = await claim(services[0], job(extent_ids=[extent.extent_id]), lease=lease)
         commits.append(commit_of(claimed, outputs_of(read_ranges(claimed), level=2)))
 
-    await asyncio.gather(*(services[n % SERVICES].commit_merge(commit) for n, commit in enumerate(commits)))
+    await asyncio.gather(*(services[n % SERVICES].compactors.commit_merge(commit) for n, commit in enumerate(commits)))
 
-    files = {file.file_id: file for file in await services[0].files()}
+    files = {file.file_id: file for file in await services[0].operators.files()}
     assert (files[merged.file_ids[0]].state, files[merged.file_ids[0]].live_extents) == ("dead", 0)
     assert await broken(services[0]) == []
 
@@ -299,7 +300,7 @@ async def test_whatever_lost_its_answer_may_be_called_again(postgres_url: str) -
     writer = await Writer.register(service)
     (one,) = (await new_topic(service)).partition_ids
     file = (await writer.commit(batch(one, 10))).file_id
-    lease: WriterLease = await service.register_compactor("host")
+    lease: WriterLease = await service.compactors.register_compactor("host")
     claimed = await claim(service, job(l0_file_ids=[file]), lease=lease)
     commit = commit_of(claimed)
 
@@ -309,14 +310,14 @@ async def test_whatever_lost_its_answer_may_be_called_again(postgres_url: str) -
             await call()
         return await call()
 
-    await twice(lambda: service.beat_job(commit.job_id, commit.epoch))
-    committed = await twice(lambda: service.commit_merge(commit))
+    await twice(lambda: service.compactors.beat_job(commit.job_id, commit.epoch))
+    committed = await twice(lambda: service.compactors.commit_merge(commit))
     assert await spans(service, one) == [(0, 9)]
-    assert await twice(lambda: service.delete_records(one, 10)) == 10
-    await twice(lambda: service.files_deleted([file, *committed.file_ids]))
-    await twice(lambda: service.fail_job(commit.job_id, commit.epoch, error="too late"))
-    await twice(lambda: service.give_back_job(commit.job_id, commit.epoch))
-    assert [shown.state for shown in await service.jobs()] == ["done"]
+    assert await twice(lambda: service.agents.delete_records(one, 10)) == 10
+    await twice(lambda: service.deletion.files_deleted([file, *committed.file_ids]))
+    await twice(lambda: service.compactors.fail_job(commit.job_id, commit.epoch, error="too late"))
+    await twice(lambda: service.compactors.give_back_job(commit.job_id, commit.epoch))
+    assert [shown.state for shown in await service.operators.jobs()] == ["done"]
     assert await broken(service) == []
     await service.close()
 

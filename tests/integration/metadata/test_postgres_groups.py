@@ -15,10 +15,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError
 from metadata.contract.groups import GroupFencedError, GroupLease, OffsetCommitBatch
-from metadata.contract.service import MetadataUnavailableError, UnknownTopicError
+from metadata.contract.topics import UnknownTopicError
 from metadata.migrations.scripts import FOLDER
-from metadata.postgres.connection import MetadataInDoubtError, connect
+from metadata.postgres.connection import connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.groups import offsets as postgres_group_offsets
 from metadata.postgres.groups.groups import TAKE_LOCK_TIMEOUT_MS
@@ -107,7 +108,7 @@ async def commit_behind_the_next_owner(
     await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
     taking = asyncio.ensure_future(successor.take())
     await seen_waiting(session, POOL)
-    late = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 2})]))
+    late = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 2})]))
     await seen_waiting(session, COMMIT)
 
     await session.execute("ROLLBACK")
@@ -167,9 +168,9 @@ async def test_other_writes_behind_the_next_owner_are_fenced_too(
     lease = await owner.lease_of()
     await owner.commit(lease, {at(topic): 1})
     calls = {
-        "save": lambda: service.save_group(lease, record(member())),
-        "delete offsets": lambda: service.delete_offsets(lease, [at(topic)]),
-        "delete group": lambda: service.delete_group(lease),
+        "save": lambda: service.groups.save_group(lease, record(member())),
+        "delete offsets": lambda: service.groups.delete_offsets(lease, [at(topic)]),
+        "delete group": lambda: service.groups.delete_group(lease),
     }
     await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
     taking = asyncio.ensure_future(successor.take())
@@ -181,7 +182,7 @@ async def test_other_writes_behind_the_next_owner_are_fenced_too(
     await taking
     with pytest.raises(GroupFencedError):
         await late
-    assert (await other.group("g"), await committed(other)) == ((await successor.take()).record, {at(topic): 1})
+    assert (await other.groups.group("g"), await committed(other)) == ((await successor.take()).record, {at(topic): 1})
     assert (await successor.take()).record.members == ()
 
 
@@ -196,9 +197,9 @@ async def test_a_commit_that_waited_for_the_deletion_of_its_topic_leaves_nothing
     owner = await Owner.register(service)
     lease = await owner.lease_of()
     await session.execute("BEGIN; SELECT pg_advisory_xact_lock(7310575217)")
-    deleting = asyncio.ensure_future(other.delete_topic(topic))
+    deleting = asyncio.ensure_future(other.agents.delete_topic(topic))
     await seen_waiting(session, POOL)
-    late = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 1})]))
+    late = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 1})]))
     await seen_waiting(session, COMMIT)
     await session.execute("ROLLBACK")
     # then the commit finds no partition
@@ -220,7 +221,7 @@ async def test_the_deletion_of_a_topic_waits_for_commits_in_flight_and_takes_the
         *([b"g"], [lease.epoch], [1], [topic], [0], [5], [], []),
     )
     # when the topic is deleted
-    deleting = asyncio.ensure_future(service.delete_topic(topic))
+    deleting = asyncio.ensure_future(service.agents.delete_topic(topic))
     await seen_waiting(session, POOL)
     await session.execute("COMMIT")
     # then nothing of it is left
@@ -237,17 +238,17 @@ async def test_a_deletion_that_cannot_go_on_does_not_stop_commits_for_long(
     lease = await (await Owner.register(service)).lease_of()
     lock = f"_shared({OFFSETS_LOCK})" if held == "a commit that hangs" else "(7310575217)"
     await session.execute(f"BEGIN; SELECT pg_advisory_xact_lock{lock}")
-    deleting = asyncio.ensure_future(other.delete_topic(doomed))
+    deleting = asyncio.ensure_future(other.agents.delete_topic(doomed))
     await seen_waiting(session, POOL)
     # then a commit goes on although nobody lets go, and the deletion is undone
     async with asyncio.timeout(5):
-        (result,) = await service.commit_offsets([batch_of(lease, {at(topic): 1, at(doomed): 2})])
+        (result,) = await service.groups.commit_offsets([batch_of(lease, {at(topic): 1, at(doomed): 2})])
     assert (result.fenced, result.unknown) == (False, frozenset())
     with pytest.raises(MetadataUnavailableError):
         await deleting
     # and can be repeated
     await session.execute("ROLLBACK")
-    await other.delete_topic(doomed)
+    await other.agents.delete_topic(doomed)
     assert (await committed(service), await violations(service)) == ({at(topic): 1}, [])
 
 
@@ -268,7 +269,7 @@ async def test_a_deletion_whose_agent_stands_still_does_not_stop_commits_for_lon
     deleting = asyncio.ensure_future(other._database.write(stand_still))
     async with asyncio.timeout(5):
         await has_lock.wait()
-        (result,) = await service.commit_offsets([batch_of(lease, {at(topic): 1})])
+        (result,) = await service.groups.commit_offsets([batch_of(lease, {at(topic): 1})])
     assert result.unknown == frozenset()
     goes_on.set()
     with pytest.raises(MetadataUnavailableError):
@@ -286,7 +287,7 @@ async def test_a_commit_whose_answer_was_lost_may_be_repeated(
     lease = await (await Owner.register(service)).lease_of()
     batches = [batch_of(lease, {at(topic): 3})]
     await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
-    call = asyncio.ensure_future(service.commit_offsets(batches))
+    call = asyncio.ensure_future(service.groups.commit_offsets(batches))
     pid = await seen_waiting(session, COMMIT)
 
     await session.fetchval(f"SELECT {signal}({pid})")
@@ -295,7 +296,7 @@ async def test_a_commit_whose_answer_was_lost_may_be_repeated(
     await session.execute("ROLLBACK")
     assert isinstance(doubt.value, MetadataInDoubtError)
     assert doubt.value.outcome is Outcome.UNKNOWN
-    (result,) = await service.commit_offsets(batches)
+    (result,) = await service.groups.commit_offsets(batches)
     assert (result.fenced, await committed(service)) == (False, {at(topic): 3})
 
 
@@ -312,7 +313,7 @@ async def test_a_commit_that_was_given_up_is_ended_before_the_next_one_begins(
         topic = (await new_topic(service)).topic_id
         lease = await (await Owner.register(service)).lease_of()
         await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
-        given_up = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 10})]))
+        given_up = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 10})]))
         pid = await seen_waiting(session, COMMIT)
         if how == "the network fails":
             network.cut_all()
@@ -321,7 +322,7 @@ async def test_a_commit_that_was_given_up_is_ended_before_the_next_one_begins(
         await asyncio.wait([given_up])
         assert given_up.cancelled() or isinstance(given_up.exception(), MetadataInDoubtError)
         # when a newer offset is committed
-        newer = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 20})]))
+        newer = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 20})]))
         async with asyncio.timeout(30):
             while await waiting(session, COMMIT) in ([], [pid]):
                 await asyncio.sleep(0.01)
@@ -340,7 +341,7 @@ async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
     topic = (await new_topic(service)).topic_id
     lease = await (await Owner.register(service)).lease_of()
     await session.execute("BEGIN; SELECT FROM groups FOR UPDATE")
-    given_up = asyncio.ensure_future(service.commit_offsets([batch_of(lease, {at(topic): 10})]))
+    given_up = asyncio.ensure_future(service.groups.commit_offsets([batch_of(lease, {at(topic): 10})]))
     pid = await seen_waiting(session, COMMIT)
     # given a commit whose caller has gone, and whose session hears nothing
     os.kill(pid, SIGSTOP)
@@ -351,7 +352,7 @@ async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
         for _ in range(2):
             with pytest.raises(MetadataUnavailableError, match="does not end"):
                 async with asyncio.timeout(10):
-                    await service.commit_offsets([batch_of(lease, {at(topic): 20})])
+                    await service.groups.commit_offsets([batch_of(lease, {at(topic): 20})])
     finally:
         os.kill(pid, SIGCONT)
     await session.execute("ROLLBACK")
@@ -364,7 +365,7 @@ async def test_nothing_is_committed_beside_a_lost_call_that_does_not_end(
 
 async def is_committed(service: PostgresMetadata, batch: OffsetCommitBatch) -> bool:
     try:
-        [result] = await service.commit_offsets([batch])
+        [result] = await service.groups.commit_offsets([batch])
     except MetadataUnavailableError:
         return False
     return not result.fenced
@@ -378,12 +379,12 @@ async def test_a_session_that_has_the_number_of_a_lost_one_is_let_be(
     owner = await Owner.register(service)
     lease = await owner.lease_of()
     pid = await session.fetchval("SELECT pg_backend_pid()")
-    service._offset_committer._lost.append(_Session(pid, datetime(2020, 1, 1, tzinfo=UTC)))
+    service.groups._offset_committer._lost.append(_Session(pid, datetime(2020, 1, 1, tzinfo=UTC)))
     # when
     await owner.commit(lease, {at(topic): 1})
     # then
     assert await session.fetchval("SELECT pg_backend_pid()") == pid
-    assert service._offset_committer._lost == []
+    assert service.groups._offset_committer._lost == []
 
 
 async def test_expiry_passes_by_groups_that_are_being_written_to(
@@ -396,11 +397,11 @@ async def test_expiry_passes_by_groups_that_are_being_written_to(
     await session.execute("BEGIN; SELECT FROM groups WHERE group_id = 'busy' FOR NO KEY UPDATE")
 
     async with asyncio.timeout(5):
-        expired = await service.expire_groups(offsets_retention_ms=0, idle_group_ms=0)
+        expired = await service.groups.expire_groups(offsets_retention_ms=0, idle_group_ms=0)
     await session.execute("ROLLBACK")
     assert (expired.offsets, expired.groups) == (1, 1)
-    assert [group.group_id for group in await service.groups()] == ["busy"]
-    assert (await service.expire_groups(offsets_retention_ms=0, idle_group_ms=0)).groups == 1
+    assert [group.group_id for group in await service.groups.list_groups()] == ["busy"]
+    assert (await service.groups.expire_groups(offsets_retention_ms=0, idle_group_ms=0)).groups == 1
 
 
 # ---- all at once -----------------------------------------------------------------------------------------------------
@@ -428,21 +429,21 @@ async def test_agents_that_take_commit_save_delete_and_expire_at_once_neither_de
         owner = await Owner.register(metadata, port=9000 + seed)
         leases: dict[str, GroupLease] = {}
         for _ in range(60):
-            await metadata.heartbeat(owner.lease)  # on a busy machine this takes longer than a lease
+            await metadata.agents.heartbeat(owner.lease)  # on a busy machine this takes longer than a lease
             for group_id in chance.sample(groups, 2):
                 leases[group_id] = await patient(lambda group_id=group_id: owner.lease_of(group_id))
             places = [at(chance.choice(topics), partition) for partition in range(4)]
             batches = [batch_of(lease, dict.fromkeys(places, 1)) for lease in leases.values()]
             chance.shuffle(batches)
-            results = await patient(lambda batches=batches: metadata.commit_offsets(batches))
+            results = await patient(lambda batches=batches: metadata.groups.commit_offsets(batches))
             fenced += sum(result.fenced for result in results)
             lease = leases[chance.choice(list(leases))]
             try:
                 if chance.random() < 0.5:
                     saved = record(*([member()] if chance.random() < 0.5 else []))
-                    await patient(lambda lease=lease, saved=saved: metadata.save_group(lease, saved))
+                    await patient(lambda lease=lease, saved=saved: metadata.groups.save_group(lease, saved))
                 else:
-                    await patient(lambda lease=lease: metadata.delete_group(lease))
+                    await patient(lambda lease=lease: metadata.groups.delete_group(lease))
             except GroupFencedError:
                 fenced += 1
         return fenced
@@ -450,8 +451,8 @@ async def test_agents_that_take_commit_save_delete_and_expire_at_once_neither_de
     async def sweep() -> None:
         for topic in doomed:
             for _ in range(4):
-                await patient(lambda: other.expire_groups(offsets_retention_ms=0, idle_group_ms=0))
-            await patient(lambda topic=topic: other.delete_topic(topic))
+                await patient(lambda: other.groups.expire_groups(offsets_retention_ms=0, idle_group_ms=0))
+            await patient(lambda topic=topic: other.agents.delete_topic(topic))
 
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     async with asyncio.timeout(60):
@@ -462,7 +463,7 @@ async def test_agents_that_take_commit_save_delete_and_expire_at_once_neither_de
     assert await session.fetchval(deadlocks) == 0
     for topic in doomed:
         with pytest.raises(UnknownTopicError):
-            await service.delete_topic(topic)
+            await service.agents.delete_topic(topic)
 
 
 async def test_updates_of_offsets_touch_no_index(service: PostgresMetadata, session: Connection) -> None:
@@ -471,7 +472,7 @@ async def test_updates_of_offsets_touch_no_index(service: PostgresMetadata, sess
     leases = [await owner.lease_of(f"g{number}") for number in range(5)]
     for offset in range(40):
         everywhere = {at(topic, partition): offset for partition in range(100)}
-        await service.commit_offsets([batch_of(lease, everywhere) for lease in leases])
+        await service.groups.commit_offsets([batch_of(lease, everywhere) for lease in leases])
     await service.close()  # a session tells its counts when it ends
 
     counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'group_offsets'"
@@ -494,7 +495,6 @@ async def test_a_stray_offset_and_an_impossible_epoch_are_found(service: Postgre
         "UPDATE group_offsets SET group_id = 'c' WHERE group_id = 'b'",
         "UPDATE groups SET epoch = 99 WHERE group_id = 'b'",
     )
-
     found = await violations(service)
     assert [message.split(":")[0] for message in found] == ["group 'b'", "group 'a'", "group 'c'"]
     assert ["epoch 99" in found[0], "no such partition" in found[1], "no such group" in found[2]] == [True] * 3

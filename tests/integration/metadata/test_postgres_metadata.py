@@ -11,18 +11,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from metadata.contract.service import (
-    AgentAddress,
-    CommitInDoubtError,
-    CommitRefusedError,
-    Cursor,
-    MetadataUnavailableError,
-    SchemaMismatchError,
-    WentBackError,
-    WriterFencedError,
-    WriterLease,
-)
-from metadata.postgres.connection import Database, MetadataInDoubtError, connect
+from metadata.contract.errors import MetadataInDoubtError, MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.l0_commit import CommitInDoubtError, CommitRefusedError
+from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
+from metadata.contract.tail import Cursor
+from metadata.postgres.connection import Database, connect
 from metadata.postgres.driver import Connection
 from metadata.postgres.store import PostgresMetadata
 from runtime.clock import SystemClock
@@ -69,7 +62,7 @@ async def test_a_commit_whose_answer_was_lost_is_in_doubt_and_repeated_until_it_
     (one,) = (await new_topic(service)).partition_ids
     request = writer.request([batch(one, 3)])
     await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
-    commit = asyncio.ensure_future(service.commit_l0(request))
+    commit = asyncio.ensure_future(service.agents.commit_l0(request))
     pid = await seen_waiting(session, COMMIT)
 
     await session.fetchval(f"SELECT {signal}({pid})")
@@ -78,8 +71,8 @@ async def test_a_commit_whose_answer_was_lost_is_in_doubt_and_repeated_until_it_
     await session.execute("ROLLBACK")
 
     assert doubt.value.outcome is Outcome.UNKNOWN
-    first = await service.commit_l0(request)
-    again = await service.commit_l0(request)
+    first = await service.agents.commit_l0(request)
+    again = await service.agents.commit_l0(request)
     assert (list(first.results), again) == ([stored(0)], first)
 
 
@@ -90,16 +83,16 @@ async def test_a_commit_that_went_through_though_its_caller_gave_up_is_answered_
     (one,) = (await new_topic(service)).partition_ids
     request = writer.request([sent(one, 0, 0, 3)])
     await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
-    given_up = asyncio.ensure_future(service.commit_l0(request))
+    given_up = asyncio.ensure_future(service.agents.commit_l0(request))
     await seen_waiting(session, COMMIT)
 
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
-    repeat = asyncio.ensure_future(service.commit_l0(request))
+    repeat = asyncio.ensure_future(service.agents.commit_l0(request))
     await session.execute("ROLLBACK")
 
     assert list((await repeat).results) == [stored(0)]
-    assert (await service.watermarks([one]))[one].high_watermark == 3
+    assert (await service.agents.watermarks([one]))[one].high_watermark == 3
 
 
 async def test_a_hung_commit_costs_its_writer_neither_the_lease_nor_its_fence(
@@ -111,8 +104,8 @@ async def test_a_hung_commit_costs_its_writer_neither_the_lease_nor_its_fence(
     hung = asyncio.ensure_future(writer.commit(batch(one)))
     await seen_waiting(session, COMMIT)
 
-    await asyncio.wait_for(service.heartbeat(writer.lease), timeout=5)
-    successor = asyncio.ensure_future(service.register_agent(AgentAddress(host="agent", port=9092)))
+    await asyncio.wait_for(service.agents.heartbeat(writer.lease), timeout=5)
+    successor = asyncio.ensure_future(service.agents.register_agent(AgentAddress(host="agent", port=9092)))
     await seen_waiting(session, POOL)
     await session.execute("ROLLBACK")
 
@@ -130,10 +123,10 @@ async def test_an_abort_waits_for_the_commit_of_its_key_that_is_in_flight(
     await writer.commit(sent(one, 0, 0))
     request = writer.request([sent(one, 0, 1)])
     await session.execute("BEGIN; SELECT FROM producers FOR UPDATE")
-    commit = asyncio.ensure_future(service.commit_l0(request))
+    commit = asyncio.ensure_future(service.agents.commit_l0(request))
     await seen_waiting(session, COMMIT)  # its file row is inserted, and not committed
 
-    abort = asyncio.ensure_future(service.abort_file(request.key))
+    abort = asyncio.ensure_future(service.deletion.abort_file(request.key))
     await seen_waiting(session, POOL)
     await session.execute("ROLLBACK")
 
@@ -150,7 +143,7 @@ async def test_a_deletion_locks_partitions_in_id_order_as_commits_do(
         await session.execute(f"UPDATE watermarks SET next_offset = next_offset WHERE partition_id = {id_}")
         await session.execute(f"UPDATE partitions SET partition = partition WHERE partition_id = {id_}")
     await session.execute(f"BEGIN; SELECT FROM watermarks WHERE partition_id = {middle} FOR UPDATE")
-    deletion = asyncio.ensure_future(service.delete_topic(topic.topic_id))
+    deletion = asyncio.ensure_future(service.agents.delete_topic(topic.topic_id))
     await seen_waiting(session, POOL)
 
     free = await session.fetch("SELECT partition_id FROM watermarks FOR UPDATE SKIP LOCKED")
@@ -165,10 +158,10 @@ async def test_a_topic_made_while_its_name_is_being_deleted_knows_of_the_deletio
 ) -> None:
     writer = await Writer.register(service)
     first = await new_topic(service)
-    running = (await service.allocate_producer_ids(1))[0]
+    running = (await service.agents.allocate_producer_ids(1))[0]
     await session.execute("BEGIN")
     await session.fetchval("SELECT append_change_v1('merged', NULL, '{}')")
-    deletion = asyncio.ensure_future(service.delete_topic(first.topic_id))
+    deletion = asyncio.ensure_future(service.agents.delete_topic(first.topic_id))
     await seen_waiting(session, POOL)  # all is done but its last step
     creation = asyncio.ensure_future(new_topic(service))
     await seen_waiting(session, POOL, count=2)
@@ -187,10 +180,10 @@ async def test_a_deletion_is_timed_after_the_commits_it_waited_for(
     writer = await Writer.register(service)
     topic = await new_topic(service)
     await session.execute("BEGIN; SELECT FROM watermarks FOR UPDATE")
-    deletion = asyncio.ensure_future(service.delete_topic(topic.topic_id))
+    deletion = asyncio.ensure_future(service.agents.delete_topic(topic.topic_id))
     await seen_waiting(session, POOL)
     await asyncio.sleep(0.003)  # a later millisecond than the one in which the deletion began to wait
-    running = (await service.allocate_producer_ids(1))[0]
+    running = (await service.agents.allocate_producer_ids(1))[0]
     await session.execute("ROLLBACK")
     await deletion
     (one,) = (await new_topic(service)).partition_ids
@@ -206,10 +199,10 @@ async def test_a_change_waits_for_an_earlier_one_so_that_no_follower_passes_it_b
     topic = asyncio.ensure_future(new_topic(service))
     await seen_waiting(session, POOL)
 
-    before = await service.tail(Cursor())
+    before = await service.agents.tail(Cursor())
     await session.execute("COMMIT")
     await topic
-    after = await service.tail(before.cursor)
+    after = await service.agents.tail(before.cursor)
 
     assert list(before.changes) == []
     assert [change.kind.value for change in after.changes] == ["merged", "topic_created"]
@@ -243,7 +236,7 @@ async def test_hints_are_sent_at_most_twenty_times_a_second(service: PostgresMet
 
     async with asyncio.timeout(30):
         while len(heard) < 4:
-            await service.notify()
+            await service.agents.notify()
             await asyncio.sleep(0.001)
 
     assert heard[3] - heard[0] > 3 * 45
@@ -287,10 +280,10 @@ async def test_a_file_that_is_impossible_as_a_whole_is_refused_and_leaves_nothin
     impossible = replace(request, crc32c=2**32)
 
     with pytest.raises(CommitRefusedError):
-        await service.commit_l0(impossible)
+        await service.agents.commit_l0(impossible)
 
-    assert await service.files() == []
-    assert list((await service.commit_l0(request)).results) == [stored(0)]
+    assert await service.operators.files() == []
+    assert list((await service.agents.commit_l0(request)).results) == [stored(0)]
 
 
 async def test_an_unreachable_server_is_unavailable_and_its_password_is_not_told(postgres_server: str) -> None:
@@ -301,7 +294,7 @@ async def test_an_unreachable_server_is_unavailable_and_its_password_is_not_told
     assert "127.0.0.1:1/siltstone" in str(unavailable.value)
     assert "hunter2" not in str(unavailable.value)
     with pytest.raises(MetadataUnavailableError):
-        await service.tail(Cursor())
+        await service.agents.tail(Cursor())
 
 
 async def test_a_commit_that_never_reached_the_server_is_unavailable_not_in_doubt(postgres_server: str) -> None:
@@ -309,7 +302,7 @@ async def test_a_commit_that_never_reached_the_server_is_unavailable_not_in_doub
     request = Writer(service=service, lease=WriterLease(writer_id=1, epoch=0)).request([batch(1)])
 
     with pytest.raises(MetadataUnavailableError) as unavailable:
-        await service.commit_l0(request)
+        await service.agents.commit_l0(request)
 
     assert unavailable.value.outcome is Outcome.NOT_DONE
 
@@ -320,14 +313,14 @@ async def test_reads_go_on_after_the_server_dropped_every_connection(
     writer = await Writer.register(service)
     (one,) = (await new_topic(service)).partition_ids
     await writer.commit(batch(one))
-    await service.watermarks([one])
+    await service.agents.watermarks([one])
 
     await drop_connections(session)
 
-    await eventually(lambda: service.watermarks([one]))
-    assert len(await eventually(service.topics)) == 1
+    await eventually(lambda: service.agents.watermarks([one]))
+    assert len(await eventually(service.agents.list_topics)) == 1
     request = writer.request([batch(one)])
-    assert list((await eventually(lambda: service.commit_l0(request))).results) == [stored(1)]
+    assert list((await eventually(lambda: service.agents.commit_l0(request))).results) == [stored(1)]
 
 
 async def test_a_commit_on_a_connection_that_has_not_ended_yet_is_in_doubt(
@@ -347,10 +340,10 @@ async def test_a_commit_on_a_connection_that_has_not_ended_yet_is_in_doubt(
         request = writer.request([batch(one)])
 
         with pytest.raises(CommitInDoubtError):
-            await service.commit_l0(request)
+            await service.agents.commit_l0(request)
 
         relay.ends_pass.set()
-        assert list((await service.commit_l0(request)).results) == [stored(1)]
+        assert list((await service.agents.commit_l0(request)).results) == [stored(1)]
         await service.close()
 
 
@@ -367,9 +360,9 @@ async def test_a_database_that_lost_a_committed_file_stops_the_service(
 
     request = writer.request([batch(one)])
     with pytest.raises(WentBackError, match="went back"):
-        await eventually(lambda: service.commit_l0(request))
+        await eventually(lambda: service.agents.commit_l0(request))
     with pytest.raises(WentBackError):
-        await service.topics()
+        await service.agents.list_topics()
 
 
 async def test_another_cluster_behind_the_same_address_stops_the_service(
@@ -384,7 +377,7 @@ async def test_another_cluster_behind_the_same_address_stops_the_service(
 
     request = writer.request([batch(one)])
     with pytest.raises(WentBackError, match="another"):
-        await eventually(lambda: service.commit_l0(request))
+        await eventually(lambda: service.agents.commit_l0(request))
 
 
 async def test_forgetting_the_newest_rows_is_no_going_back(service: PostgresMetadata, session: Connection) -> None:
@@ -392,12 +385,12 @@ async def test_forgetting_the_newest_rows_is_no_going_back(service: PostgresMeta
     (one,) = (await new_topic(service)).partition_ids
     await writer.commit(batch(one))
     await session.execute("UPDATE files SET state = 'deleted'")
-    assert await service.forget_rows(before_ms=2**62) == 2
+    assert await service.deletion.forget_rows(before_ms=2**62) == 2
 
     await drop_connections(session)
 
     request = writer.request([batch(one)], key="l0/a7/2999010100/x.silt")
-    assert list((await eventually(lambda: service.commit_l0(request))).results) == [stored(1)]
+    assert list((await eventually(lambda: service.agents.commit_l0(request))).results) == [stored(1)]
 
 
 async def test_commits_are_durable_and_read_committed_whatever_the_databases_defaults(

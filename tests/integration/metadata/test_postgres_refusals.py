@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.service import MetadataUnavailableError, RightsMissingError
+from metadata.contract.errors import MetadataUnavailableError, RightsMissingError
 from metadata.postgres.connection import Database
 from runtime.errors import BugError, Outcome
 from runtime.runtime import Runtime

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.store import PostgresMetadata
 from tests.fixtures.postgres import run_sql
 

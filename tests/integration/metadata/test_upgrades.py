@@ -12,15 +12,10 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError
 from metadata.contract.groups import GroupFencedError, OffsetCommitBatch
-from metadata.contract.service import (
-    AgentAddress,
-    CommitL0,
-    MetadataUnavailableError,
-    SchemaMismatchError,
-    WriterFencedError,
-    WriterLease,
-)
+from metadata.contract.l0_commit import CommitL0
+from metadata.contract.leases import AgentAddress, WriterFencedError, WriterLease
 from metadata.migrations.migrate import (
     OldProgramsAtWorkError,
     grant_reader,
@@ -114,8 +109,8 @@ async def test_a_database_of_the_first_release_is_brought_up_and_its_programs_ma
 async def test_agents_and_compactors_say_which_schema_they_were_made_for(postgres_url: str) -> None:
     service = PostgresMetadata(postgres_url)
     await service.open()
-    await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
-    await service.register_compactor("b")
+    await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    await service.compactors.register_compactor("b")
     await service.close()
 
     assert [(each.kind, each.program) for each in (await plan_migration(postgres_url)).running] == [
@@ -130,20 +125,20 @@ async def test_a_migration_waits_for_nobody_but_refuses_while_programs_work_that
     versions = next_release(tmp_path / "next", oldest_program=ours() + 1)
     service = PostgresMetadata(postgres_url)
     await service.open()
-    lease = await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    lease = await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
     # when one of them works
     with pytest.raises(OldProgramsAtWorkError, match=r"older ones are at work: agent a:9092 .*nothing was changed"):
         await migrate_async(postgres_url, versions=versions)
     assert await schema_revision(postgres_url) == SCHEMA_REVISION
     # and when it has gone
-    await service.unregister_agent(lease)
+    await service.agents.unregister_agent(lease)
     await service.close()
     assert await migrate_async(postgres_url, versions=versions) == NEXT
 
 
 REGISTERING = {
-    "agent": lambda service: service.register_agent(AgentAddress(host="a", port=9092, zone="")),
-    "compactor": lambda service: service.register_compactor("b"),
+    "agent": lambda service: service.agents.register_agent(AgentAddress(host="a", port=9092, zone="")),
+    "compactor": lambda service: service.compactors.register_compactor("b"),
 }
 
 
@@ -221,29 +216,29 @@ async def test_what_slept_through_a_migration_that_does_not_take_it_has_no_lease
     # given an agent and a compactor that have not been heard of for longer than their leases
     service = PostgresMetadata(postgres_url)
     await service.open()
-    lease = await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
-    node = await service.register_compactor("b")
-    await service.commit_l0(empty_file(lease, seq=0))
-    group = await service.take_group("g", owner=lease, create=True)
+    lease = await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
+    node = await service.compactors.register_compactor("b")
+    await service.agents.commit_l0(empty_file(lease, seq=0))
+    group = await service.groups.take_group("g", owner=lease, create=True)
     assert group is not None
     nothing = OffsetCommitBatch(lease=group.lease, offsets=[])
-    assert not (await service.commit_offsets([nothing]))[0].fenced
+    assert not (await service.groups.commit_offsets([nothing]))[0].fenced
     lapse = "SET lease_until_ms = clock_ms() - 1"
     await run_sql(postgres_url, f"UPDATE agents {lapse}", f"UPDATE compactors {lapse}")
     # when they wake up after the migration
     await migrate_async(postgres_url, versions=next_release(tmp_path / "next", oldest_program=ours() + 1))
     # then
     with pytest.raises(WriterFencedError):
-        await service.heartbeat(lease)
+        await service.agents.heartbeat(lease)
     with pytest.raises(WriterFencedError):
-        await service.beat_compactor(node)
+        await service.compactors.beat_compactor(node)
     with pytest.raises(WriterFencedError):
-        await service.commit_l0(empty_file(lease, seq=1))
+        await service.agents.commit_l0(empty_file(lease, seq=1))
     with pytest.raises(GroupFencedError):
-        await service.save_group(group.lease, group.record)
-    assert (await service.commit_offsets([nothing]))[0].fenced
+        await service.groups.save_group(group.lease, group.record)
+    assert (await service.groups.commit_offsets([nothing]))[0].fenced
     with pytest.raises(SchemaMismatchError, match="this program is too old"):
-        await service.register_agent(AgentAddress(host="a", port=9092, zone=""))
+        await service.agents.register_agent(AgentAddress(host="a", port=9092, zone=""))
     await service.close()
 
 

@@ -453,6 +453,6 @@ async def live_compactors(stack: Stack) -> int:
     metadata = open_metadata(json.loads((stack.data / "run.json").read_text())["metadata_url"])
     await metadata.open()
     try:
-        return len(await metadata.live_compactors())
+        return len(await metadata.compactors.live_compactors())
     finally:
         await metadata.close()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from metadata.contract.compaction import Metadata
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from siltstone.cli import main
@@ -138,7 +138,7 @@ def test_a_lost_object_of_a_plain_topic_is_told_until_its_records_are_deleted(da
     assert run_json(*words)["trouble"] == [] and "whose object is lost" not in run_ok(*words)
 
 
-async def with_metadata(stack: Stack, act: Callable[[Metadata], Any]) -> None:
+async def with_metadata(stack: Stack, act: Callable[[MetadataStore], Any]) -> None:
     metadata = open_metadata(json.loads((stack.data / "run.json").read_text())["metadata_url"])
     await metadata.open()
     try:
@@ -147,9 +147,9 @@ async def with_metadata(stack: Stack, act: Callable[[Metadata], Any]) -> None:
         await metadata.close()
 
 
-async def delete_records(metadata: Metadata, topic: str, offset: int) -> None:
-    [partition_id] = next(each.partition_ids for each in await metadata.topics() if each.name == topic)
-    await metadata.delete_records(partition_id, offset)
+async def delete_records(metadata: MetadataStore, topic: str, offset: int) -> None:
+    [partition_id] = next(each.partition_ids for each in await metadata.agents.list_topics() if each.name == topic)
+    await metadata.agents.delete_records(partition_id, offset)
 
 
 def test_unreadable_batches_are_told_with_the_job_that_met_them(damaged: Damaged) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from metadata.contract.groups import CommittedOffset, OffsetPlace
-from metadata.contract.service import WriterLease
+from metadata.contract.leases import WriterLease
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from metadata.rules.invariants import walk_batches
 from metadata.rules.invariants_leveled import Allowances
@@ -55,7 +55,7 @@ class System:
 
     async def merge(self, level: int = 1) -> str:
         """All live L0 files become one file, as a merge would write it. Returns its key."""
-        live = [file for file in (await self.metadata.compaction_view()).files if file.level == 0]
+        live = [file for file in (await self.metadata.compactors.compaction_view()).files if file.level == 0]
         claimed = await claim(self.metadata, job(l0_file_ids=[file.file_id for file in live]))
         bodies = {file.file_id: await self.store.get(file.key) for file in claimed.l0_files}
         body, extents = b"", []
@@ -77,7 +77,7 @@ class System:
         key = output_key(level)
         output = replace(output_file(*extents, key=key, level=level), size_bytes=len(body), crc32c=crc32c(body))
         await self.store.put_if_absent(key, body, crc32c=crc32c(body))
-        await self.metadata.commit_merge(commit_of(claimed, output))
+        await self.metadata.compactors.commit_merge(commit_of(claimed, output))
         return key
 
     async def keys(self) -> list[str]:
@@ -180,9 +180,9 @@ async def test_a_batch_stored_twice_is_found(system: System, database: MemoryDat
 async def test_a_group_that_keeps_an_offset_of_a_topic_that_is_gone_is_found(
     system: System, database: MemoryDatabase
 ) -> None:
-    agent = (await system.metadata.live_agents())[0]
+    agent = (await system.metadata.agents.live_agents())[0]
     owner = WriterLease(writer_id=agent.writer_id, epoch=agent.epoch)
-    await system.metadata.take_group("readers", owner=owner, create=True)
+    await system.metadata.groups.take_group("readers", owner=owner, create=True)
     assert (await system.fsck())["GRP-3"].checked == 1
     assert await system.broken() == {}
 
@@ -278,7 +278,7 @@ async def test_two_live_jobs_with_one_input_are_found(system: System, database: 
     await system.merge()
     extents = [extent.row.extent_id for extent in database.extents.values()]
     for extent_id in extents[:2]:
-        await system.metadata.create_job(job(extent_ids=[extent_id]))
+        await system.metadata.compactors.create_job(job(extent_ids=[extent_id]))
     for each in database.jobs.values():
         each.extents = (extents[0],)
     assert set(await system.broken()) == {"MERGE-1"}
@@ -311,12 +311,14 @@ async def test_objects_that_should_be_gone_are_found(system: System, database: M
     assert set(broken) == {"FILE-2"}
     assert all(any(key in message for message in broken["FILE-2"]) for key in [*keys, "77-0-orphan"])
     # and not while a pin protects the dead ones
-    pin = await system.metadata.pin("reader", ttl_ms=60_000)
+    pin = await system.metadata.readers.pin("reader", ttl_ms=60_000)
     database.pins[pin].created_ms = 1
     assert len((await system.broken(allowances=STRICT))["FILE-2"]) == 1
     # and a deleted file's object is found whatever its age
-    await system.metadata.unpin(pin)
-    await system.metadata.files_deleted([file.file_id for file in await system.metadata.dead_files(grace_ms=0)])
+    await system.metadata.readers.unpin(pin)
+    await system.metadata.deletion.files_deleted(
+        [file.file_id for file in await system.metadata.deletion.dead_files(grace_ms=0)]
+    )
     assert len((await system.broken())["FILE-2"]) == len(keys)
 
 
@@ -328,9 +330,9 @@ async def test_an_object_that_the_janitor_deletes_amid_the_check_is_no_violation
     async def deleted_after_listing(prefix: str = "", *, start_after: str = "") -> AsyncIterator[object]:
         async for stat in list_(prefix, start_after=start_after):
             yield stat
-        dead: Sequence[int] = [file.file_id for file in await system.metadata.dead_files(grace_ms=0)]
+        dead: Sequence[int] = [file.file_id for file in await system.metadata.deletion.dead_files(grace_ms=0)]
         await system.store.delete_many(keys)
-        await system.metadata.files_deleted(dead)
+        await system.metadata.deletion.files_deleted(dead)
 
     system.store.list = deleted_after_listing  # type: ignore[method-assign,assignment]
     assert await system.broken() == {}
@@ -338,14 +340,14 @@ async def test_an_object_that_the_janitor_deletes_amid_the_check_is_no_violation
 
 async def test_a_file_that_is_merged_and_deleted_amid_the_check_is_no_violation(system: System) -> None:
     keys = await system.keys()
-    view = system.metadata.system_view
+    view = system.metadata.operators.system_view
 
     async def merged_after_view() -> object:
         seen = await view()
-        system.metadata.system_view = view  # type: ignore[method-assign]
+        system.metadata.operators.system_view = view  # type: ignore[method-assign]
         await system.merge()
         await system.store.delete_many(keys)
         return seen
 
-    system.metadata.system_view = merged_after_view  # type: ignore[method-assign,assignment]
+    system.metadata.operators.system_view = merged_after_view  # type: ignore[method-assign,assignment]
     assert await system.broken() == {}

@@ -15,10 +15,11 @@ from click.testing import CliRunner
 
 from compactor.deletion.backup_format import BackupRefusedError
 from compactor.deletion.metadata_backup import MetadataBackup, keys_over
-from metadata.contract.compaction import JobLostError, JobState, Metadata
-from metadata.contract.service import FileState
-from metadata.postgres.catalogue_restore import NotEmptyError, target_state
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobLostError, JobState
+from metadata.contract.store import MetadataStore
 from metadata.postgres.connection import connect
+from metadata.postgres.restore import NotEmptyError, target_state
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.ids import SystemIds
@@ -33,9 +34,9 @@ from storage.urls import open_store
 from storage.wrappers.retrying import Retrying
 from storage.wrappers.wrapper import WrappedStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all
-from tests.fixtures.compacted_systems import Wrapped
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
+from tests.fixtures.metadata_parts import Wrapped
 from tests.fixtures.postgres import run_sql
 from tests.fixtures.s3 import BucketUrl
 from wire.batch import ProducerStamp
@@ -57,7 +58,7 @@ class KilledAtManifest(WrappedStore):
 class Lost:
     """A cluster, and the fresh Postgres that will stand in for its own."""
 
-    def __init__(self, store: ObjectStore, store_url: str, metadata: Metadata, urls: tuple[str, str]) -> None:
+    def __init__(self, store: ObjectStore, store_url: str, metadata: MetadataStore, urls: tuple[str, str]) -> None:
         self.store, self.store_url, self.metadata = store, store_url, metadata
         self.url, self.new_url = urls
         self.stack = AsyncExitStack()
@@ -82,7 +83,7 @@ class Lost:
         )
         return await rebuild.run()
 
-    async def restored(self) -> Metadata:
+    async def restored(self) -> MetadataStore:
         """The rebuilt metadata; closed after the test."""
         metadata = open_metadata(self.new_url)
         self.stack.push_async_callback(metadata.close)
@@ -127,17 +128,18 @@ async def send(client: Any, topic: str, *pairs: tuple[bytes, bytes | None], part
     await client.produce(topic, partition, build_batch([NewRecord(now_ms, *pair) for pair in pairs]))
 
 
-async def violations(metadata: Metadata, store: ObjectStore) -> list[str]:
+async def violations(metadata: MetadataStore, store: ObjectStore) -> list[str]:
     findings = await check_system(metadata, store, quick=False, progress=lambda *_: None)
     return [f"{each.id}: {violation.message}" for each in findings for violation in each.violations]
 
 
-async def state_of(metadata: Metadata) -> dict[str, Any]:
+async def state_of(metadata: MetadataStore) -> dict[str, Any]:
     """Topics, configs, watermarks and live extents, without the numbers that a database makes for itself."""
-    view = await metadata.system_view()
+    view = await metadata.operators.system_view()
     return {
         "topics": {
-            (topic.topic_id, topic.name, tuple(sorted(topic.configs.items()))) for topic in await metadata.topics()
+            (topic.topic_id, topic.name, tuple(sorted(topic.configs.items())))
+            for topic in await metadata.agents.list_topics()
         },
         "watermarks": {(each.partition_id, each.log_start_offset, each.high_watermark) for each in view.watermarks},
         "extents": {(each.partition_id, each.base_offset, each.last_offset, each.key) for each in view.extents},
@@ -164,20 +166,20 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     await send(client, "kv", (b"secret", None))
     await all_leveled(metadata)
     await lost.catalog.round()
-    topics = {topic.name: topic for topic in await metadata.topics()}
+    topics = {topic.name: topic for topic in await metadata.agents.list_topics()}
     await send(client, "kv", (b"last", b"one"))
     await all_leveled(metadata)
-    await metadata.request_compaction(topics["kv"].topic_id)
+    await metadata.operators.request_compaction(topics["kv"].topic_id)
     await until(lambda: no_request(metadata, topics["kv"].topic_id), 30)
-    await metadata.delete_topic(topics["gone"].topic_id)
-    await metadata.delete_records(topics["plain"].partition_ids[0], 1)
+    await metadata.agents.delete_topic(topics["gone"].topic_id)
+    await metadata.agents.delete_records(topics["plain"].partition_ids[0], 1)
     await compactor.compactor.stop()
     # and outputs of a merge that never committed
     await orphaned_outputs(lost, start_compactor, client)
     await lost.catalog.flush()
     before, values = await state_of(metadata), await read_values(client, agent)
     assert (b"secret", b"old value") not in values["kv"]
-    files = await metadata.files(limit=10_000)
+    files = await metadata.operators.files(limit=10_000)
     assert {file.level for file in files if file.state is FileState.LIVE} >= {0, 2}
     assert sum(file.state is FileState.DEAD for file in files) >= 10, "inputs in grace"
     await agent.agent.stop()
@@ -191,7 +193,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     restored = await lost.restored()
     assert await state_of(restored) == before
     assert await violations(restored, store) == []
-    assert (await restored.history()).halts
+    assert (await restored.deletion.history()).halts
     again = await start_agent(store=store, metadata=restored, gc_grace_ms=600_000)
     client = await dial.kafka(again.address)
     assert await read_values(client, again) == values
@@ -290,9 +292,9 @@ async def test_a_snapshot_that_is_not_whole_is_passed_over_and_one_that_is_not_o
     lost: Lost, store_url: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "objects" / "catalog" / "snapshots"
-    await lost.metadata.create_topic("first", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("first", partitions=1, configs={})
     first = await lost.catalog.snapshot()
-    await lost.metadata.create_topic("second", partitions=1, configs={})
+    await lost.metadata.agents.create_topic("second", partitions=1, configs={})
     # given a snapshot whose writer was killed before its manifest
     with pytest.raises(asyncio.CancelledError):
         await lost.catalog_over(KilledAtManifest(lost.store)).snapshot()
@@ -331,7 +333,7 @@ async def test_a_rebuild_that_is_killed_before_its_commit_is_run_again_on_the_sa
         await send(client, "plain", (b"k", b"v"))
     await lost.catalog.round()
     await agent.agent.stop()
-    middle = (await lost.metadata.files())[1]
+    middle = (await lost.metadata.operators.files())[1]
     await lost.store.delete_many([middle.key])
 
     async def killed(*_: object) -> None:
@@ -372,10 +374,10 @@ async def test_the_catalogue_says_that_a_file_is_dead_before_it_is_deleted_and_k
         catalog_interval_ms=300,
         catalog_increment_interval_ms=3_600_000,
     )
-    dead = [file.key for file in await lost.metadata.files()]
+    dead = [file.key for file in await lost.metadata.operators.files()]
 
     async def are_deleted() -> bool:
-        files = {file.key: file.state for file in await lost.metadata.files()}
+        files = {file.key: file.state for file in await lost.metadata.operators.files()}
         return all(files.get(key) is FileState.DELETED for key in dead)
 
     await until(are_deleted, 60)
@@ -439,7 +441,7 @@ async def catalogued(store_url: str, postgres_url: str) -> None:
     await metadata.open()
     identity = await metadata.cluster_identity()
     await check_cluster(store, cluster_id=identity.cluster_id, store_bound=False)
-    await metadata.create_topic("one", partitions=1, configs={})
+    await metadata.agents.create_topic("one", partitions=1, configs={})
     await Lost(store, store_url, metadata, (postgres_url, "")).catalog.snapshot()
     await metadata.close()
     await store.close()
@@ -451,17 +453,17 @@ def idempotent(sequence: int) -> bytes:
     return build_batch([record], producer=ProducerStamp(7, 0, sequence))
 
 
-async def all_leveled(metadata: Metadata) -> None:
+async def all_leveled(metadata: MetadataStore) -> None:
     async def done() -> bool:
-        files = await metadata.files(limit=10_000)
-        jobs = await metadata.jobs(states=[JobState.READY, JobState.RUNNING])
+        files = await metadata.operators.files(limit=10_000)
+        jobs = await metadata.operators.jobs(states=[JobState.READY, JobState.RUNNING])
         return not jobs and not any(file.level == 0 and file.state is FileState.LIVE for file in files)
 
     await until(done, 30)
 
 
-async def no_request(metadata: Metadata, topic_id: Any) -> bool:
-    views = await metadata.partition_views(topic_id)
+async def no_request(metadata: MetadataStore, topic_id: Any) -> bool:
+    views = await metadata.operators.partition_views(topic_id)
     return all(view.requested_through_offset is None for view in views)
 
 

@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from compactor.planning.plan import new_job, plan_merges
 from compactor.planning.spec import MergeKind, MergeSpec, PlanOptions
-from metadata.contract.compaction import JobState, MergeJob, Metadata
+from metadata.contract.jobs import JobState, MergeJob
+from metadata.contract.store import MetadataStore
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
 from runtime.settings.table import Settings
@@ -49,7 +50,7 @@ def run_json(stack: Stack, *words: str) -> Any:
 
 
 @asynccontextmanager
-async def metadata_of(stack: Stack) -> AsyncIterator[Metadata]:
+async def metadata_of(stack: Stack) -> AsyncIterator[MetadataStore]:
     metadata = open_metadata(json.loads((Path(stack.data) / "run.json").read_text())["metadata_url"])
     await metadata.open()
     try:
@@ -63,10 +64,10 @@ def planned(stack: Stack, kind: str) -> int:
 
     async def plan() -> int:
         async with metadata_of(stack) as metadata:
-            view = await metadata.compaction_view()
+            view = await metadata.compactors.compaction_view()
             specs = plan_merges(view, PlanOptions(l0_wait_ms_max=0, l0_wait_ms=0, l0_files_min=1))
             (spec,) = [each for each in specs if each.kind == kind]
-            return await metadata.create_job(new_job(spec))
+            return await metadata.compactors.create_job(new_job(spec))
 
     return asyncio.run(plan())
 
@@ -85,14 +86,14 @@ def test_a_job_runs_in_the_foreground_once_and_every_refusal_says_why(stack: Sta
     # somebody runs it
     async def claimed() -> tuple[int, int]:
         async with metadata_of(stack) as metadata:
-            lease = await metadata.register_compactor("elsewhere")
-            found = await metadata.claim_job(lease, job_id=job_id)
+            lease = await metadata.compactors.register_compactor("elsewhere")
+            found = await metadata.compactors.claim_job(lease, job_id=job_id)
             assert found is not None
             return lease.writer_id, found.job.epoch
 
     async def given_back(epoch: int) -> None:
         async with metadata_of(stack) as metadata:
-            await metadata.give_back_job(job_id, epoch)
+            await metadata.compactors.give_back_job(job_id, epoch)
 
     holder, epoch = asyncio.run(claimed())
     busy = run(stack, "jobs", "run", str(job_id))
@@ -112,8 +113,8 @@ def test_a_merge_that_was_planned_with_less_time_than_a_cluster_takes_to_start_i
     async def plain_merge() -> int:
         """As a planner without Spark makes it."""
         async with metadata_of(stack) as metadata:
-            topic = next(each for each in await metadata.topics() if each.name == "brief")
-            extents = [each for id_ in topic.partition_ids for each in await metadata.leveled_extents(id_, 0)]
+            topic = next(each for each in await metadata.agents.list_topics() if each.name == "brief")
+            extents = [each for id_ in topic.partition_ids for each in await metadata.readers.leveled_extents(id_, 0)]
             spec = MergeSpec(
                 kind=MergeKind.MERGE,
                 now_ms=await metadata.now_ms(),
@@ -124,7 +125,7 @@ def test_a_merge_that_was_planned_with_less_time_than_a_cluster_takes_to_start_i
                 extent_ids=tuple(each.extent_id for each in extents),
                 input_bytes=sum(each.length for each in extents),
             )
-            return await metadata.create_job(new_job(spec))
+            return await metadata.compactors.create_job(new_job(spec))
 
     job_id = asyncio.run(plain_merge())
     refused = run(stack, "jobs", "run", str(job_id), "--engine", "spark", *SPARK)

@@ -29,7 +29,7 @@ from compactor.heavy.stored import plan_key, read_result, settle, store_plan
 from compactor.heavy.survivors import SurvivorsError
 from compactor.heavy.units import HeavyPlan, UnitKind
 from compactor.planning.spec import MIB, MergeSpec
-from metadata.contract.compaction import CommitMerge
+from metadata.contract.jobs import CommitMerge
 from runtime.clock import ManualClock, SystemClock
 from runtime.runtime import Runtime
 from spark_jobs import full_dedupe

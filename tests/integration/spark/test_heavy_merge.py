@@ -15,7 +15,7 @@ import pytest
 
 from compactor.heavy.stored import load_plan
 from compactor.merging.kway_merge import MergeInputError
-from metadata.contract.service import Topic
+from metadata.contract.topics import Topic
 from runtime.settings.table import Settings
 from spark_jobs import heavy_merge
 from spark_jobs.heavy_merge import parse_master

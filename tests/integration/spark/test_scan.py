@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import siltstone
-from metadata.contract.service import UnknownTopicError
+from metadata.contract.topics import UnknownTopicError
 from metadata.memory.store import MemoryMetadata
 from metadata.migrations.migrate import READER_COLUMNS
 from metadata.postgres.connection import connect
@@ -158,7 +158,7 @@ async def test_times_are_those_of_records_in_offset_order() -> None:
     assert at(starting=T0) == [0]
     assert at(starting=T0 + 505) == [5]
     assert at(starting=T0 + 510, ending=T0 + 503) == [30, 3]
-    await log.metadata.delete_records(log.topic.partition_ids[0], 12)
+    await log.metadata.agents.delete_records(log.topic.partition_ids[0], 12)
     snapshot = await log.snapshot()
     assert at(starting=T0 + 5) == [15]
     assert at(starting=T0 + 301) == [21]
@@ -196,9 +196,9 @@ async def test_a_merge_between_snapshot_and_reading_takes_no_file_of_it_though_a
     expected = log.expected()
 
     async def sweep() -> int:
-        dead = await log.metadata.dead_files(grace_ms=0)
+        dead = await log.metadata.deletion.dead_files(grace_ms=0)
         await log.store.delete_many([file.key for file in dead])
-        await log.metadata.files_deleted([file.file_id for file in dead])
+        await log.metadata.deletion.files_deleted([file.file_id for file in dead])
         return len(dead)
 
     def read(pinned: PinnedSnapshot) -> list[Found]:
@@ -220,18 +220,18 @@ async def test_a_merge_between_snapshot_and_reading_takes_no_file_of_it_though_a
         assert await sweep() == 3
         assert read(pinned) == expected
     # then the pin has ended
-    assert list(await log.metadata.pins()) == []
+    assert list(await log.metadata.operators.pins()) == []
 
 
 async def test_a_pin_is_renewed_while_it_is_used_and_one_that_is_lost_is_an_error() -> None:
     log = await ScanLog.make()
     shared = MemoryMetadata(database=log.metadata.database)  # type: ignore[attr-defined]
     with PinnedSnapshot(lambda: shared, "flights", ttl_ms=150) as pinned:
-        ((pin_id, _, _, first_until_ms),) = await log.metadata.pins()
-        while (await log.metadata.pins())[0][3] == first_until_ms:
+        ((pin_id, _, _, first_until_ms),) = await log.metadata.operators.pins()
+        while (await log.metadata.operators.pins())[0][3] == first_until_ms:
             await asyncio.sleep(0.01)
         pinned.check()
-        await log.metadata.unpin(pin_id)
+        await log.metadata.readers.unpin(pin_id)
         with pytest.raises(PinLostError, match="the pin on topic 'flights' is lost"):
             while True:
                 pinned.check()

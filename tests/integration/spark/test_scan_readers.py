@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import siltstone
-from metadata.contract.scan import TopicSnapshot
+from metadata.contract.readers import TopicSnapshot
 from metadata.memory.store import MemoryMetadata
-from metadata.postgres import scan as postgres_scan
+from metadata.postgres import readers as postgres_readers
 from metadata.postgres.connection import connect
 from metadata.postgres.rows import KILLERS_LOCK
 from metadata.urls import open_metadata
@@ -29,6 +29,7 @@ from spark_jobs.scan.contract import DataLossError, PinLostError, ScanOptions
 from spark_jobs.scan.pinned import PinnedSnapshot
 from spark_jobs.scan.plan import plan_slices
 from spark_jobs.scan.read import read_slice
+from tests.fixtures.metadata_parts import Part
 from tests.fixtures.scan_logs import ScanLog, records_of
 from tests.fixtures.served_topics import ROWS, pins, scan_threads, serve_topic
 
@@ -186,7 +187,7 @@ def test_a_process_that_ends_with_an_open_reader_ends_and_leaves_no_pin(places: 
 
 
 async def test_files_come_some_at_a_time_and_all_are_there(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_scan, "FILES_AT_A_TIME", 2)
+    monkeypatch.setattr(postgres_readers, "FILES_AT_A_TIME", 2)
     metadata = open_metadata(postgres_url)
     log = await ScanLog.make(metadata=metadata)
     for _ in range(5):
@@ -216,16 +217,18 @@ async def test_offsets_at_the_end_of_a_slice_that_no_extent_holds_are_lost() -> 
 async def test_a_pin_is_renewed_while_its_snapshot_is_taken() -> None:
     log = await ScanLog.make()
 
-    class Slow(MemoryMetadata):
-        async def topic_snapshot(self, name: str) -> TopicSnapshot:
-            ((_, _, _, until_ms),) = await self.pins()
-            async with asyncio.timeout(DEADLINE_S):
-                while (await self.pins())[0][3] == until_ms:
-                    await asyncio.sleep(0.005)
-            return await super().topic_snapshot(name)
+    shared = MemoryMetadata(database=log.metadata.database)  # type: ignore[attr-defined]
 
-    slow = Slow(database=log.metadata.database)  # type: ignore[attr-defined]
-    with PinnedSnapshot(lambda: slow, "flights", ttl_ms=600) as pinned:
+    class Slow(Part):
+        async def topic_snapshot(self, name: str) -> TopicSnapshot:
+            ((_, _, _, until_ms),) = await shared.operators.pins()
+            async with asyncio.timeout(DEADLINE_S):
+                while (await shared.operators.pins())[0][3] == until_ms:
+                    await asyncio.sleep(0.005)
+            return await self.inner.topic_snapshot(name)
+
+    shared.readers = Slow(shared.readers)  # type: ignore[assignment]
+    with PinnedSnapshot(lambda: shared, "flights", ttl_ms=600) as pinned:
         pinned.check()
 
 

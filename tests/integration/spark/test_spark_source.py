@@ -90,7 +90,7 @@ async def test_a_streaming_query_reads_every_offset_once_over_a_restart(
     assert rows_in(tmp_path) == sorted(written)
     assert [batch["numInputRows"] for batch in first] == [70, 50]
     # and all pins but those of the last batches, which nobody tells of their end, are gone
-    left = await spark_topics.metadata.pins()
+    left = await spark_topics.metadata.operators.pins()
     assert len(left) <= 2 and all(until_ms - made_ms <= STREAM_PIN_TTL_MS for _, _, made_ms, until_ms in left)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from metadata.contract.service import UnknownTopicError
+from metadata.contract.topics import UnknownTopicError
 from metadata.migrations.migrate import grant_reader
-from metadata.postgres.scan import PostgresScan
+from metadata.postgres.readers import PostgresReaders
 from pyspark_siltstone import DefaultSource
 from runtime.errors import SiltstoneError
 from spark_jobs.scan.contract import DataLossError, OffsetOutOfRangeError, PinLostError, UnknownPartitionError
@@ -123,12 +123,12 @@ async def test_a_batch_query_pins_and_lets_its_pin_run_out(spark_topics: SparkTo
 
     await aside(lambda: read_batch(spark_topics.options("flights", pinTtl="1h")))
 
-    [(_, holder, created_ms, expires_ms)] = await spark_topics.metadata.pins()
+    [(_, holder, created_ms, expires_ms)] = await spark_topics.metadata.operators.pins()
     assert holder == "spark query of flights"
     assert expires_ms - created_ms >= 3_600_000
     # and a query of nothing leaves none
     await aside(lambda: read_batch(spark_topics.options("flights", startingOffsets="latest")))
-    assert len(await spark_topics.metadata.pins()) == 1
+    assert len(await spark_topics.metadata.operators.pins()) == 1
 
 
 async def test_a_task_renews_the_pin_while_it_reads(spark_topics: SparkTopics) -> None:
@@ -137,14 +137,14 @@ async def test_a_task_renews_the_pin_while_it_reads(spark_topics: SparkTopics) -
     reader = batch_reader(spark_topics.options("flights", pinTtl="60s"))
     task = (await aside(reader.partitions))[0]
     task.value = replace(task.value, pin=replace(task.value.pin, made_ms=0))
-    [(_, _, _, expires_ms)] = await spark_topics.metadata.pins()
+    [(_, _, _, expires_ms)] = await spark_topics.metadata.operators.pins()
     # when it reads
     reading = reader.read(task)
     await aside(lambda: next(reading))
 
     # then
     async def is_renewed() -> bool:
-        return any(until_ms > expires_ms for _, _, _, until_ms in await spark_topics.metadata.pins())
+        return any(until_ms > expires_ms for _, _, _, until_ms in await spark_topics.metadata.operators.pins())
 
     await until(is_renewed, timeout_s=30)
     await aside(lambda: list(reading))
@@ -167,7 +167,7 @@ async def test_files_that_went_after_planning_are_no_loss(
     reader = batch_reader(spark_topics.options("flights", pinTtl="500ms"))
     tasks = await aside(reader.partitions)
     # when all files that it knows are merged and deleted
-    planned = {file.key for file in await spark_topics.metadata.files()}
+    planned = {file.key for file in await spark_topics.metadata.operators.files()}
     await start_compactor(store=spark_topics.store, metadata=spark_topics.metadata, gc_grace_ms=100)
     await until(lambda: _are_gone(spark_topics, planned), timeout_s=60)
     # then its tasks read the same records from others
@@ -184,7 +184,7 @@ async def _are_gone(topics: SparkTopics, keys: set[str]) -> bool:
 
 async def test_an_object_that_is_lost_is_told_or_left_out(spark_topics: SparkTopics) -> None:
     written = await make_two_partitions(spark_topics)
-    lost = (await spark_topics.metadata.files())[2]  # offsets 20 to 39 of partition 0
+    lost = (await spark_topics.metadata.operators.files())[2]  # offsets 20 to 39 of partition 0
     await spark_topics.store.delete_many([lost.key])
 
     await refused(lambda: read_batch(spark_topics.options("flights")), DataLossError, lost.key)
@@ -207,7 +207,7 @@ async def test_a_topic_partition_or_offset_that_is_not_there_is_named(spark_topi
 async def test_records_that_were_deleted_before_the_query_are_told_or_left_out(spark_topics: SparkTopics) -> None:
     written = await make_two_partitions(spark_topics)
     topic = await spark_topics.topic("flights")
-    await spark_topics.metadata.delete_records(topic.partition_ids[0], 30)
+    await spark_topics.metadata.agents.delete_records(topic.partition_ids[0], 30)
     from_ten = {"startingOffsets": '{"flights": {"0": 10, "1": 0}}'}
 
     await refused(
@@ -275,7 +275,7 @@ async def test_batches_of_a_stream_are_limited_and_reach_the_end(spark_topics: S
 
     assert found == written
     assert sizes == [50, 50, 20]
-    assert await spark_topics.metadata.pins() == []
+    assert await spark_topics.metadata.operators.pins() == []
 
 
 async def test_available_now_ends_at_what_there_was(spark_topics: SparkTopics) -> None:
@@ -319,22 +319,24 @@ async def test_a_batch_is_pinned_from_its_plan_to_its_commit_and_replayed_under_
         assert [task.value.slice for task in await aside(lambda: first.partitions(start, end))] == [
             task.value.slice for task in tasks
         ]
-        [(pin_id, holder, created_ms, _)] = await spark_topics.metadata.pins()
+        [(pin_id, holder, created_ms, _)] = await spark_topics.metadata.operators.pins()
         assert holder == "spark stream of flights"
 
         async def is_renewed() -> bool:
-            return any(until_ms > created_ms + 7_000 for _, _, _, until_ms in await spark_topics.metadata.pins())
+            return any(
+                until_ms > created_ms + 7_000 for _, _, _, until_ms in await spark_topics.metadata.operators.pins()
+            )
 
         await until(is_renewed, timeout_s=30)
-    assert await spark_topics.metadata.pins() == []
+    assert await spark_topics.metadata.operators.pins() == []
     # when the query is started again, the batch was not finished, and its offsets come from the checkpoint's JSON
     with stream(options) as second:
         start, end = json.loads(json.dumps([start, end]))
         assert await aside(lambda: read_between(second, options, start, end)) == written
-        [(other_id, _, _, _)] = await spark_topics.metadata.pins()
+        [(other_id, _, _, _)] = await spark_topics.metadata.operators.pins()
         assert other_id != pin_id
         await aside(lambda: second.commit(end))
-        assert await spark_topics.metadata.pins() == []
+        assert await spark_topics.metadata.operators.pins() == []
 
 
 async def test_a_plan_that_failed_is_made_anew_and_leaves_no_pin(
@@ -351,10 +353,10 @@ async def test_a_plan_that_failed_is_made_anew_and_leaves_no_pin(
             async def unavailable(*_: object) -> object:
                 raise UnknownTopicError("not now")
 
-            away.setattr(PostgresScan, "topic_snapshot", unavailable)
+            away.setattr(PostgresReaders, "topic_snapshot", unavailable)
             with pytest.raises(SiltstoneError, match="was deleted before this batch"):
                 await aside(lambda: reader.partitions(start, end))
-        assert await spark_topics.metadata.pins() == []
+        assert await spark_topics.metadata.operators.pins() == []
         # then the same batch, asked for again, is not empty
         assert await aside(lambda: read_between(reader, options, start, end)) == written
 
@@ -405,7 +407,7 @@ async def test_a_stream_that_retention_overtook_fails_or_goes_on_at_the_log_star
     topic = await spark_topics.topic("flights")
     with stream(options) as reader, stream(skipping) as other:
         start = await aside(reader.initialOffset)
-        await spark_topics.metadata.delete_records(topic.partition_ids[0], 30)
+        await spark_topics.metadata.agents.delete_records(topic.partition_ids[0], 30)
         end = await aside(lambda: reader.latestOffset(start, ReadAllAvailable()))
 
         await refused(lambda: reader.partitions(start, end), DataLossError, "its log starts at 30")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from metadata.contract.service import FileState
+from metadata.contract.files import FileState
 from tests.fixtures.compactors import StartCompactor
 from tests.fixtures.fleet import until
 from tests.fixtures.spark_topics import Row, SparkTopics, aside
@@ -101,12 +101,12 @@ async def test_a_stream_over_restarts_loses_and_repeats_nothing_while_its_files_
     assert [row[:2] for row in found] == [row[:2] for row in sorted(written)]
     assert found == sorted(written)
     # and the files it began with have been swapped and deleted meanwhile
-    gone = [file for file in await topics.metadata.files(limit=100_000) if file.state is FileState.DELETED]
+    gone = [file for file in await topics.metadata.operators.files(limit=100_000) if file.state is FileState.DELETED]
     assert len(gone) > 100
     assert running.metric("deleted_files_total") > 100
     assert running.merges("failed") == 0
 
     async def all_pins_ran_out() -> bool:
-        return not await topics.metadata.pins()
+        return not await topics.metadata.operators.pins()
 
     await until(all_pins_ran_out, timeout_s=30)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from siltstone.kafka.client import KafkaClient
 from storage.local import LocalStore
 from tests.fixtures.agents import Dial, RawConnection, StartAgent
@@ -49,7 +49,7 @@ class Away(Counted):
     async def watermarks(self, partition_ids: Sequence[int]) -> Any:
         if self.away:
             raise MetadataUnavailableError("away")
-        return await self.inner.watermarks(partition_ids)
+        return await self.inner.agents.watermarks(partition_ids)
 
 
 def batch() -> bytes:

@@ -96,7 +96,7 @@ async def test_a_retry_and_its_original_in_one_file_are_stored_once(
 ) -> None:
     client = await dial.kafka(agent.address)
     await client.create_topic("t", partitions=1)
-    producer_id = (await agent.metadata.allocate_producer_ids(1))[0]
+    producer_id = (await agent.metadata.agents.allocate_producer_ids(1))[0]
 
     def numbered(sequence: int, *values: bytes) -> bytes:
         return batch(*values, producer=ProducerStamp(producer_id, 0, sequence))
@@ -131,7 +131,7 @@ async def test_a_refused_batch_in_mid_extent_is_a_hole_that_readers_do_not_see(
 ) -> None:
     client = await dial.kafka(agent.address)
     await client.create_topic("t", partitions=1)
-    producer_id = (await agent.metadata.allocate_producer_ids(1))[0]
+    producer_id = (await agent.metadata.agents.allocate_producer_ids(1))[0]
     out_of_order = batch(b"never", producer=ProducerStamp(producer_id, 0, 7))
     for records in (batch(b"a"), out_of_order, batch(b"b", b"c")):
         await raw.begin(produce("t", (0, records)), VERSION)
@@ -344,5 +344,5 @@ async def test_a_request_of_more_batches_than_a_file_may_hold_goes_into_several(
     response = await raw.answer(ProduceResponse, VERSION)
     [answers] = [topic.partition_responses for topic in response.responses]
     assert [answer.base_offset for answer in answers] == list(range(BATCHES_MAX + 10))
-    files = await agent.metadata.files()
+    files = await agent.metadata.operators.files()
     assert len(files) == 2

@@ -12,7 +12,9 @@ import pytest
 
 from agents.read import pools
 from agents.tail import fresh_watermarks as fresh
-from metadata.contract.service import BEAT_MS, LEASE_MS, Cursor, Tail
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.leases import BEAT_MS, LEASE_MS
+from metadata.contract.tail import Cursor, Tail
 from metadata.memory.store import MemoryMetadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
@@ -26,6 +28,7 @@ from storage.wrappers.retrying import Retrying
 from tests.fixtures.agents import Dial, RawConnection, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.faults import Postgres
 from tests.fixtures.fleet import Counted, code_of, fleet, until
+from tests.fixtures.metadata_parts import Part
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
 from wire.error_codes import ErrorCode
 from wire.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
@@ -253,23 +256,23 @@ async def test_with_postgres_down_consumers_at_the_end_wait_without_an_error_and
         assert await client.list_offsets("t", [0, 1]) == {0: 6, 1: 5}
 
 
-class Silent(MemoryMetadata):
+class Silent(Part):
     """Takes questions and does not answer them."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, inner: AgentMetadata) -> None:
+        super().__init__(inner)
         self.speaks = asyncio.Event()
         self.speaks.set()
         self.asked = 0
 
     async def tail(self, cursor: Cursor) -> Tail:
         await self._speak()
-        return await super().tail(cursor)
+        return await self.inner.tail(cursor)
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Any:
         self.asked += 1
         await self._speak()
-        return await super().watermarks(partition_ids)
+        return await self.inner.watermarks(partition_ids)
 
     async def _speak(self) -> None:
         await self.speaks.wait()
@@ -279,13 +282,14 @@ async def test_a_silent_postgres_holds_up_no_answer_for_long(
     start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fresh, "WAIT_MS_MAX", 100)
-    metadata = Silent()
+    metadata = MemoryMetadata()
+    metadata.agents = silent = Silent(metadata.agents)  # type: ignore[assignment]
     await metadata.open()
     running = await start_agent(metadata=metadata)
     client = await dial.kafka(running.address)
     await client.create_topic("t", partitions=1)
     await client.produce("t", 0, batch(b"v"))
-    metadata.speaks.clear()
+    silent.speaks.clear()
     started = time.monotonic()
     assert len(await read_all(client, "t")) == 1
     assert len((await client.fetch("t", 0, 1, max_wait_ms=50)).records) == 0
@@ -296,8 +300,8 @@ async def test_a_silent_postgres_holds_up_no_answer_for_long(
         await client.list_offsets("t", [0])
     assert code_of(refused.value).retriable
     assert time.monotonic() - started < 10
-    assert metadata.asked == 1, "and it is not asked again while it owes an answer"
-    metadata.speaks.set()
+    assert silent.asked == 1, "and it is not asked again while it owes an answer"
+    silent.speaks.set()
     await until(lambda: running.agent._server.broker.fresh._running.done())  # type: ignore[union-attr]
     assert await client.list_offsets("t", [0]) == {0: 1}
     with pytest.raises(KafkaError) as refused:

@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from agents.read import leveled
-from metadata.contract.compaction import LeveledExtent, Metadata
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.readers import ReaderMetadata
+from metadata.contract.store import MetadataStore
 from metadata.memory.store import MemoryMetadata
 from siltstone.kafka.client import KafkaClient, KafkaError
 from storage.memory import MemoryStore
 from tests.fixtures.agents import Dial, RunningAgent, StartAgent, read_all, records_of
 from tests.fixtures.fleet import code_of, until
 from tests.fixtures.hand_merges import HandMerger, Stretch
+from tests.fixtures.metadata_parts import Part
 from tests.fixtures.steady_readers import AiokafkaReader, LibrdkafkaReader
 from wire.batch import read_header
 from wire.error_codes import ErrorCode
@@ -67,7 +70,7 @@ async def fetch(client: KafkaClient, offset: int, partition: int = 0) -> tuple[i
 async def test_consumers_notice_nothing_of_merges_and_sweeps(agent: RunningAgent, client: KafkaClient) -> None:
     await client.create_topic("t", partitions=2)
     merger = await merger_of(agent)
-    metadata: Metadata = agent.metadata  # type: ignore[assignment]
+    metadata: MetadataStore = agent.metadata  # type: ignore[assignment]
     to = {"topic": "t", "partitions": 2}
     written = 0
     with LibrdkafkaReader(agent.address, **to) as one, AiokafkaReader(agent.address, **to) as other:
@@ -79,10 +82,10 @@ async def test_consumers_notice_nothing_of_merges_and_sweeps(agent: RunningAgent
             if turn % 2:
                 await merger.merge(l0_files=live[: len(live) - 2])
             if turn % 4 == 3:
-                extents = [each for number in (1, 2) for each in await metadata.leveled_extents(number, 0)]
+                extents = [each for number in (1, 2) for each in await metadata.readers.leveled_extents(number, 0)]
                 await merger.merge(extents=[each.extent_id for each in extents], level=2)
                 # nothing is graced: readers that still plan with what is gone have to look again
-                await agent.store.delete_many([each.key for each in await metadata.dead_files(grace_ms=0)])
+                await agent.store.delete_many([each.key for each in await metadata.deletion.dead_files(grace_ms=0)])
         for each in (one, other):
             await asyncio.to_thread(each.until, written)
         # and who comes now reads all of it from where it lies by now
@@ -192,7 +195,7 @@ async def test_a_lost_object_of_l0_is_said_to_be_lost_as_often_as_it_is_asked_fo
     client = await dial.kafka(second.address)
     merger = await merger_of(first)
     lost_id = (await merger.live_l0())[0]
-    [lost] = [file for file in await first.metadata.files() if file.file_id == lost_id]
+    [lost] = [file for file in await first.metadata.operators.files() if file.file_id == lost_id]
     await first.store.delete_many([lost.key])
     for _ in range(2):
         assert await fetch(client, 0) == (ErrorCode.KAFKA_STORAGE_ERROR, [])
@@ -207,11 +210,11 @@ async def test_a_lost_object_of_l0_is_said_to_be_lost_as_often_as_it_is_asked_fo
 # ---- Postgres away
 
 
-class AwayForLookUps(MemoryMetadata):
+class AwayForLookUps(Part):
     """Answers all but the look-ups of merged files: refuses them, or is silent."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, inner: ReaderMetadata) -> None:
+        super().__init__(inner)
         self.away = self.silent = False
 
     async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
@@ -219,13 +222,14 @@ class AwayForLookUps(MemoryMetadata):
             await asyncio.Event().wait()
         if self.away:
             raise MetadataUnavailableError("refused")
-        return await super().leveled_extents(partition_id, offset, limit=limit)
+        return await self.inner.leveled_extents(partition_id, offset, limit=limit)
 
 
 async def test_without_look_ups_a_merged_partition_alone_fails_and_the_others_carry_records(
     start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    metadata = AwayForLookUps()
+    metadata = MemoryMetadata()
+    metadata.readers = look_ups = AwayForLookUps(metadata.readers)  # type: ignore[assignment]
     await metadata.open()
     running = await start_agent(metadata=metadata)
     client = await dial.kafka(running.address)
@@ -248,17 +252,17 @@ async def test_without_look_ups_a_merged_partition_alone_fails_and_the_others_ca
             for part in answer.responses[0].partitions
         ]
 
-    metadata.away = True
+    look_ups.away = True
     assert await both() == [(ErrorCode.KAFKA_STORAGE_ERROR, 0), (0, 1)]
     assert ErrorCode.KAFKA_STORAGE_ERROR.retriable
-    metadata.away, metadata.silent = False, True
+    look_ups.away, look_ups.silent = False, True
     started = time.monotonic()
     assert await both() == [(0, 0), (0, 1)], "it is not waited for: the client asks again"
     assert time.monotonic() - started < 4
     monkeypatch.setattr(leveled, "WAIT_MS_MAX", 100)
     running.agent._reads._leveled.forget(1)
     assert (await fetch(client, 0))[0] == ErrorCode.KAFKA_STORAGE_ERROR
-    metadata.silent = False
+    look_ups.silent = False
     assert await both() == [(0, 1), (0, 1)]
 
 

@@ -128,7 +128,7 @@ async def test_looks_at_old_records_do_not_drive_out_what_is_read_ahead(start_ag
             await fetch(client, {1: offset})
         looks += 1
     # then: nothing of the replay is read twice
-    [extent] = await writer.metadata.leveled_extents(1, 0)  # type: ignore[attr-defined]
+    [extent] = await writer.metadata.readers.leveled_extents(1, 0)  # type: ignore[attr-defined]
     inner = range(-(-extent.position // BLOCK_BYTES), (extent.position + extent.length) // BLOCK_BYTES)
     read = [block for _, block in store.blocks_read() if block in inner]
     assert sorted(read) == list(inner)

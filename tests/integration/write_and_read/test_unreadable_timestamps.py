@@ -82,7 +82,7 @@ async def test_nothing_below_the_log_start_is_answered_of_such_a_batch(
 ) -> None:
     for batch in (good(NOW_MS), does_not_unfold(), good(NOW_MS + 1_000)):
         await client.produce("t", 0, batch)
-    await agent.metadata.delete_records(1, 2)  # type: ignore[attr-defined]
+    await agent.metadata.agents.delete_records(1, 2)  # type: ignore[attr-defined]
     await agent.agent._follower.catch_up()
     assert await offset_at(client, NOW_MS) == 2
 
@@ -92,7 +92,7 @@ async def test_bytes_that_the_store_broke_are_an_error_and_no_answer(
 ) -> None:
     # given a batch that was sound, whose records cannot be read because a byte of them is another now
     await client.produce("t", 0, good(NOW_MS))
-    [file] = await agent.metadata.files()
+    [file] = await agent.metadata.operators.files()
     body = bytearray(await agent.store.get(file.key))
     body[next(iter(iter_index(file.index))).position + BATCH_HEADER_BYTES] ^= 0x7E  # the length of its record
     await agent.store.delete_many([file.key])

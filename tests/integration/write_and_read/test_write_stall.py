@@ -16,7 +16,11 @@ import pytest
 
 import agents.write.stall
 from agents.write.stall import StallLimits, decide
-from metadata.contract.service import AgentAddress, ChangeKind, CommitL0, L0Batch, MetadataService, Topic
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress
+from metadata.contract.store import MetadataStore
+from metadata.contract.tail import ChangeKind
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from metadata.urls import open_metadata
 from runtime.clock import SystemClock
@@ -60,7 +64,7 @@ def live_files(running: RunningAgent) -> int:
 class Pile:
     """An agent with limits, and files that another writer has committed; those have no objects, nobody reads them."""
 
-    def __init__(self, dial: Dial, start_agent: StartAgent, store: ObjectStore, metadata: MetadataService) -> None:
+    def __init__(self, dial: Dial, start_agent: StartAgent, store: ObjectStore, metadata: MetadataStore) -> None:
         self._dial, self._start_agent = dial, start_agent
         self._store, self._metadata = store, metadata
         self.agent: RunningAgent
@@ -74,11 +78,11 @@ class Pile:
     async def raise_to(self, files: int) -> None:
         """Commit files of the topic "old" until that many are live."""
         metadata, ids, now_ms = self._metadata, SystemIds(), SystemClock().wall_ms()
-        if "old" not in {topic.name for topic in await metadata.topics()}:
-            await metadata.create_topic("old", partitions=1, configs={})
+        if "old" not in {topic.name for topic in await metadata.agents.list_topics()}:
+            await metadata.agents.create_topic("old", partitions=1, configs={})
         [partition_id] = (await topic_named(metadata, "old")).partition_ids
-        lease = await metadata.register_agent(AgentAddress(host="127.0.0.1", port=1))
-        await metadata.unregister_agent(lease)  # so that no client is sent there; its epoch stands
+        lease = await metadata.agents.register_agent(AgentAddress(host="127.0.0.1", port=1))
+        await metadata.agents.unregister_agent(lease)  # so that no client is sent there; its epoch stands
         batch = L0Batch(
             partition_id=partition_id,
             position=0,
@@ -95,7 +99,7 @@ class Pile:
                 file_uuid=ids.uuid7(now_ms),
                 created_ms=now_ms,
             )
-            await metadata.commit_l0(
+            await metadata.agents.commit_l0(
                 CommitL0(lease=lease, seq=seq + 1, key=key, size_bytes=1000, crc32c=0, batches=[batch])
             )
         await until(lambda: live_files(self.agent) == files)
@@ -115,8 +119,8 @@ def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents.write.stall, "DELAY_MS_MAX", 800.0)
 
 
-async def topic_named(metadata: MetadataService, name: str) -> Topic:
-    return next(topic for topic in await metadata.topics() if topic.name == name)
+async def topic_named(metadata: MetadataStore, name: str) -> Topic:
+    return next(topic for topic in await metadata.agents.list_topics() if topic.name == name)
 
 
 @pytest.mark.usefixtures("short_delays")
@@ -199,7 +203,7 @@ async def test_who_is_held_back_is_answered_when_the_files_go(
     topic = await topic_named(pile._metadata, "old")
     # when: the log start of what piled up moves to its end, as retention and DeleteRecords will do it
     pile._metadata.database.partitions[topic.partition_ids[0]].log_start_offset = 95
-    pile._metadata._changed(ChangeKind.LOG_START_MOVED, topic, offsets={str(topic.partition_ids[0]): 95})
+    pile._metadata.agents._changed(ChangeKind.LOG_START_MOVED, topic, offsets={str(topic.partition_ids[0]): 95})
     assert await answer_of(raw) == (0, 0)
     assert time.monotonic() - started < 3, "the delay was 7 s"
     assert live_files(pile.agent) == 1

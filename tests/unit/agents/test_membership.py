@@ -8,20 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from agents.membership import CLOCK_APART_MS, NOTICE_MS, Membership
-from metadata.contract.service import (
-    BEAT_MS,
-    LEASE_MS,
-    AgentAddress,
-    AgentInfo,
-    MetadataUnavailableError,
-    SchemaMismatchError,
-    WentBackError,
-    WriterLease,
-)
+from metadata.contract.errors import MetadataUnavailableError, SchemaMismatchError, WentBackError
+from metadata.contract.leases import BEAT_MS, LEASE_MS, AgentAddress, AgentInfo, WriterLease
 from metadata.memory.store import MemoryDatabase, MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
+from tests.fixtures.metadata_parts import Part
 
 DAY_MS = 86_400_000
 
@@ -44,7 +37,7 @@ class TestClock(ManualClock):
                 await asyncio.sleep(0)
 
 
-class Away(MemoryMetadata):
+class Away(Part):
     away = False
     loses_every: int | None = None
     """That many beats: the last of them is lost."""
@@ -59,7 +52,7 @@ class Away(MemoryMetadata):
             raise SchemaMismatchError("too old")
         if self.halts:
             raise self.halts
-        return await super().register_agent(address)
+        return await self.inner.register_agent(address)
 
     async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
         self.beats += 1
@@ -67,14 +60,14 @@ class Away(MemoryMetadata):
             raise self.halts
         if Away.away or (self.loses_every is not None and self.beats % self.loses_every == 0):
             raise MetadataUnavailableError("away")
-        return await super().heartbeat(lease, draining=draining)
+        return await self.inner.heartbeat(lease, draining=draining)
 
     async def live_agents(self) -> Sequence[AgentInfo]:
         if self.halts:
             raise self.halts
         if Away.away or self.lists_nobody:
             raise MetadataUnavailableError("away")
-        return await super().live_agents()
+        return await self.inner.live_agents()
 
 
 async def joined(count: int, clock: TestClock) -> list[Membership]:
@@ -83,7 +76,7 @@ async def joined(count: int, clock: TestClock) -> list[Membership]:
     database = MemoryDatabase(cluster_id="c")
     members: list[Membership] = []
     for port in range(count):
-        metadata = Away(runtime=Runtime(clock=clock), database=database)
+        metadata = Away(MemoryMetadata(runtime=Runtime(clock=clock), database=database).agents)
         member = Membership(metadata=metadata, address=AgentAddress(host="h", port=port), runtime=Runtime(clock=clock))
         await member.join()
         await clock.pass_ms(700)
@@ -126,7 +119,7 @@ async def test_one_that_hears_that_it_may_not_go_on_says_so_wherever_it_hears_it
     told: list[Exception] = []
     member.on_fatal = told.append
     service = service_of(member)
-    await service.open()  # only then it hears announcements
+    service.listen()  # only then it hears announcements
     await clock.pass_ms(100)
     # when
     service.halts = reason
@@ -182,7 +175,7 @@ async def test_one_whose_beats_fail_now_and_then_hears_who_came_and_went(loses_e
     # when
     await other.leave()
     newcomer = Membership(
-        metadata=Away(runtime=Runtime(clock=clock), database=service_of(one).database),
+        metadata=Away(MemoryMetadata(runtime=Runtime(clock=clock), database=service_of(one).database).agents),
         address=AgentAddress(host="h", port=9),
         runtime=Runtime(clock=clock),
     )
@@ -269,25 +262,25 @@ async def test_a_registration_that_a_killed_predecessor_left_on_its_way_does_not
     clock, database = TestClock(), MemoryDatabase(cluster_id="c")
     address = AgentAddress(host="h", port=1)
 
-    class Overtaken(MemoryMetadata):
+    class Overtaken(Part):
         registrations = 0
         beats_lost = 0
 
         async def register_agent(self, address: AgentAddress) -> WriterLease:
-            lease = await super().register_agent(address)
+            lease = await self.inner.register_agent(address)
             self.registrations += 1
             if self.registrations == 1:
-                await super().register_agent(address)
+                await self.inner.register_agent(address)
             return lease
 
         async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
             if self.registrations > 1 and self.beats_lost < beats_lost:
                 self.beats_lost += 1
                 raise MetadataUnavailableError("lost")
-            return await super().heartbeat(lease, draining=draining)
+            return await self.inner.heartbeat(lease, draining=draining)
 
     member = Membership(
-        metadata=Overtaken(runtime=Runtime(clock=clock), database=database),
+        metadata=Overtaken(MemoryMetadata(runtime=Runtime(clock=clock), database=database).agents),
         address=address,
         runtime=Runtime(clock=clock),
     )
@@ -355,7 +348,7 @@ async def test_a_machine_that_slept_hears_from_the_store_that_its_lease_ran_out(
     store = TestClock()
     clock = AsleepClock(store)
     member = Membership(
-        metadata=MemoryMetadata(runtime=Runtime(clock=store)),
+        metadata=MemoryMetadata(runtime=Runtime(clock=store)).agents,
         address=AgentAddress(host="h", port=1),
         runtime=Runtime(clock=clock),
     )
@@ -390,7 +383,7 @@ async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_an
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     store = TestClock()
-    metadata, clock, metrics = MemoryMetadata(runtime=Runtime(clock=store)), WrongClock(store), Metrics()
+    metadata, clock, metrics = MemoryMetadata(runtime=Runtime(clock=store)).agents, WrongClock(store), Metrics()
     member = Membership(
         metadata=metadata, address=AgentAddress(host="h", port=1), runtime=Runtime(clock=clock, metrics=metrics)
     )
@@ -415,9 +408,9 @@ async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed()
     clock = TestClock()
     members = await joined(3, clock)
     services = [service_of(member) for member in members]
-    services.append(Away(runtime=Runtime(clock=clock), database=services[0].database))
+    services.append(Away(MemoryMetadata(runtime=Runtime(clock=clock), database=services[0].database).agents))
     for service in services:
-        await service.open()  # only then they hear announcements
+        service.listen()  # only then they hear announcements
     newcomer = Membership(metadata=services[-1], address=AgentAddress(host="h", port=9), runtime=Runtime(clock=clock))
     await newcomer.join()
     await clock.pass_ms(200)

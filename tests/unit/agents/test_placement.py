@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.placement import eligible, leader, leaders, weight, zone_of
-from metadata.contract.service import AgentAddress, AgentInfo
+from metadata.contract.leases import AgentAddress, AgentInfo
 
 TOPIC = UUID("018f2f6e-5a1b-7c3d-9e4f-1234567890ab")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compactor.loop import CompactorLoop, Pace
-from metadata.contract.service import MetadataUnavailableError, WentBackError
+from metadata.contract.errors import MetadataUnavailableError, WentBackError
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.metrics import Metrics

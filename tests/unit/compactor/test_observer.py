@@ -10,11 +10,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from compactor.compaction_metrics import largest_topics, show_no_sweep, show_nothing, show_view
 from compactor.observer import LABEL_CHARS_MAX, OBSERVE_INTERVAL_MS, REST_FACTOR, Observer
-from metadata.contract.observation import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
+from metadata.contract.operators import GroupLag, GroupLags, Observation, PostgresFigures, TableFigures
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import ManualClock
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
+from tests.fixtures.metadata_parts import Part
 from tests.fixtures.plan_views import a_partition, a_view, an_extent
 
 Samples = dict[tuple[str, ...], float]
@@ -46,11 +47,11 @@ POSTGRES = PostgresFigures(
 )
 
 
-class Store(MemoryMetadata):
+class Store(Part):
     """A metadata store with canned answers that take some time."""
 
     def __init__(self, clock: ManualClock, seen: GroupLags, *, took_ms: float = 10.0) -> None:
-        super().__init__(runtime=Runtime(clock=clock))
+        super().__init__(MemoryMetadata(runtime=Runtime(clock=clock)).operators)
         self.clock, self.took_ms, self.asked = clock, took_ms, 0
         agents = {"serving": 3, "draining": 1}
         self.seen = Observation(now_ms=5_000, agents=agents, compactors=2, lags=seen, postgres=POSTGRES)

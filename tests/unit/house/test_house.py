@@ -47,7 +47,7 @@ PIN = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+( ; .+)?")
 INTRUDERS = {
     "wire.intruder_with_a_loop": "import asyncio",
     "wire.intruder_upward": "import storage.objects",
-    "storage.intruder_sideways": "import metadata.contract.service",
+    "storage.intruder_sideways": "import metadata.contract.store",
     "agents.intruder_with_sql": "import sqlalchemy",
     "agents.intruder_with_kernels": "import wire.kernels.scan",
     "agents.intruder_to_the_front_door": "import siltstone.kafka.client",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.postgres.history import server_history
 from metadata.rules.history import History, ServerHistory
 from siltstone.ops.adoption import adopted_changes

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from metadata.contract.service import FileInfo, FileState, L0File, ProducerState, Watermarks
+from metadata.contract.files import FileInfo, FileState, L0File
+from metadata.contract.l0_commit import ProducerState
+from metadata.contract.topics import Watermarks
 from metadata.rules.invariants import (
     LiveExtent,
     Violation,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from metadata.contract.groups import GroupRecord, GroupSummary, GroupsView, OffsetPlace, StrayOffset
+from metadata.contract.groups import GroupRecord, GroupSummary, OffsetPlace
+from metadata.contract.operators import GroupsView, StrayOffset
 from metadata.rules.invariants_groups import check_grp_1, check_grp_2, check_grp_3
 from tests.contract.groups import member, record
 

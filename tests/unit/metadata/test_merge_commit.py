@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.contract.compaction import CleanedPartition, CommitMerge
+from metadata.contract.jobs import CleanedPartition, CommitMerge
 from metadata.rules.merge_commit import DEDUPED_TOLD_MAX, CleanedState, cleaned, merged_detail
 
 NOW_MS = 1_700_000_000_000

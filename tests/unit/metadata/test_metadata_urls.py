@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.memory.store import MemoryMetadata
 from metadata.postgres.connection import Seen, driver_url, went_back
 from metadata.postgres.store import PostgresMetadata

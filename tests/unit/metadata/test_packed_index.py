@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from metadata.rules.object_keys import key_hour, key_level
 from metadata.rules.packed_index import IndexRow, PackedIndexError, decode_index, encode_index
 from metadata.rules.results import ResultsError, decode_results, encode_results

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from metadata.contract.service import L0Batch
+from metadata.contract.l0_commit import L0Batch
 from metadata.rules.packed_index import IndexRow
 from metadata.rules.producer_state import (
     Judgement,

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from alembic.script import ScriptDirectory
 
-from metadata.contract.service import SchemaMismatchError
+from metadata.contract.errors import SchemaMismatchError
 from metadata.migrations.migrate import MigrationPlan, Step, alembic_config
 from metadata.migrations.schema_versions import Running, SchemaState, check_takes, revision_of, version_of
 from metadata.postgres.tables import SCHEMA_REVISION

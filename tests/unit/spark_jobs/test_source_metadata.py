@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from metadata.contract.compaction import Metadata
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.store import MetadataStore
 from runtime.clock import ManualClock
 from spark_jobs.source.metadata import FIRST_RETRY_MS, RETRY_MS, RETRY_WAIT_MS, MetadataThread
 
 NOBODY = "postgresql://nobody@127.0.0.1:1/silt"
 
 
-async def away(_metadata: Metadata) -> None:
+async def away(_metadata: MetadataStore) -> None:
     await asyncio.sleep(0)
     raise MetadataUnavailableError("away")
 

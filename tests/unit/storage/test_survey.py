@@ -12,7 +12,7 @@ from agents.read import surveys
 from agents.read.blocks import BlockReader
 from agents.read.cache import BLOCK_BYTES, BlockCache
 from agents.read.surveys import Surveys
-from metadata.contract.compaction import LeveledExtent
+from metadata.contract.leveled import LeveledExtent
 from runtime.metrics import Metrics
 from storage.format.flag_reason import with_written_crc, written_crc
 from storage.memory import MemoryStore

@@ -10,18 +10,21 @@ import pytest
 
 from agents.groups import offset_commits
 from agents.groups.offset_commits import OffsetCommits, grouped
+from metadata.contract.errors import MetadataUnavailableError
 from metadata.contract.groups import (
     GroupLease,
+    GroupMetadata,
     OffsetCommitBatch,
     OffsetCommitResult,
     OffsetPlace,
     OffsetToCommit,
 )
-from metadata.contract.service import AgentAddress, MetadataUnavailableError, WriterLease
+from metadata.contract.leases import AgentAddress, WriterLease
 from metadata.memory.store import MemoryMetadata
 from runtime.errors import BadInputError
 from runtime.metrics import Metrics
 from runtime.runtime import Runtime
+from tests.fixtures.metadata_parts import Part
 from wire.error_codes import ErrorCode
 
 A, B = (GroupLease(group_id=name, epoch=epoch) for name, epoch in (("a", 1), ("b", 2)))
@@ -45,11 +48,11 @@ def test_two_leases_of_one_group_are_two_batches() -> None:
     assert [batch.lease for batch in grouped([(A, [at(0, 1)]), (newer, [at(0, 2)])])] == [A, newer]
 
 
-class GatedMetadata(MemoryMetadata):
+class GatedGroups(Part):
     """Calls wait until the gate is open; then they fail with `failure`, if there is one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, inner: GroupMetadata) -> None:
+        super().__init__(inner)
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
@@ -62,22 +65,22 @@ class GatedMetadata(MemoryMetadata):
             raise self.failure
         if any("refused" in each.metadata for batch in batches for each in batch.offsets):
             raise BadInputError("a value that the store does not take")
-        return await super().commit_offsets(batches)
+        return await self.inner.commit_offsets(batches)
 
 
 class Scene:
-    def __init__(self, metadata: GatedMetadata, owner: WriterLease, topic_id: UUID) -> None:
-        self.metadata, self._owner, self.topic_id = metadata, owner, topic_id
+    def __init__(self, groups: GatedGroups, owner: WriterLease, topic_id: UUID) -> None:
+        self.groups, self._owner, self.topic_id = groups, owner, topic_id
         self.lost: list[tuple[GroupLease, ErrorCode]] = []
         self.metrics = Metrics()
         self.commits = OffsetCommits(
-            metadata=metadata,
+            metadata=groups,
             runtime=Runtime(metrics=self.metrics),
             on_lost=lambda lease, error: self.lost.append((lease, error)),
         )
 
     async def take(self, group_id: str) -> GroupLease:
-        taken = await self.metadata.take_group(group_id, owner=self._owner, create=True)
+        taken = await self.groups.take_group(group_id, owner=self._owner, create=True)
         assert taken is not None
         return taken.lease
 
@@ -88,23 +91,23 @@ class Scene:
         return at(partition, offset, topic_id=self.topic_id, metadata=metadata)
 
     async def stored(self, group_id: str) -> dict[int, int]:
-        offsets = await self.metadata.offsets(group_id)
+        offsets = await self.groups.offsets(group_id)
         return {place.partition: each.offset for place, each in offsets.items()}
 
 
-async def begun(metadata: GatedMetadata, calls: int) -> None:
+async def begun(groups: GatedGroups, calls: int) -> None:
     async with asyncio.timeout(5):
-        while len(metadata.calls) < calls:
+        while len(groups.calls) < calls:
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    metadata = GatedMetadata()
+    metadata = MemoryMetadata()
     await metadata.open()
-    owner = await metadata.register_agent(AgentAddress(host="h", port=1))
-    topic = await metadata.create_topic("t", partitions=4, configs={})
-    scene = Scene(metadata, owner, topic.topic_id)
+    owner = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
+    topic = await metadata.agents.create_topic("t", partitions=4, configs={})
+    scene = Scene(GatedGroups(metadata.groups), owner, topic.topic_id)
     scene.commits.start()
     yield scene
     await scene.commits.close()
@@ -116,7 +119,7 @@ async def test_what_comes_together_is_one_call_and_each_learns_what_came_of_its_
     outcomes = await asyncio.gather(
         scene.begin(a, scene.at(0, 7)), scene.begin(b, scene.at(0, 8), scene.at(9, 1)), scene.begin(a, scene.at(1, 9))
     )
-    assert len(scene.metadata.calls) == 1
+    assert len(scene.groups.calls) == 1
     missing = OffsetPlace(scene.topic_id, 9)
     assert [outcome.unknown for outcome in outcomes if isinstance(outcome, OffsetCommitResult)][1] == {missing}
     assert (await scene.stored("a"), await scene.stored("b")) == ({0: 7, 1: 9}, {0: 8})
@@ -128,22 +131,22 @@ async def test_a_call_takes_no_more_offsets_than_it_may(scene: Scene, monkeypatc
     two, whole = [scene.at(0, 1), scene.at(1, 1)], [scene.at(partition, 2) for partition in range(4)]
     commits = (scene.begin(a, *two), scene.begin(b, *two), scene.begin(b, scene.at(2, 1)), scene.begin(a, *whole))
     await asyncio.gather(*commits)
-    sizes = [[len(batch.offsets) for batch in call] for call in scene.metadata.calls]
+    sizes = [[len(batch.offsets) for batch in call] for call in scene.groups.calls]
     assert sizes == [[2], [3], [4]], "a request is never divided"
     assert await scene.stored("a") == dict.fromkeys(range(4), 2)
 
 
 async def test_what_comes_during_a_call_is_the_next_one(scene: Scene) -> None:
     lease = await scene.take("a")
-    scene.metadata.gate.clear()
+    scene.groups.gate.clear()
     first = scene.begin(lease, scene.at(0, 1))
-    await begun(scene.metadata, 1)
+    await begun(scene.groups, 1)
     later = [scene.begin(lease, scene.at(0, offset)) for offset in (2, 3)]
     await asyncio.sleep(0.03)
-    assert len(scene.metadata.calls) == 1, "one call is under way at a time"
-    scene.metadata.gate.set()
+    assert len(scene.groups.calls) == 1, "one call is under way at a time"
+    scene.groups.gate.set()
     await asyncio.gather(first, *later)
-    assert len(scene.metadata.calls) == 2
+    assert len(scene.groups.calls) == 2
     assert await scene.stored("a") == {0: 3}
 
 
@@ -160,16 +163,16 @@ async def test_a_fenced_lease_is_told_and_touches_no_other(scene: Scene) -> None
 async def test_after_a_doubt_nothing_more_is_written_under_that_lease(scene: Scene) -> None:
     # given: a call whose answer will be lost, and behind it a commit of the same group and one of another
     a, b = await scene.take("a"), await scene.take("b")
-    scene.metadata.gate.clear()
-    scene.metadata.failure = MetadataUnavailableError("the connection was lost")
+    scene.groups.gate.clear()
+    scene.groups.failure = MetadataUnavailableError("the connection was lost")
     doubtful = scene.begin(a, scene.at(0, 1))
-    await begun(scene.metadata, 1)
+    await begun(scene.groups, 1)
     behind, other = scene.begin(a, scene.at(0, 2)), scene.begin(b, scene.at(0, 3))
     await asyncio.sleep(0)
     # when
-    scene.metadata.gate.set()
+    scene.groups.gate.set()
     assert await doubtful is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    scene.metadata.failure = None
+    scene.groups.failure = None
     # then: what was lost might arrive behind the second, so the second is not sent
     assert await behind is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert isinstance(await other, OffsetCommitResult)
@@ -196,15 +199,15 @@ async def test_a_caller_who_goes_away_leaves_his_commit_to_be_written(scene: Sce
 
 async def test_a_group_is_settled_when_its_commits_have_their_outcome(scene: Scene) -> None:
     a, b = await scene.take("a"), await scene.take("b")
-    scene.metadata.gate.clear()
+    scene.groups.gate.clear()
     scene.begin(a, scene.at(0, 1))
-    await begun(scene.metadata, 1)
+    await begun(scene.groups, 1)
     async with asyncio.timeout(1):
         await scene.commits.settled(b.group_id)
     waiting = asyncio.create_task(scene.commits.settled(a.group_id))
     await asyncio.sleep(0.02)
     assert not waiting.done()
-    scene.metadata.gate.set()
+    scene.groups.gate.set()
     await waiting
     assert await scene.stored("a") == {0: 1}
 
@@ -212,11 +215,11 @@ async def test_a_group_is_settled_when_its_commits_have_their_outcome(scene: Sce
 async def test_above_the_bound_a_commit_is_told_to_come_again(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_commits, "BYTES_WAITING_MAX", 3 * offset_commits.OFFSET_BYTES)
     lease = await scene.take("a")
-    scene.metadata.gate.clear()
+    scene.groups.gate.clear()
     waiting = [scene.begin(lease, scene.at(partition, 1)) for partition in range(3)]
     await asyncio.sleep(0)
     assert await scene.commits.add(lease, [scene.at(3, 1)]) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    scene.metadata.gate.set()
+    scene.groups.gate.set()
     await asyncio.gather(*waiting)
     assert isinstance(await scene.commits.add(lease, [scene.at(3, 1)]), OffsetCommitResult)
     assert await scene.stored("a") == {0: 1, 1: 1, 2: 1, 3: 1}

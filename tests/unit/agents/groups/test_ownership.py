@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 
 from agents.groups.ownership import owner, weight
-from metadata.contract.service import AgentAddress, AgentInfo
+from metadata.contract.leases import AgentAddress, AgentInfo
 
 
 def agents(*node_ids: int) -> list[AgentInfo]:

@@ -13,8 +13,12 @@ from agents.tail.follower import Follower
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
-from metadata.contract.compaction import CommitMerge, FileClass, NewJob, OutputExtent, OutputFile
-from metadata.contract.service import AgentAddress, CommitL0, Committed, Cursor, L0Batch, Snapshot, Tail, WriterLease
+from metadata.contract.agents import AgentMetadata
+from metadata.contract.jobs import CommitMerge, NewJob, OutputExtent, OutputFile
+from metadata.contract.l0_commit import CommitL0, Committed, L0Batch
+from metadata.contract.leases import AgentAddress, WriterLease
+from metadata.contract.leveled import FileClass
+from metadata.contract.tail import Cursor, Snapshot, Tail
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.packed_index import iter_index
 from runtime.clock import SystemClock
@@ -23,22 +27,23 @@ from runtime.logging import About, log_context
 from runtime.runtime import Runtime
 from storage.keys import file_key
 from tests.fixtures.log_lines import LogLines
+from tests.fixtures.metadata_parts import Part
 
 NOW_MS = SystemClock().wall_ms()
 
 
-class Gated(MemoryMetadata):
+class Gated(Part):
     """Answers are read at once and handed over when the gate opens; the next tail can be made a cold one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, inner: AgentMetadata) -> None:
+        super().__init__(inner)
         self.gate = asyncio.Event()
         self.gate.set()
         self.cold = False
         self.tails = 0
 
     async def snapshot(self) -> Snapshot:
-        answer = await super().snapshot()
+        answer = await self.inner.snapshot()
         await self.gate.wait()
         return answer
 
@@ -47,7 +52,7 @@ class Gated(MemoryMetadata):
         if self.cold:
             self.cold = False
             return Tail(files=(), changes=(), cursor=cursor, cold=True)
-        answer = await super().tail(cursor)
+        answer = await self.inner.tail(cursor)
         await self.gate.wait()
         return answer
 
@@ -55,10 +60,11 @@ class Gated(MemoryMetadata):
 class Following:
     """A follower without its loop: the test says when it polls."""
 
-    def __init__(self, metadata: Gated) -> None:
-        self.metadata, self.index, self.topic_cache = metadata, LogIndex(), TopicCache()
+    def __init__(self, metadata: MemoryMetadata) -> None:
+        self.compactors, self.index, self.topic_cache = metadata.compactors, LogIndex(), TopicCache()
+        self.metadata = Gated(metadata.agents)
         self.follower = Follower(
-            metadata=metadata,
+            metadata=self.metadata,
             topic_cache=self.topic_cache,
             index=self.index,
             parked_readers=ParkedReaders(),
@@ -92,10 +98,10 @@ def _fail(error: Exception) -> None:
 
 
 async def following() -> Following:
-    metadata = Gated()
-    await metadata.create_topic("t", partitions=1, configs={})
+    metadata = MemoryMetadata()
+    await metadata.agents.create_topic("t", partitions=1, configs={})
     started = Following(metadata)
-    started.lease = await metadata.register_agent(AgentAddress(host="h", port=1))
+    started.lease = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
     await started.follower.start()
     return started
 
@@ -219,10 +225,10 @@ async def test_polls_never_overlap_so_that_changes_are_taken_in_in_their_order()
 
 async def merge(agent: Following, *file_ids: int) -> None:
     """As the compactor does, of records that nobody reads: the output covers what the inputs hold."""
-    metadata = agent.metadata
-    lease = await metadata.register_compactor("c")
-    await metadata.create_job(NewJob(kind="level", spec={}, l0_file_ids=file_ids, limit_ms=60_000))
-    claimed = await metadata.claim_job(lease)
+    compactors = agent.compactors
+    lease = await compactors.register_compactor("c")
+    await compactors.create_job(NewJob(kind="level", spec={}, l0_file_ids=file_ids, limit_ms=60_000))
+    claimed = await compactors.claim_job(lease)
     assert claimed is not None
     rows = [row for file in claimed.l0_files for row in iter_index(file.index)]
     extents = [
@@ -253,7 +259,7 @@ async def merge(agent: Following, *file_ids: int) -> None:
         extents=extents,
     )
     covered = [(row.base_offset, row.last_offset) for row in rows]
-    await metadata.commit_merge(
+    await compactors.commit_merge(
         CommitMerge(job_id=claimed.job.job_id, epoch=claimed.job.epoch, outputs=[output], covered={1: covered})
     )
 

@@ -9,22 +9,24 @@ import pytest
 
 from agents.tail import fresh_watermarks as fresh
 from agents.tail.fresh_watermarks import FreshWatermarks
-from metadata.contract.service import MetadataUnavailableError, Watermarks
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Watermarks
 from metadata.memory.store import MemoryMetadata
+from tests.fixtures.metadata_parts import Part
 
 
-class Slow(MemoryMetadata):
+class Slow(Part):
     """Each read takes the state when it begins, and answers when it is let go."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(MemoryMetadata().agents)
         self.reads: list[Sequence[int]] = []
         self.go = asyncio.Semaphore(0)
         self.failure: Exception | None = None
 
     async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
         self.reads.append(partition_ids)
-        answer = await super().watermarks(partition_ids)
+        answer = await self.inner.watermarks(partition_ids)
         await self.go.acquire()
         if self.failure is not None:
             raise self.failure

@@ -7,7 +7,8 @@ from uuid import UUID, uuid4
 
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import GONE_MAX, LINE_BYTES_MAX, TopicIds
-from metadata.contract.service import MetadataUnavailableError, Topic
+from metadata.contract.errors import MetadataUnavailableError
+from metadata.contract.topics import Topic
 from wire.schema import ZERO_UUID
 
 KNOWN, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.write.seal import seal
 from agents.write.submission import PendingBatch, Submission
-from metadata.contract.service import BatchResult
+from metadata.contract.l0_commit import BatchResult
 from storage.format.file_format import read_file
 from wire.batch import crc_matches, iter_headers, read_header
 from wire.crc import JOINED_BYTES_MIN, crc32c

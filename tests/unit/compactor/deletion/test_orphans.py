@@ -19,7 +19,7 @@ from compactor.deletion.orphans import (
     orphans_allowed,
     writers_patience_ms,
 )
-from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
 from runtime.ids import SystemIds
 from storage.keys import file_key
 from storage.objects import ObjectStat

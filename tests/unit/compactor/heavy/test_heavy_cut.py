@@ -18,19 +18,18 @@ from compactor.heavy.cut import cut, may_go_on
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.units import HeavyPlan, PlanError, UnitKind, decode_plan
 from compactor.planning.spec import GIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PartitionSpec
-from metadata.contract.compaction import (
+from metadata.contract.jobs import (
     ClaimedJob,
     CleanedPartition,
-    FileClass,
     InputPartition,
     JobState,
     L0Input,
-    LeveledExtent,
     MergeJob,
     OutputExtent,
     OutputFile,
 )
-from metadata.contract.service import WriterLease
+from metadata.contract.leases import WriterLease
+from metadata.contract.leveled import FileClass, LeveledExtent
 from storage.keys import file_key
 
 NOW_MS = 1_700_000_000_000

@@ -17,8 +17,9 @@ from compactor.heavy.stored import load_plan, store_plan, store_time_ms, stored_
 from compactor.heavy.units import HeavyPlan, PlanError, Unit
 from compactor.merging.execute import Progress
 from compactor.worker import StoppedError
-from metadata.contract.compaction import PAST_LIMIT, JobLostError, JobState
-from metadata.contract.service import Topic
+from metadata.contract.jobs import JobLostError, JobState
+from metadata.contract.topics import Topic
+from metadata.rules.jobs import PAST_LIMIT
 from runtime.clock import ManualClock
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
@@ -61,7 +62,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     one, two = await plain(system), await keyed(system)
     (compacted,) = two.partition_ids
     job_id = await system.merge_all(one, two, deduped=[compacted])
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     claimed = await system.claim(lease)
     # what the embedded engine would have committed
     by_hand = await system.embedded(lease).run(claimed)
@@ -69,7 +70,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     seen: list[Progress] = []
 
     commit = await system.engine(lease, submitter).run(claimed, progress=seen.append)
-    committed = await system.metadata.commit_merge(commit)
+    committed = await system.metadata.compactors.commit_merge(commit)
 
     assert {id_: list(ranges) for id_, ranges in commit.covered.items()} == by_hand.covered
     assert list(commit.cleaned) == list(by_hand.cleaned)
@@ -80,7 +81,7 @@ async def test_units_in_any_order_some_twice_some_dying_make_one_merge_as_the_em
     for partition_id in one.partition_ids:
         assert await system.records(partition_id) == system.written[partition_id]
     assert await system.records(compacted) == latest(system.written[compacted])
-    done = await system.metadata.job(job_id)
+    done = await system.metadata.compactors.job(job_id)
     assert done is not None
     assert (done.state, done.result["engine"]) == (JobState.DONE, "in-process")
     assert len(submitter.tokens) == 1
@@ -94,9 +95,9 @@ async def test_a_partition_with_more_keys_than_the_buffer_holds_is_left_with_one
     topic = await keyed(system)
     (compacted,) = topic.partition_ids
     await system.merge_all(topic, deduped=[compacted])
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     commit = await system.engine(lease, system.submitter(), keys_max=3).run(await system.claim(lease))
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
     assert await system.records(compacted) == latest(system.written[compacted])
     assert (commit.summary["clears"], commit.cleaned[0].passes_needed) == (0, 4)
 
@@ -104,12 +105,12 @@ async def test_a_partition_with_more_keys_than_the_buffer_holds_is_left_with_one
 async def test_small_merges_and_those_of_l0_files_stay_in_the_process(system: HeavySystem) -> None:
     topic = await plain(system)
     await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     submitter = system.submitter()
     claimed = await system.claim(lease)
     engine = system.engine(lease, submitter, bytes_min=1 << 30)
     assert not engine.takes(claimed)
-    await system.metadata.commit_merge(await engine.run(claimed))
+    await system.metadata.compactors.commit_merge(await engine.run(claimed))
     assert submitter.tokens == []
     heavy = system.engine(lease, submitter)
     assert heavy.takes(claimed)
@@ -121,13 +122,13 @@ async def test_what_retention_takes_while_units_run_is_trimmed_by_the_commit(sys
     topic = await plain(system)
     first, second = topic.partition_ids
     await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     submitter = system.submitter()
     claimed = await system.claim(lease)
     commit = await system.engine(lease, submitter).run(claimed)
-    await system.metadata.delete_records(first, 40)
-    await system.metadata.delete_topic((await system.topic("other")).topic_id)
-    committed = await system.metadata.commit_merge(commit)
+    await system.metadata.agents.delete_records(first, 40)
+    await system.metadata.agents.delete_topic((await system.topic("other")).topic_id)
+    committed = await system.metadata.compactors.commit_merge(commit)
     assert committed.trimmed_extents > 0
     assert [each for each in await system.records(first) if each[0] >= 40] == system.written[first][40:]
     assert await system.records(second) == system.written[second]
@@ -143,7 +144,7 @@ async def test_a_killed_compactors_finished_units_are_in_the_commit_of_the_one_t
     (compacted,) = two.partition_ids
     job_id = await system.merge_all(one, two, deduped=[compacted])
     # given a compactor that dies when half of the units are done, and its driver with it
-    dead = await system.metadata.register_compactor("dead")
+    dead = await system.metadata.compactors.register_compactor("dead")
     with pytest.raises(UnitsMissingError):
         await system.engine(dead, system.submitter(units_max=3)).run(await system.claim(dead))
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
@@ -152,10 +153,10 @@ async def test_a_killed_compactors_finished_units_are_in_the_commit_of_the_one_t
     system.clock.advance_ms(JOB_LEASE_MS + 1)
 
     # when another compactor claims the job
-    again = await system.metadata.register_compactor("again")
+    again = await system.metadata.compactors.register_compactor("again")
     claimed = await system.claim(again)
     commit = await system.engine(again, system.submitter()).run(claimed)
-    committed = await system.metadata.commit_merge(commit)
+    committed = await system.metadata.compactors.commit_merge(commit)
 
     # then it continues with that plan: finished units are used as they are
     assert (claimed.job.epoch, commit.epoch, commit.commit_by_ms) == (2, 2, plan.commit_by_ms)
@@ -177,7 +178,7 @@ async def test_a_driver_that_ends_too_soon_is_followed_by_another_under_a_token_
 ) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     submitter = system.submitter(units_max=3)
     with pytest.raises(UnitsMissingError, match="driver failed: TaskDiedError"):
         await system.engine(lease, submitter).run(await system.claim(lease))
@@ -186,49 +187,49 @@ async def test_a_driver_that_ends_too_soon_is_followed_by_another_under_a_token_
     # and the next claim submits the same drivers with the same tokens
     system.clock.advance_ms(JOB_LEASE_MS + 1)
     submitter.units_max = None
-    await system.metadata.commit_merge(await system.engine(lease, submitter).run(await system.claim(lease)))
+    await system.metadata.compactors.commit_merge(await system.engine(lease, submitter).run(await system.claim(lease)))
     assert submitter.tokens[3] == submitter.tokens[0]
 
 
 async def test_a_driver_that_fails_behind_the_last_manifest_has_done_its_work(system: HeavySystem) -> None:
     topic = await plain(system)
     await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     submitter = system.submitter(units_max=10_000)  # it fails at its end
     commit = await system.engine(lease, submitter).run(await system.claim(lease))
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
     assert len(submitter.tokens) == 1
 
 
 async def test_a_plan_whose_time_is_nearly_over_is_not_gone_on_with(system: HeavySystem) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    first = await system.metadata.register_compactor("first")
+    first = await system.metadata.compactors.register_compactor("first")
     with pytest.raises(UnitsMissingError):
         await system.engine(first, system.submitter(units_max=3)).run(await system.claim(first))
     system.clock.advance_ms(0.9 * LIMIT_MS)
-    second = await system.metadata.register_compactor("second")
+    second = await system.metadata.compactors.register_compactor("second")
     commit = await system.engine(second, system.submitter()).run(await system.claim(second))
     assert len(await stored_plans(system.store, job_id, cluster_id=system.cluster_id)) == 2
     assert {parse_file_key(file.key).writer_id for file in commit.outputs} == {second.writer_id}
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
 
 
 async def test_past_the_time_of_the_first_claim_nothing_is_committed(system: HeavySystem) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    first = await system.metadata.register_compactor("first")
+    first = await system.metadata.compactors.register_compactor("first")
     with pytest.raises(UnitsMissingError):
         await system.engine(first, system.submitter(units_max=3)).run(await system.claim(first))
     system.clock.advance_ms(0.5 * LIMIT_MS)
-    second = await system.metadata.register_compactor("second")
+    second = await system.metadata.compactors.register_compactor("second")
     claimed = await system.claim(second)
     commit = await system.engine(second, system.submitter()).run(claimed)
     system.clock.advance_ms(0.6 * LIMIT_MS)  # within the time of the second claim
     assert system.clock.wall_ms() < (claimed.job.deadline_ms or 0)
     with pytest.raises(JobLostError, match="limit"):
-        await system.metadata.commit_merge(commit)
-    failed = await system.metadata.job(job_id)
+        await system.metadata.compactors.commit_merge(commit)
+    failed = await system.metadata.compactors.job(job_id)
     assert failed is not None
     assert (failed.state, failed.error) == (JobState.FAILED, PAST_LIMIT)
     assert {each.level for each in await system.extents(topic.partition_ids[0])} == {1}
@@ -237,15 +238,15 @@ async def test_past_the_time_of_the_first_claim_nothing_is_committed(system: Hea
 async def test_two_compactors_on_one_job_use_one_plan_and_one_of_them_commits(system: HeavySystem) -> None:
     topic = await plain(system)
     job_id = await system.merge_all(topic)
-    sleepy, awake = [await system.metadata.register_compactor(name) for name in ("sleepy", "awake")]
+    sleepy, awake = [await system.metadata.compactors.register_compactor(name) for name in ("sleepy", "awake")]
     claimed = await system.claim(sleepy)
     late = await system.engine(sleepy, system.submitter(twice=1.0)).run(claimed)
     system.clock.advance_ms(JOB_LEASE_MS + 1)
     again = await system.engine(awake, system.submitter(twice=1.0)).run(await system.claim(awake))
     assert (again.outputs, again.commit_by_ms) == (late.outputs, late.commit_by_ms)
     with pytest.raises(JobLostError):
-        await system.metadata.commit_merge(late)
-    await system.metadata.commit_merge(again)
+        await system.metadata.compactors.commit_merge(late)
+    await system.metadata.compactors.commit_merge(again)
     assert await system.records(topic.partition_ids[0]) == system.written[topic.partition_ids[0]]
     assert len(await stored_plans(system.store, job_id, cluster_id=system.cluster_id)) == 1
 
@@ -253,7 +254,7 @@ async def test_two_compactors_on_one_job_use_one_plan_and_one_of_them_commits(sy
 async def test_a_compactor_that_is_told_to_stop_cancels_its_driver(system: HeavySystem) -> None:
     topic = await plain(system)
     await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     stopping = False
 
     def stop(*_: object) -> None:
@@ -276,7 +277,7 @@ async def test_a_compactor_that_is_told_to_stop_cancels_its_driver(system: Heavy
 async def planned(system: HeavySystem, **options: Any) -> tuple[HeavyPlan, str]:
     """A heavy job of a plain topic whose driver never did anything."""
     job_id = await system.merge_all(await plain(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     with pytest.raises(UnitsMissingError):
         await system.engine(lease, system.submitter(units_max=0), **options).run(await system.claim(lease))
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
@@ -305,7 +306,7 @@ async def test_a_manifest_that_disagrees_ends_the_merge_and_nothing_is_committed
         number = 0
     await system.store.put_if_absent(unit_key(plan.job_id, plan.fingerprint, number), body, crc32c=crc32c(body))
     system.clock.advance_ms(JOB_LEASE_MS + 1)
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     submitter = system.submitter()
     with pytest.raises(ManifestMismatchError):
         await system.engine(lease, submitter).run(await system.claim(lease))
@@ -351,7 +352,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     topic = await plain(system)
     job_id = await system.merge_all(topic)
     # given a compactor that died with its driver, with units done and files of lost tries
-    dead = await system.metadata.register_compactor("dead")
+    dead = await system.metadata.compactors.register_compactor("dead")
     with pytest.raises(UnitsMissingError):
         submitter = system.submitter(units_max=4, dies=0.5, chance=random.Random(2))
         await system.engine(dead, submitter).run(await system.claim(dead))
@@ -359,7 +360,7 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     kept = {file.key for stored in (await manifests(system, plan)).values() for file in decode_result(stored).outputs}
     written = await system.keys("l2/")
     assert kept < written  # lost tries left something too
-    await system.metadata.unregister_compactor(dead)  # the job is ready, and no compactor holds it
+    await system.metadata.compactors.unregister_compactor(dead)  # the job is ready, and no compactor holds it
     system.clock.advance_ms(0.3 * LIMIT_MS)
 
     # when the janitor comes
@@ -368,9 +369,9 @@ async def test_files_of_lost_tries_are_swept_and_those_of_finished_units_spared_
     await janitor.sweep()
     assert await system.keys("l2/") == written
     # then the next compactor continues with the finished units, and commits
-    again = await system.metadata.register_compactor("again")
+    again = await system.metadata.compactors.register_compactor("again")
     commit = await system.engine(again, system.submitter(dies=0.3)).run(await system.claim(again))
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
     live = {file.key for file in commit.outputs}
     assert kept <= live
     # and when the job is over, the lost files go a while later, the plan and manifests too
@@ -390,7 +391,7 @@ async def test_while_a_plan_of_a_live_job_cannot_be_read_no_merges_file_goes(sys
     await system.store.delete_many([key])
     body = zstandard.ZstdCompressor().compress(b'{"version": 99}')
     await system.store.put_if_absent(key, body, crc32c=crc32c(body))
-    await system.metadata.unregister_compactor(plan.lease)
+    await system.metadata.compactors.unregister_compactor(plan.lease)
     system.clock.advance_ms(HOUR_MS)
     assert (await system.janitor().sweep_orphans()).deleted == 0
     assert await system.keys("l2/")

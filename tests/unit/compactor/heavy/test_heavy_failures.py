@@ -22,8 +22,9 @@ from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress
 from compactor.merging.kway_merge import MergeInputError
 from compactor.worker import Worker, WorkerMemory
-from metadata.contract.compaction import JobState, LeveledExtent
-from metadata.contract.service import Topic
+from metadata.contract.jobs import JobState
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.topics import Topic
 from storage.keys import failed_key
 from storage.objects import StoreUnavailableError
 from tests.fixtures.heavy_merges import JOB_KINDS, HeavySystem
@@ -47,7 +48,7 @@ async def topic_of(system: HeavySystem, files: int = 6) -> Topic:
 async def failed_plan(system: HeavySystem) -> HeavyPlan:
     """The plan of a job whose driver never did anything."""
     job_id = await system.merge_all(await topic_of(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     with pytest.raises(UnitsMissingError):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
@@ -55,7 +56,7 @@ async def failed_plan(system: HeavySystem) -> HeavyPlan:
 
 
 async def trouble(system: HeavySystem, inputs: Sequence[LeveledExtent]) -> dict[int, str]:
-    view = await system.metadata.compaction_view()
+    view = await system.metadata.compactors.compaction_view()
     wanted = {each.file_id for each in inputs}
     return {each.file_id: each.trouble for each in view.files if each.file_id in wanted and each.trouble}
 
@@ -68,7 +69,7 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
     lost = inputs[2]
     job_id = await system.merge_all(topic, deduped=() if how == "copied" else topic.partition_ids)
     await system.store.delete_many([lost.key])
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     submitter = system.submitter()
     options = {"keyed_unit_bytes": 1} if how == "deduped in slices" else {}
     worker = Worker(
@@ -81,7 +82,7 @@ async def test_a_missing_input_fails_the_job_at_once_with_that_file_to_blame(sys
     # when a compactor runs it on the cluster
     assert await worker.work(JOB_KINDS)
     # then one driver was enough, the job has failed with the reason, and only that file rests
-    job = await system.metadata.job(job_id)
+    job = await system.metadata.compactors.job(job_id)
     assert job is not None
     assert job.state is JobState.FAILED
     assert lost.key in job.error and "is not in the object store" in job.error and job.error.startswith("unit ")
@@ -99,13 +100,15 @@ async def test_a_failure_of_a_unit_that_another_try_has_done_says_nothing(system
                 raise MergeInputError("as if it were gone", file_ids=[lost.file_id])
     assert len(await stored_failures(system.store, plan)) == len(plan.units)
     system.clock.advance_ms(10_001)
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     # while units are missing and drivers die, that is the error; with all units done there is none
     with pytest.raises(MergeInputError, match="unit 0: as if it were gone"):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
-    await system.metadata.unregister_compactor(lease)
-    lease = await system.metadata.register_compactor("c")
-    await system.metadata.commit_merge(await system.engine(lease, system.submitter()).run(await system.claim(lease)))
+    await system.metadata.compactors.unregister_compactor(lease)
+    lease = await system.metadata.compactors.register_compactor("c")
+    await system.metadata.compactors.commit_merge(
+        await system.engine(lease, system.submitter()).run(await system.claim(lease))
+    )
 
 
 async def test_what_another_try_may_heal_leaves_no_failure_and_of_two_failures_the_first_stays(
@@ -160,7 +163,7 @@ async def test_a_failure_that_is_none_of_the_plan_is_refused(system: HeavySystem
 
 async def test_a_merge_elsewhere_says_who_runs_it_and_how_many_units_are_done(system: HeavySystem) -> None:
     await system.merge_all(await topic_of(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     seen: list[Progress] = []
     commit = await system.engine(lease, system.submitter()).run(await system.claim(lease), progress=seen.append)
     units = commit.summary["units"]

@@ -21,8 +21,10 @@ from compactor.heavy.submitter import Phase, SubmissionState
 from compactor.heavy.units import HeavyPlan, PlanError, decode_plan, load_json
 from compactor.merging.memory_gate import MemoryGate
 from compactor.worker import Worker, WorkerMemory
-from metadata.contract.compaction import JobLostError, JobState
-from metadata.contract.service import FileState, Topic, WriterLease
+from metadata.contract.files import FileState
+from metadata.contract.jobs import JobLostError, JobState
+from metadata.contract.leases import WriterLease
+from metadata.contract.topics import Topic
 from runtime.ids import SystemIds
 from runtime.runtime import Runtime
 from storage.keys import unit_key
@@ -50,13 +52,13 @@ async def plain(system: HeavySystem, *, files: int = 5) -> Topic:
 async def out_of_time(system: HeavySystem, topic: Topic) -> WriterLease:
     """A job with some units not done, failed because its time limit was over."""
     job_id = await system.merge_all(topic)
-    lease = await system.metadata.register_compactor("slow")
+    lease = await system.metadata.compactors.register_compactor("slow")
     claimed = await system.claim(lease)
     with pytest.raises(UnitsMissingError):
         await system.engine(lease, system.submitter(units_max=ALLOWED + 3), unit_bytes=1).run(claimed)
     system.clock.advance_ms(LIMIT_MS + 1)
     with pytest.raises(JobLostError):
-        await system.metadata.beat_job(job_id, claimed.job.epoch)
+        await system.metadata.compactors.beat_job(job_id, claimed.job.epoch)
     assert len(await system.keys("l2/")) == ALLOWED + 3
     return lease
 
@@ -78,7 +80,7 @@ async def test_it_is_swept_also_when_the_merge_was_planned_anew_and_its_inputs_a
     lease = await out_of_time(system, topic)
     await system.merge_all(topic)
     commit = await system.engine(lease, system.submitter()).run(await system.claim(lease))
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
     system.clock.advance_ms(HOUR_MS)
     janitor = system.janitor(orphan_refuse_files=ALLOWED)
     await janitor.sweep()
@@ -140,7 +142,7 @@ def test_a_file_is_a_copy_where_each_of_its_inputs_is_accounted_for(
 
 async def planned(system: HeavySystem, *, units_max: int = 0) -> HeavyPlan:
     job_id = await system.merge_all(await plain(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     with pytest.raises(UnitsMissingError):
         await system.engine(lease, system.submitter(units_max=units_max)).run(await system.claim(lease))
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
@@ -211,7 +213,7 @@ async def test_a_driver_is_left_to_whoever_claimed_the_job_since_and_cancelled_w
     system: HeavySystem,
 ) -> None:
     await system.merge_all(await plain(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     stuck = Stuck(system.store, system.clock, system.ids)
     claimed = await system.claim(lease)
     asked = 0
@@ -239,15 +241,15 @@ async def test_the_error_of_a_merge_that_was_ended_by_its_limit_says_what_its_dr
     system: HeavySystem,
 ) -> None:
     job_id = await system.merge_all(await plain(system))
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     stuck = Stuck(system.store, system.clock, system.ids)
     await worker(system, lease, stuck).work_on(job_id)
-    failed = await system.metadata.job(job_id)
+    failed = await system.metadata.compactors.job(job_id)
     assert failed is not None and failed.state is JobState.FAILED
     assert "past its time limit" in failed.error
     assert failed.error.endswith("Connection refused: spark://there:7077")
     with pytest.raises(UnitsMissingError, match="time of the plan was over; Connection refused"):
-        await system.merge_all(topic := (await system.metadata.topics())[0])
+        await system.merge_all(topic := (await system.metadata.agents.list_topics())[0])
         await system.engine(lease, stuck).run(await system.claim(lease))
     assert topic.name == "plain"
 
@@ -264,15 +266,15 @@ def worker(system: HeavySystem, lease: WriterLease, submitter: InProcessSubmitte
 
 async def test_a_merge_of_which_nothing_is_left_is_committed_without_a_cluster(system: HeavySystem) -> None:
     plan = await planned(system, units_max=2)
-    await system.metadata.give_back_job(plan.job_id, 1)
-    (topic,) = await system.metadata.topics()
-    await system.metadata.delete_topic(topic.topic_id)
-    lease = await system.metadata.register_compactor("b")
+    await system.metadata.compactors.give_back_job(plan.job_id, 1)
+    (topic,) = await system.metadata.agents.list_topics()
+    await system.metadata.agents.delete_topic(topic.topic_id)
+    lease = await system.metadata.compactors.register_compactor("b")
     submitter = system.submitter()
     commit = await system.engine(lease, submitter).run(await system.claim(lease))
-    await system.metadata.commit_merge(commit)
+    await system.metadata.compactors.commit_merge(commit)
     assert (submitter.tokens, commit.outputs) == ([], ())
-    done = await system.metadata.job(plan.job_id)
+    done = await system.metadata.compactors.job(plan.job_id)
     assert done is not None and done.state is JobState.DONE
 
 
@@ -339,8 +341,8 @@ async def test_an_output_that_is_not_the_object_of_its_manifest_is_not_committed
     key, body = unit_key(plan.job_id, plan.fingerprint, 0), wrong.encode()
     await system.store.delete_many([key])
     await system.store.put_if_absent(key, body, crc32c=crc32c(body))
-    await system.metadata.give_back_job(plan.job_id, 1)
-    lease = await system.metadata.register_compactor("b")
+    await system.metadata.compactors.give_back_job(plan.job_id, 1)
+    lease = await system.metadata.compactors.register_compactor("b")
     with pytest.raises(ManifestMismatchError, match="is not the object that"):
         await system.engine(lease, system.submitter()).run(await system.claim(lease))
 

@@ -13,7 +13,8 @@ from compactor.heavy.stored import stored_plans
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.kway_merge import InputUnavailableError, MergeInputError
 from compactor.worker import Worker, WorkerMemory
-from metadata.contract.compaction import JobState, LeveledExtent
+from metadata.contract.jobs import JobState
+from metadata.contract.leveled import LeveledExtent
 from metadata.rules.jobs import GIVE_BACKS_MAX, UNREADABLE_RETRY_MS
 from storage.objects import StoreUnavailableError
 from storage.wrappers.wrapper import WrappedStore
@@ -64,10 +65,10 @@ async def job_of(system: HeavySystem, how: str = "copied") -> tuple[int, list[Le
 async def given_up_plan(system: HeavySystem) -> HeavyPlan:
     """The plan of a job whose driver never did anything."""
     job_id, _ = await job_of(system)
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     with pytest.raises(UnitsMissingError):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
-    await system.metadata.unregister_compactor(lease)
+    await system.metadata.compactors.unregister_compactor(lease)
     (plan,) = await stored_plans(system.store, job_id, cluster_id=system.cluster_id)
     return plan
 
@@ -83,7 +84,7 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
     # given a job with one input that exists and cannot be read
     job_id, inputs = await job_of(system, how)
     deny(system, inputs[2])
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     worker = Worker(
         metadata=system.metadata,
         engine=system.engine(lease, system.submitter(), **({} if how == "copied" else {"keyed_unit_bytes": 1})),
@@ -94,14 +95,14 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
     # when it is claimed as often as a job may be given back
     for _ in range(GIVE_BACKS_MAX):
         system.clock.advance_ms(60_000)
-        await system.metadata.beat_compactor(lease)
+        await system.metadata.compactors.beat_compactor(lease)
         with pytest.raises(InputUnavailableError, match="cannot be read now: 403"):
             await worker.work_on(job_id)
     # then it has failed with the reason, and only that file rests, as after a merge in the compactor itself
-    job = await system.metadata.job(job_id)
+    job = await system.metadata.compactors.job(job_id)
     assert job is not None and job.state is JobState.FAILED
     assert job.error.startswith("unit ") and inputs[2].key in job.error
-    view = await system.metadata.compaction_view()
+    view = await system.metadata.compactors.compaction_view()
     rests = {each.file_id: each.trouble_until_ms - view.now_ms for each in view.files if each.trouble}
     assert list(rests) == [inputs[2].file_id]
     assert UNREADABLE_RETRY_MS - 60_000 < rests[inputs[2].file_id] <= UNREADABLE_RETRY_MS
@@ -110,14 +111,14 @@ async def test_an_input_that_can_never_be_read_is_left_alone_after_so_many_tries
 async def test_an_input_that_can_be_read_again_is_nobodys_trouble(system: HeavySystem) -> None:
     _, inputs = await job_of(system)
     deny(system, inputs[2])
-    lease = await system.metadata.register_compactor("a")
+    lease = await system.metadata.compactors.register_compactor("a")
     claimed = await system.claim(lease)
     with pytest.raises(InputUnavailableError) as raised:
         await system.engine(lease, system.submitter()).run(claimed)
     assert raised.value.file_ids == (inputs[2].file_id,)
     # when the next try finishes units that had left a note
     deny(system)
-    await system.metadata.commit_merge(await system.engine(lease, system.submitter()).run(claimed))
+    await system.metadata.compactors.commit_merge(await system.engine(lease, system.submitter()).run(claimed))
 
 
 async def test_files_are_blamed_for_units_that_are_still_missing_alone(system: HeavySystem) -> None:
@@ -130,7 +131,7 @@ async def test_files_are_blamed_for_units_that_are_still_missing_alone(system: H
                 raise InputUnavailableError("away", file_ids=[file_id])
     assert await stored_failures(system.store, plan) == []
     assert [each.file_ids for each in await stored_unread(system.store, plan)] == [(first,), (second,)]
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     claimed = await system.claim(lease)
 
     async def blamed() -> tuple[int, ...]:
@@ -156,7 +157,7 @@ async def test_a_failure_for_good_counts_before_and_behind_an_input_that_could_n
         with pytest.raises(type(error)):
             async with failure_told(system.store, plan, 0):
                 raise error
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     with pytest.raises(MergeInputError, match="unit 0: gone") as raised:
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
     assert raised.value.file_ids == (plan.extents[1].file_id,)
@@ -170,7 +171,7 @@ async def test_a_failure_of_a_unit_that_was_done_since_does_not_end_the_merge_wh
         async with failure_told(system.store, plan, 0):
             raise UnitFailedError("a host of an older release")
     await done_by_hand(system, plan, 0)
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     with pytest.raises(UnitsMissingError, match=f"1 of {len(plan.units)} units"):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))
 
@@ -185,6 +186,6 @@ async def test_failures_of_units_done_since_take_no_room_among_those_that_are_re
             async with failure_told(system.store, plan, unit):
                 raise UnitFailedError(f"failed {unit}")
     await done_by_hand(system, plan, 0)
-    lease = await system.metadata.register_compactor("b")
+    lease = await system.metadata.compactors.register_compactor("b")
     with pytest.raises(UnitFailedError, match="unit 1: failed 1"):
         await system.engine(lease, system.submitter(units_max=0)).run(await system.claim(lease))

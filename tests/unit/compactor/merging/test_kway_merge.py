@@ -14,7 +14,7 @@ from compactor.merging.cursors import Cursors, plan_reads
 from compactor.merging.kway_merge import InputExtent, InputFile, PartitionInputs, class_of, order_inputs, whole_through
 from compactor.merging.windows import KernelCaller
 from compactor.planning.spec import MIB, MergeSpec
-from metadata.contract.compaction import FileClass
+from metadata.contract.leveled import FileClass
 from storage.memory import MemoryStore
 from tests.fixtures.merge_inputs import Counting, MergeWorld, Sent, a_batch
 from wire.crc import crc32c

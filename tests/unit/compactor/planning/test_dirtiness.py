@@ -10,7 +10,7 @@ import pytest
 from compactor.planning.dirtiness import due, due_reason, measure, stretch_end, unbroken_stretch
 from compactor.planning.spec import MIB, PlanOptions
 from metadata.configs.topic import InvalidConfigError
-from metadata.contract.compaction import PartitionView
+from metadata.contract.compactors import PartitionView
 from tests.fixtures.plan_views import a_partition, an_extent
 
 HOUR_MS = 3_600_000

@@ -8,7 +8,7 @@ from compactor.deletion.orphans import HARD_BOUND_MS
 from compactor.planning.l0 import job_ends
 from compactor.planning.plan import explain_plan, new_job, plan_merges
 from compactor.planning.spec import GIB, MIB, SPARK_LIMIT_MS_MAX, MergeKind, MergeSpec, PlanOptions
-from metadata.contract.compaction import FileClass
+from metadata.contract.leveled import FileClass
 from metadata.rules.jobs import REST_MS_MAX
 from metadata.rules.retention import TIMESTAMP_MS_MAX
 from tests.fixtures.plan_views import a_file, a_partition, a_view, an_extent, view_of

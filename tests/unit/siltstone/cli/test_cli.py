@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from metadata.contract.service import MetadataUnavailableError
+from metadata.contract.errors import MetadataUnavailableError
 from runtime.errors import BadInputError
 from siltstone import cli
 from siltstone.cli.postgres_remedies import remedy_of

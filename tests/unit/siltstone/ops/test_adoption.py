@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from compactor.intervals import Intervals
-from metadata.contract.service import AgentAddress, CommitL0, L0Batch
+from metadata.contract.l0_commit import CommitL0, L0Batch
+from metadata.contract.leases import AgentAddress
 from metadata.memory.store import MemoryMetadata
 from metadata.rules.invariants import Violation
 from runtime.ids import SystemIds
@@ -35,8 +36,8 @@ def test_anything_broken_stands_against_it_but_what_lies_there_too_long(id_: str
 async def test_objects_that_no_row_names_are_found_oldest_first_whatever_their_age() -> None:
     # given an object with a row, one without, one that was aborted, and one that is not ours
     store, metadata, ids, seqs = MemoryStore(), MemoryMetadata(), SystemIds(), itertools.count(1)
-    topic = await metadata.create_topic("t", partitions=1, configs={})
-    lease = await metadata.register_agent(AgentAddress(host="h", port=1))
+    topic = await metadata.agents.create_topic("t", partitions=1, configs={})
+    lease = await metadata.agents.register_agent(AgentAddress(host="h", port=1))
 
     async def put(level: int) -> str:
         now_ms = 1_700_000_000_000 + next(seqs)
@@ -47,10 +48,10 @@ async def test_objects_that_no_row_names_are_found_oldest_first_whatever_their_a
 
     committed, unknown, aborted, other = await put(0), await put(2), await put(1), await put(0)
     batches = [L0Batch(topic.partition_ids[0], 0, 4, 1, 1, 1)]
-    await metadata.commit_l0(
+    await metadata.agents.commit_l0(
         CommitL0(lease=lease, seq=1, key=committed, size_bytes=4, crc32c=crc32c(b"body"), batches=batches)
     )
-    assert await metadata.abort_file(aborted)
+    assert await metadata.deletion.abort_file(aborted)
     await store.put_if_absent("l0/notes.txt", b"body", crc32c=crc32c(b"body"))
     # then those of ours are found that no row names
     found = await unknown_objects(metadata, store)

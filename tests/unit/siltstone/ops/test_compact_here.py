@@ -10,8 +10,8 @@ from compactor.heavy.submitter import SubmitError
 from compactor.merging.memory_gate import MemoryGate
 from compactor.planning.spec import SPARK_LIMIT_BASE_MS, MergeKind
 from compactor.worker import Engine, Worker, WorkerMemory
-from metadata.contract.compaction import JobState
-from metadata.contract.service import Topic
+from metadata.contract.jobs import JobState
+from metadata.contract.topics import Topic
 from metadata.memory.store import MemoryMetadata
 from runtime.clock import SystemClock
 from runtime.settings.table import Settings
@@ -44,7 +44,7 @@ class TimedSystem(HeavySystem):
         )
 
     async def worker(self, engine: Engine | None = None) -> Worker:
-        lease = await self.metadata.register_compactor("here")
+        lease = await self.metadata.compactors.register_compactor("here")
         return Worker(
             metadata=self.metadata,
             engine=self.embedded(lease) if engine is None else engine,
@@ -74,7 +74,7 @@ async def test_a_job_that_an_earlier_pass_left_is_run_first(system: TimedSystem)
     left = await system.merge_all(topic, deduped=[partition_id])
     here = await system.worker()
     done = await compact_here(system.parts, here, "users", LONG_MS, choice=EngineChoice.EMBEDDED)
-    job = await system.metadata.job(left)
+    job = await system.metadata.compactors.job(left)
     assert job is not None and job.state is JobState.DONE
     assert done.after.records == 3
     # and is named as what was done, those that had ended before are not
@@ -99,7 +99,7 @@ async def test_merges_of_others_that_wait_take_no_places_of_a_pass_that_is_run_h
 async def test_one_that_another_compactor_runs_is_named_and_no_request_is_promised(system: TimedSystem) -> None:
     topic = await keyed(system)
     left = await system.merge_all(topic, deduped=topic.partition_ids)
-    other = await system.metadata.register_compactor("elsewhere")
+    other = await system.metadata.compactors.register_compactor("elsewhere")
     await system.claim(other)
     here = await system.worker()
     said = f"job {left} .merge. is run by compactor {other.writer_id} at elsewhere"

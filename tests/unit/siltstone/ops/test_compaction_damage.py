@@ -10,8 +10,9 @@ import pytest
 
 from compactor.planning.plan import explain_plan
 from compactor.planning.spec import PlanOptions
-from metadata.contract.compaction import CompactionView, FileView, JobState, MergeJob, PartitionView
-from metadata.contract.service import L0File
+from metadata.contract.compactors import CompactionView, FileView, PartitionView
+from metadata.contract.files import L0File
+from metadata.contract.jobs import JobState, MergeJob
 from metadata.rules.jobs import UNREADABLE
 from metadata.rules.packed_index import IndexRow, encode_index
 from siltstone.ops.compaction.evidence import Evidence, Reason

@@ -9,7 +9,7 @@ from typing import Any
 from compactor.merging.memory_gate import WAITS_FOR_MEMORY
 from compactor.planning.plan import explain_plan
 from compactor.planning.spec import MIB
-from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
 from runtime.text import numbers_text
 from siltstone.ops.compaction.evidence import Evidence, Reason, joined
 from siltstone.ops.compaction.reasons import explain

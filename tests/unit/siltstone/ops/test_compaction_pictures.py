@@ -11,7 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from compactor.planning.spec import MIB
-from metadata.contract.compaction import FileClass, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.leveled import FileClass
 from siltstone.ops.compaction.frame import (
     Boundary,
     ReadRecord,

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from compactor.planning.spec import MIB, PlanOptions
-from metadata.contract.compaction import FileClass, JobState, PartitionView
+from metadata.contract.compactors import PartitionView
+from metadata.contract.jobs import JobState
+from metadata.contract.leveled import FileClass
 from siltstone.ops.compaction.evidence import Evidence, Reason
 from siltstone.ops.compaction.reasons import explain
 from siltstone.ops.compaction.report import (

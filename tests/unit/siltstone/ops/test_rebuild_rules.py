@@ -7,8 +7,8 @@ import uuid
 from dataclasses import replace
 
 from compactor.deletion.backup_format import Increment
-from metadata.contract.catalogue import REBUILT_HOST, has_heard
-from metadata.contract.service import Cursor
+from metadata.contract.backup import REBUILT_HOST, has_heard
+from metadata.contract.tail import Cursor
 from siltstone.ops.rebuild.plan import L0Extent, plan_rebuild
 from siltstone.ops.rebuild.state import PRODUCER_IDS_ABOVE, Catalogued, linked, rolled_forward
 from siltstone.ops.rebuild.uncommitted import ABANDONED_MS, uncommitted_l0

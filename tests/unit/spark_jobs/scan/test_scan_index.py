@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.scan import L0FileRow, partition_snapshots
-from metadata.contract.service import Watermarks
+from metadata.contract.readers import L0FileRow, partition_snapshots
+from metadata.contract.topics import Watermarks
 from metadata.rules.packed_index import IndexRow, PackedIndexError, decode_index, encode_index, rows_of
 
 NUMBERS = (0, 1, 255, 256, 65_536, 2**31 - 1)

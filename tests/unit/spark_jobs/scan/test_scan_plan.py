@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.scan import L0Extent, PartitionSnapshot, TopicSnapshot
-from metadata.contract.service import Topic
+from metadata.contract.readers import L0Extent, PartitionSnapshot, TopicSnapshot
+from metadata.contract.topics import Topic
 from spark_jobs.scan.contract import (
     COLUMNS,
     EARLIEST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from metadata.contract.compaction import JobState, MergeJob
+from metadata.contract.jobs import JobState, MergeJob
 from siltstone.cli.compaction.jobs import described
 
 STEP = "emr-serverless: running, 67 of 160 units done; job run 00fabc is RUNNING"

@@ -1,5 +1,5 @@
-"""Catalogue snapshots out of Postgres. What is in them: `metadata/contract/catalogue.py`; the way back:
-`catalog_restore.py`.
+"""The metadata backup, read out of Postgres. `metadata/contract/backup.py` says what is in it; `restore.py` is the way
+back.
 
 One read-only transaction at REPEATABLE READ, a cursor for each table, `ROWS_AT_A_TIME` in memory. It locks nothing that
 a commit wants, and it is open only while rows are read: the caller writes them to this machine's disk.
@@ -13,16 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.catalogue import (
-    JOB_IDS_IN_FLIGHT,
-    SEQUENCES,
-    TABLES,
-    CatalogInstant,
-    DoneJob,
-    JobCursor,
-    TakeRows,
-)
-from metadata.contract.service import Cursor
+from metadata.contract.backup import JOB_IDS_IN_FLIGHT, SEQUENCES, TABLES, BackupInstant, DoneJob, JobCursor, TakeRows
+from metadata.contract.tail import Cursor
 from metadata.postgres.connection import Database
 from metadata.postgres.rows import now_ms
 from metadata.postgres.tables import MERGE_JOBS, WRITERS
@@ -52,15 +44,16 @@ _DONE = sa.text(
 )
 
 
-class PostgresCatalog:
-    """Part of `PostgresMetadata`. Keeps `metadata.contract.catalogue.CatalogMetadata`."""
+class PostgresBackup:
+    """Keeps `BackupMetadata`."""
 
-    _database: Database
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
-    async def catalog_rows(self, take: TakeRows) -> CatalogInstant:
+    async def rows(self, take: TakeRows) -> BackupInstant:
         taken_ms = await self._database.read(now_ms)  # before the snapshot: what is not in it is later
 
-        async def work(connection: AsyncConnection) -> CatalogInstant:
+        async def work(connection: AsyncConnection) -> BackupInstant:
             # the first statement makes the snapshot that all others see; sequences are read outside of it, so they may
             # be ahead, which does no harm
             writers = (
@@ -75,7 +68,7 @@ class PostgresCatalog:
                 found = await connection.stream(query, execution_options={"yield_per": ROWS_AT_A_TIME})
                 async for some in found.partitions():
                     await take(each, some)
-            return CatalogInstant(
+            return BackupInstant(
                 taken_ms=taken_ms,
                 cluster_id=row["cluster_id"],
                 cursor=Cursor(

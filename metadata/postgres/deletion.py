@@ -1,4 +1,4 @@
-"""Retention, deletion and pins in Postgres. Locks as `metadata/postgres/rows.py` says.
+"""Retention, and the decision which objects may be deleted, in Postgres. Locks as `metadata/postgres/rows.py` says.
 
 Retention finds its partitions without a lock, then locks them and decides again by what is there (the rules are in
 `metadata/rules/retention.py`). L0 rows are touched by none of this: they live by the log start.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract import compaction as c
-from metadata.contract.service import ChangeKind, UnknownTopicError
+from metadata.contract.deletion import DeadFile, Expired
+from metadata.contract.tail import ChangeKind
 from metadata.postgres import history as postgres_history
-from metadata.postgres.admin import CONFIGS_IN_FORCE
 from metadata.postgres.connection import Database
+from metadata.postgres.log.broker_configs import CONFIGS_IN_FORCE
 from metadata.postgres.rows import (
     INTS,
     LONGS,
@@ -30,13 +30,26 @@ from metadata.postgres.rows import (
     now_ms,
     statement,
 )
-from metadata.postgres.tables import EXTENTS, FILES, MERGE_JOBS, PARTITIONS, PINS, TOPICS, WATERMARKS
-from metadata.rules.history import History, ServerHistory
-from metadata.rules.retention import AgedExtent, RetentionPolicy, expired_extents, retention_policy
+from metadata.postgres.tables import (
+    FILES,
+    MERGE_JOBS,
+    TOPICS,
+)
+from metadata.rules.history import History
+from metadata.rules.jobs import UNREADABLE
+from metadata.rules.object_keys import hour_at, key_level
+from metadata.rules.retention import (
+    AgedExtent,
+    RetentionPolicy,
+    expired_extents,
+    retention_policy,
+)
 
 NOW_MS = sa.text("clock_ms()")
+
 PARTITIONS_MAX = 1_000
 """Of one round of retention."""
+
 PRODUCERS_MAX = 10_000
 """Dropped in one transaction."""
 
@@ -60,6 +73,7 @@ _EXPIRING = statement(
     now_ms=sa.BigInteger,
     limit=sa.BigInteger,
 ).columns(topic_id=sa.Uuid)
+
 _AGED = statement(
     """SELECT e.partition_id, e.extent_id, e.base_offset, e.last_offset, e.length,
         CASE WHEN e.max_ts_ms >= 0 THEN e.max_ts_ms ELSE f.created_ms END AS max_ts_ms
@@ -67,6 +81,7 @@ _AGED = statement(
     WHERE e.state = 'live' AND e.partition_id = ANY (:partition_ids) ORDER BY e.partition_id, e.base_offset""",
     partition_ids=INTS,
 )
+
 _EXPIRE_PRODUCERS = statement(
     """WITH silent AS (
         SELECT partition_id, producer_id FROM producers WHERE last_seen_ms < clock_ms() - :expiration_ms
@@ -77,6 +92,46 @@ _EXPIRE_PRODUCERS = statement(
     expiration_ms=sa.BigInteger,
     limit=sa.BigInteger,
 )
+
+_FORGET = """
+WITH old_files AS (
+    DELETE FROM files WHERE state IN ('deleted', 'aborted') AND created_ms < :before_ms
+        AND coalesce((regexp_match(key, '/([0-9]{10})/'))[1]::bigint, 0) <= :key_hour
+    RETURNING file_id, key, writer_id, epoch, seq
+), old_changes AS (
+    DELETE FROM changes WHERE created_ms < :before_ms RETURNING change_id
+), old_names AS (
+    DELETE FROM deleted_topics WHERE deleted_ms < least(:before_ms, clock_ms() - :expiration_ms) RETURNING name
+), old_jobs AS (
+    DELETE FROM merge_jobs j WHERE state IN ('done', 'failed') AND finished_ms < :before_ms AND NOT (
+        jsonb_exists(j.result, :unreadable)
+        AND EXISTS (SELECT FROM files f WHERE f.job_id = j.job_id AND f.state = 'live')
+    ) RETURNING job_id
+), old_compactors AS (
+    DELETE FROM compactors WHERE lease_until_ms < least(:before_ms, clock_ms()) RETURNING node_id
+), old_duties AS (
+    DELETE FROM duties WHERE until_ms < least(:before_ms, clock_ms()) RETURNING name
+), old_pins AS (
+    DELETE FROM pins WHERE expires_ms < least(:before_ms, clock_ms()) RETURNING pin_id
+), per_writer AS (
+    SELECT DISTINCT ON (writer_id) writer_id, epoch, seq FROM old_files WHERE writer_id IS NOT NULL
+    ORDER BY writer_id, epoch DESC, seq DESC
+), writers_moved AS (
+    UPDATE writers w SET forgotten_epoch = p.epoch, forgotten_seq = p.seq
+    FROM per_writer p
+    WHERE w.writer_id = p.writer_id AND (w.forgotten_epoch, w.forgotten_seq) < (p.epoch, p.seq)
+), cluster_moved AS (
+    UPDATE cluster SET
+        forgotten_key_hour = greatest(forgotten_key_hour,
+            (SELECT max((regexp_match(key, '/([0-9]{10})/'))[1]::bigint) FROM old_files)),
+        forgotten_file_id = greatest(forgotten_file_id, (SELECT max(file_id) FROM old_files)),
+        forgotten_change_id = greatest(forgotten_change_id, (SELECT max(change_id) FROM old_changes))
+)
+SELECT (SELECT count(*) FROM old_files) + (SELECT count(*) FROM old_changes) + (SELECT count(*) FROM old_names)
+    + (SELECT count(*) FROM old_jobs) + (SELECT count(*) FROM old_compactors) + (SELECT count(*) FROM old_duties)
+    + (SELECT count(*) FROM old_pins)
+"""
+
 _DEAD_FILES = statement(
     """SELECT f.file_id, f.key, f.size_bytes, f.dead_ms FROM files f
     WHERE f.state = 'dead' AND f.dead_ms <= clock_ms() - :grace_ms
@@ -91,6 +146,7 @@ _DEAD_FILES = statement(
     grace_ms=sa.BigInteger,
     limit=sa.BigInteger,
 )
+
 _FILES_DELETED = statement(
     """WITH gone AS (
         SELECT file_id FROM files WHERE file_id = ANY (:file_ids) AND state = 'dead' ORDER BY file_id FOR UPDATE
@@ -102,45 +158,17 @@ _FILES_DELETED = statement(
 )
 
 
-class PostgresRetention:
-    """Part of `PostgresMetadata`."""
+class PostgresDeletion:
+    """Keeps `DeletionMetadata`."""
 
     def __init__(self, database: Database, *, producer_id_expiration_ms: int) -> None:
         self._database = database
         self._expiration_ms = producer_id_expiration_ms
 
-    async def now_ms(self) -> int:
-        return await self._database.read(now_ms)
+    # -- retention
 
-    async def delete_records(self, partition_id: int, offset: int) -> int:
-        async def work(connection: AsyncConnection) -> int:
-            await begin_killing(connection)
-            starts = await lock_partitions(connection, [partition_id])
-            query = sa.select(WATERMARKS.c.next_offset, PARTITIONS.c.topic_id).join(
-                PARTITIONS, PARTITIONS.c.partition_id == WATERMARKS.c.partition_id
-            )
-            row = (await connection.execute(query.where(WATERMARKS.c.partition_id == partition_id))).one_or_none()
-            if row is None or partition_id not in starts:
-                raise UnknownTopicError(f"there is no partition {partition_id}")
-            if offset < -1 or offset > row.next_offset:
-                raise c.InvalidOffsetError(f"offset {offset} lies outside [0, {row.next_offset}]")
-            wanted: int = row.next_offset if offset == -1 else offset
-            if wanted <= starts[partition_id]:
-                return starts[partition_id]
-            below = sa.select(EXTENTS.c.extent_id).where(
-                EXTENTS.c.partition_id == partition_id, EXTENTS.c.state == "live", EXTENTS.c.last_offset < wanted
-            )
-            dying = sorted((await connection.execute(below)).scalars())
-            await kill_extents(connection, dying, at_ms=await now_ms(connection))
-            await move_log_starts(connection, {partition_id: wanted})
-            detail = {"offsets": {str(partition_id): wanted}}
-            await append_change(connection, ChangeKind.LOG_START_MOVED, row.topic_id, detail)
-            return wanted
-
-        return await self._database.write(work)
-
-    async def expire(self, *, limit: int = 10_000) -> c.Expired:
-        async def work(connection: AsyncConnection) -> c.Expired:
+    async def expire(self, *, limit: int = 10_000) -> Expired:
+        async def work(connection: AsyncConnection) -> Expired:
             await begin_killing(connection)
             at_ms = await now_ms(connection)
             policies = await _expiring(connection, at_ms)
@@ -151,7 +179,7 @@ class PostgresRetention:
                 await move_log_starts(connection, moved)
                 detail = {"offsets": {str(partition_id): offset for partition_id, offset in moved.items()}}
                 await append_change(connection, ChangeKind.LOG_START_MOVED, None, detail)
-            return c.Expired(extents=len(killed), bytes=killed_bytes, partitions=len(moved))
+            return Expired(extents=len(killed), bytes=killed_bytes, partitions=len(moved))
 
         return await self._database.write(work)
 
@@ -165,12 +193,25 @@ class PostgresRetention:
             dropped += done
         return dropped
 
-    # -- what may be deleted
+    async def forget_rows(self, *, before_ms: int) -> int:
+        async def work(connection: AsyncConnection) -> int:
+            bounds = {
+                "before_ms": before_ms,
+                "key_hour": hour_at(before_ms),
+                "expiration_ms": self._expiration_ms,
+                "unreadable": UNREADABLE,
+            }
+            done = await connection.execute(sa.text(_FORGET), bounds)
+            return done.scalar_one()
 
-    async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[c.DeadFile]:
-        async def work(connection: AsyncConnection) -> Sequence[c.DeadFile]:
+        return await self._database.write(work)
+
+    # -- deletion
+
+    async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
+        async def work(connection: AsyncConnection) -> Sequence[DeadFile]:
             rows = await connection.execute(_DEAD_FILES, {"grace_ms": grace_ms, "limit": limit})
-            return [c.DeadFile(**row) for row in rows.mappings()]
+            return [DeadFile(**row) for row in rows.mappings()]
 
         return await self._database.read(work)
 
@@ -197,39 +238,19 @@ class PostgresRetention:
 
         return await self._database.read(work)
 
-    async def history(self) -> History:
-        return await self._database.read(postgres_history.read_history)
-
-    async def adopt_history(self, present: ServerHistory) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            await postgres_history.adopt_history(connection, present)
-
-        await self._database.write(work)
-
-    # -- pins. Unlike a lease, a pin that seems to end too late is believed: a pin cut short costs a reader its files.
-
-    async def pin(self, holder: str, *, ttl_ms: int) -> int:
-        return await self._pins("SELECT pin_files_v1(:holder, :ttl_ms)", holder=holder, ttl_ms=ttl_ms)
-
-    async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
-        return await self._pins("SELECT beat_pin_v1(:pin_id, :ttl_ms)", pin_id=pin_id, ttl_ms=ttl_ms)
-
-    async def unpin(self, pin_id: int) -> None:
-        await self._pins("SELECT unpin_v1(:pin_id)", pin_id=pin_id)
-
-    async def _pins(self, call: str, **values: int | str) -> Any:
-        async def work(connection: AsyncConnection) -> Any:
-            types = {name: sa.Text if isinstance(value, str) else sa.BigInteger for name, value in values.items()}
-            return (await connection.execute(statement(call, **types), values)).scalar_one()
+    async def abort_file(self, key: str) -> bool:
+        async def work(connection: AsyncConnection) -> bool:
+            row = {"key": key, "level": key_level(key), "state": "aborted", "size_bytes": 0, "crc32c": 0}
+            made = insert(FILES).values(**row, created_ms=sa.text("clock_ms()"))
+            await connection.execute(made.on_conflict_do_nothing(constraint="files_key"))
+            # A later statement: it sees the commit that the insert may have waited for.
+            state = await connection.execute(sa.select(FILES.c.state).where(FILES.c.key == key))
+            return state.scalar_one() == "aborted"
 
         return await self._database.write(work)
 
-    async def pins(self) -> Sequence[tuple[int, str, int, int]]:
-        async def work(connection: AsyncConnection) -> Sequence[tuple[int, str, int, int]]:
-            rows = await connection.execute(sa.select(PINS).where(PINS.c.expires_ms > NOW_MS).order_by(PINS.c.pin_id))
-            return [(row.pin_id, row.holder, row.created_ms, row.expires_ms) for row in rows]
-
-        return await self._database.read(work)
+    async def history(self) -> History:
+        return await self._database.read(postgres_history.read_history)
 
 
 async def _expiring(connection: AsyncConnection, at_ms: int) -> dict[int, RetentionPolicy]:

@@ -1,11 +1,8 @@
-"""What a reader without an agent asks of the metadata store: one topic, all that lies where, at one instant.
+"""The calls of readers: extents of L1 and above, one topic at one instant, and pins.
 
-Kept by both implementations (Postgres, memory) under one contract suite (`tests/contract/test_scan.py`).
-
-A snapshot is of one instant: a merge that swaps files while it is taken is in it wholly or not at all, so that no
-offset is in it twice, and none is missing. What it names may be deleted from the object store once it dies and its
-grace is over; so whoever wants to read it takes a pin first and the snapshot then (`metadata/contract/compaction.py`,
-pins).
+A snapshot is of one instant: a merge that swaps files while it is taken is in it wholly or not at all, so no offset is
+in it twice and none is missing. The files that it names may be deleted from the object store once they die and their
+grace is over. So a reader takes a pin first and the snapshot then.
 """
 
 from __future__ import annotations
@@ -16,8 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from metadata.contract.leveled import LeveledExtent
-from metadata.contract.service import Topic, UnknownTopicError, Watermarks
+from metadata.contract.topics import Topic, UnknownTopicError, Watermarks
 from metadata.rules.packed_index import iter_index, rows_of
+
+PIN_MS_MAX = 86_400_000
+"""What a pin may ask for at once: a reader that is gone holds nothing back for longer."""
+
 
 SUGGESTIONS_MAX = 3
 
@@ -65,13 +66,6 @@ class TopicSnapshot:
     """By the store's clock."""
     partitions: Sequence[PartitionSnapshot]
     """By partition number."""
-
-
-class ScanMetadata(Protocol):
-    async def topic_snapshot(self, name: str) -> TopicSnapshot:
-        """Everything of one topic at one instant. Raises UnknownTopicError, which names topics that are spelt like it,
-        and MetadataUnavailableError."""
-        ...
 
 
 def unknown_topic(name: str, names: Iterable[str]) -> UnknownTopicError:
@@ -137,3 +131,42 @@ def partition_snapshots(
 
 def _base_offset(extent: L0Extent | LeveledExtent) -> int:
     return extent.base_offset
+
+
+class ReaderMetadata(Protocol):
+    """Every method may raise `MetadataUnavailableError`."""
+
+    # -- L1 and L2
+
+    async def leveled_extents(self, partition_id: int, offset: int, *, limit: int = 64) -> Sequence[LeveledExtent]:
+        """Live L1+ extents whose last offset is at or above `offset`, in offset order. One indexed read."""
+        ...
+
+    async def leveled_extents_by_timestamp(
+        self, partition_id: int, timestamp_ms: int, *, from_offset: int = 0, limit: int = 16
+    ) -> Sequence[LeveledExtent]:
+        """Live L1+ extents with a largest timestamp at or above `timestamp_ms` and last offset at or above
+        `from_offset`, in offset order."""
+        ...
+
+    async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
+        """The live L1+ extent with the largest timestamp; of several the lowest."""
+        ...
+
+    async def topic_snapshot(self, name: str) -> TopicSnapshot:
+        """Everything of one topic at one instant. Raises UnknownTopicError, which names topics that are spelt like it,
+        and MetadataUnavailableError."""
+        ...
+
+    # -- pins
+
+    async def pin(self, holder: str, *, ttl_ms: int) -> int:
+        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`; the pin id. Take it
+        first, then look at what lives: a file that dies at or after the pin's creation is protected."""
+        ...
+
+    async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
+        """False when the pin has run out: files may be gone."""
+        ...
+
+    async def unpin(self, pin_id: int) -> None: ...

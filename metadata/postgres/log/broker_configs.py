@@ -1,4 +1,4 @@
-"""Broker configs and sizes in Postgres.
+"""Broker configs in Postgres.
 
 Order of locks in an alteration: the row of `cluster`, which nobody holds while waiting for a topic; the topics' rows,
 by id; the lock of `changes` last. Others take one topic's row at most, and never the row of `cluster` after it.
@@ -6,7 +6,7 @@ by id; the lock of `changes` last. Others take one topic's row at most, and neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -14,15 +14,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from metadata.configs.broker import topic_defaults
 from metadata.configs.changes import Changes, ClusterDecision, changed
-from metadata.contract.service import ChangeKind
+from metadata.contract.tail import ChangeKind
 from metadata.postgres.connection import Database
-from metadata.postgres.rows import INTS, append_change, statement
-from metadata.postgres.tables import CLUSTER, TOPICS
+from metadata.postgres.rows import (
+    append_change,
+)
+from metadata.postgres.tables import (
+    CLUSTER,
+    TOPICS,
+)
 
 CONFIGS_IN_FORCE = sa.type_coerce(
     sa.select(CLUSTER.c.topic_defaults).scalar_subquery().op("||")(TOPICS.c.configs), JSONB
 ).label("configs")
 """Of a row of `topics`: its overrides over the cluster-wide defaults."""
+
 TOPICS_IN_FORCE = sa.select(
     TOPICS.c.topic_id, TOPICS.c.name, CONFIGS_IN_FORCE, TOPICS.c.config_version, TOPICS.c.created_ms
 )
@@ -32,15 +38,10 @@ _MOVE_VERSIONS = sa.text(
     FROM (SELECT topic_id FROM topics ORDER BY topic_id FOR NO KEY UPDATE) AS locked
     WHERE t.topic_id = locked.topic_id"""
 )
-_LEVELED_BYTES = statement(
-    """SELECT partition_id, sum(length)::bigint AS bytes FROM extents
-    WHERE partition_id = ANY (:partition_ids) AND state = 'live' GROUP BY partition_id""",
-    partition_ids=INTS,
-)
 
 
-class PostgresAdmin:
-    """Part of `PostgresMetadata`."""
+class BrokerConfigs:
+    """Part of `PostgresAgents`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -62,10 +63,3 @@ class PostgresAdmin:
             return configs
 
         return await self._database.write(work)
-
-    async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
-        async def work(connection: AsyncConnection) -> Mapping[int, int]:
-            rows = await connection.execute(_LEVELED_BYTES, {"partition_ids": list(partition_ids)})
-            return {row.partition_id: row.bytes for row in rows}
-
-        return await self._database.read(work)

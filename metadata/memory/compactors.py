@@ -1,44 +1,74 @@
-"""Compactors, merge jobs and the commit of a merge in the memory store. Every method is atomic: it never waits."""
+"""The calls of a compactor, in the memory store: duties, the planner's view, jobs and the commit of a merge.
+
+Every method is atomic: it never waits.
+"""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from metadata.contract import compaction as c
-from metadata.contract import service as s
+from metadata.contract.compactors import CompactionView, PartitionView
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.jobs import (
+    JOB_ATTEMPTS_MAX,
+    ClaimedJob,
+    CommitMerge,
+    InputPartition,
+    InputsBusyError,
+    JobLostError,
+    JobState,
+    L0Input,
+    MergeCommitted,
+    MergeJob,
+    MergeRefusedError,
+    NewJob,
+    OutputExtent,
+    OutputFile,
+)
+from metadata.contract.leases import JOB_LEASE_MS, WriterFencedError, WriterLease
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.tail import ChangeKind
+from metadata.contract.topics import (
+    Topic,
+)
 from metadata.memory.tables import Compactor, Extent, File, Job, MemoryDatabase
+from metadata.memory.views import file_view, live_jobs, partition_views_of
 from metadata.rules import jobs as job_rules
+from metadata.rules.jobs import PAST_LIMIT
 from metadata.rules.merge_commit import InputRange, check_output_keys, cleaned, decide_commit, merged_detail
 from metadata.rules.packed_index import encode_index, iter_index
+from metadata.rules.retention import (
+    retention_policy,
+)
 from runtime.clock import Clock
 
 
-class MemoryJobs:
-    """Part of `MemoryMetadata`."""
+class MemoryCompactors:
+    """Keeps `CompactorMetadata`."""
 
-    database: MemoryDatabase
-    _clock: Clock
+    def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
+        self.database = database
+        self._clock = clock
 
     # -- compactors and duties
 
-    async def register_compactor(self, host: str) -> s.WriterLease:
+    async def register_compactor(self, host: str) -> WriterLease:
         db = self.database
         node_id, db.next_node_id = db.next_node_id, db.next_node_id + 1
-        db.compactors[node_id] = Compactor(host, self._clock.wall_ms() + c.JOB_LEASE_MS)
-        return s.WriterLease(writer_id=node_id, epoch=0)
+        db.compactors[node_id] = Compactor(host, self._clock.wall_ms() + JOB_LEASE_MS)
+        return WriterLease(writer_id=node_id, epoch=0)
 
-    async def beat_compactor(self, lease: s.WriterLease) -> None:
+    async def beat_compactor(self, lease: WriterLease) -> None:
         compactor = self.database.compactors.get(lease.writer_id)
         if compactor is None:
-            raise s.WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
-        compactor.lease_until_ms = self._clock.wall_ms() + c.JOB_LEASE_MS
+            raise WriterFencedError(f"compactor {lease.writer_id} has no lease any more")
+        compactor.lease_until_ms = self._clock.wall_ms() + JOB_LEASE_MS
 
-    async def unregister_compactor(self, lease: s.WriterLease) -> None:
+    async def unregister_compactor(self, lease: WriterLease) -> None:
         self.database.compactors.pop(lease.writer_id, None)
         for job in self.database.live_jobs():
-            if job.row.holder == lease.writer_id and job.row.state is c.JobState.RUNNING:
+            if job.row.holder == lease.writer_id and job.row.state is JobState.RUNNING:
                 _give_back(job)
 
     async def live_compactors(self) -> Sequence[tuple[int, str]]:
@@ -46,47 +76,72 @@ class MemoryJobs:
         return [
             (node_id, compactor.host)
             for node_id, compactor in sorted(self.database.compactors.items())
-            if job_rules.holds(compactor.lease_until_ms, now_ms, c.JOB_LEASE_MS)
+            if job_rules.holds(compactor.lease_until_ms, now_ms, JOB_LEASE_MS)
         ]
 
-    async def take_duty(self, name: str, lease: s.WriterLease, *, ttl_ms: int) -> bool:
+    async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
         now_ms = self._clock.wall_ms()
         holder, until_ms = self.database.duties.get(name, (lease.writer_id, 0))
         compactor = self.database.compactors.get(holder)
-        is_alive = compactor is not None and job_rules.holds(compactor.lease_until_ms, now_ms, c.JOB_LEASE_MS)
+        is_alive = compactor is not None and job_rules.holds(compactor.lease_until_ms, now_ms, JOB_LEASE_MS)
         if holder != lease.writer_id and until_ms > now_ms and is_alive:
             return False
         self.database.duties[name] = (lease.writer_id, now_ms + ttl_ms)
         return True
 
-    # -- jobs
+    # -- planning and jobs
 
-    async def create_job(self, job: c.NewJob) -> int:
+    async def compaction_view(self) -> CompactionView:
+        db = self.database
+        busy_l0, busy_extents = db.busy()
+        policies = {topic_id: retention_policy(db.in_force(topic)) for topic_id, topic in db.topics.items()}
+        views: list[PartitionView] = []
+        for topic_id, policy in policies.items():
+            if policy.compacts:
+                views += partition_views_of(db, db.topics[topic_id])
+        return CompactionView(
+            now_ms=self._clock.wall_ms(),
+            files=[file_view(db, file, policies) for _, file in sorted(db.files.items()) if file.is_live],
+            partitions=views,
+            busy_files=frozenset(busy_l0 | {db.extents[id_].row.file_id for id_ in busy_extents if id_ in db.extents}),
+            busy_extents=frozenset(busy_extents),
+            live_jobs=live_jobs(db),
+            last_daily_ms=max(
+                (
+                    job.row.created_ms
+                    for job in db.jobs.values()
+                    if job.row.kind == "daily" and job.row.state is not JobState.FAILED
+                ),
+                default=None,
+            ),
+        )
+
+    async def create_job(self, job: NewJob) -> int:
         db = self.database
         l0_files, extents = sorted(set(job.l0_file_ids)), set(job.extent_ids)
         for file_id in job.file_ids:
             file = db.files.get(file_id)
             if file is None or not file.is_live or file.info.level == 0:
-                raise c.InputsBusyError(f"file {file_id} is no live file of L1 or above")
+                raise InputsBusyError(f"file {file_id} is no live file of L1 or above")
             extents |= {id_ for id_ in file.extents if db.extents[id_].dead_ms is None}
         busy_l0, busy_extents = db.busy()
         for file_id in l0_files:
             file = db.files.get(file_id)
             if file is None or not file.is_live or file.info.level != 0 or file_id in busy_l0:
-                raise c.InputsBusyError(f"L0 file {file_id} is not live, or an input of a live job")
+                raise InputsBusyError(f"L0 file {file_id} is not live, or an input of a live job")
         for extent_id in extents:
             extent = db.extents.get(extent_id)
             if extent is None or extent.dead_ms is not None or extent_id in busy_extents:
-                raise c.InputsBusyError(f"extent {extent_id} is not live, or an input of a live job")
+                raise InputsBusyError(f"extent {extent_id} is not live, or an input of a live job")
         now_ms = self._clock.wall_ms()
         for partition_id in job.forced_partition_ids:
             if partition_id in db.partitions:
                 db.partitions[partition_id].last_forced_ms = now_ms
         job_id, db.next_job_id = db.next_job_id, db.next_job_id + 1
-        row = c.MergeJob(
+        row = MergeJob(
             job_id=job_id,
             kind=job.kind,
-            state=c.JobState.READY,
+            state=JobState.READY,
             epoch=0,
             spec=dict(job.spec),
             holder=None,
@@ -108,24 +163,24 @@ class MemoryJobs:
 
     async def claim_job(
         self,
-        lease: s.WriterLease,
+        lease: WriterLease,
         *,
         kinds: Sequence[str] = (),
         job_id: int | None = None,
         bytes_min: int = 0,
         bytes_below: int | None = None,
-    ) -> c.ClaimedJob | None:
+    ) -> ClaimedJob | None:
         now_ms = self._clock.wall_ms()
         for job in self.database.live_jobs():
             row = job.row
-            leased = job_rules.holds(row.lease_until_ms, now_ms, c.JOB_LEASE_MS)
-            is_held = row.state is c.JobState.RUNNING and leased
-            rests = row.state is c.JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
+            leased = job_rules.holds(row.lease_until_ms, now_ms, JOB_LEASE_MS)
+            is_held = row.state is JobState.RUNNING and leased
+            rests = row.state is JobState.READY and job_rules.rests(row.not_before_ms, now_ms)
             asked = (not kinds or row.kind in kinds) and job_id in (None, row.job_id)
             asked = asked and row.input_bytes >= bytes_min and (bytes_below is None or row.input_bytes < bytes_below)
             if is_held or (rests and job_id is None) or not asked:
                 continue
-            if row.attempts >= c.JOB_ATTEMPTS_MAX:
+            if row.attempts >= JOB_ATTEMPTS_MAX:
                 error = f"given up: {row.attempts} compactors took this job and vanished"
                 self._fail(
                     job,
@@ -137,13 +192,13 @@ class MemoryJobs:
                 continue
             job.row = replace(
                 row,
-                state=c.JobState.RUNNING,
+                state=JobState.RUNNING,
                 epoch=row.epoch + 1,
                 holder=lease.writer_id,
                 attempts=row.attempts + 1,
                 started_ms=now_ms,
                 deadline_ms=now_ms + job.asked.limit_ms,
-                lease_until_ms=now_ms + c.JOB_LEASE_MS,
+                lease_until_ms=now_ms + JOB_LEASE_MS,
                 progress={},
                 error="",
             )
@@ -154,11 +209,11 @@ class MemoryJobs:
         job = self._running(job_id, epoch, progress=progress)
         now_ms = self._clock.wall_ms()
         shown = job.row.progress if progress is None else dict(progress)
-        job.row = replace(job.row, lease_until_ms=now_ms + c.JOB_LEASE_MS, progress=shown)
+        job.row = replace(job.row, lease_until_ms=now_ms + JOB_LEASE_MS, progress=shown)
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
         job = self.database.jobs.get(job_id)
-        if job is None or job.row.epoch != epoch or job.row.state is not c.JobState.RUNNING:
+        if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
             return
         if trouble:
             job.give_backs += 1
@@ -175,33 +230,16 @@ class MemoryJobs:
         self, job_id: int, epoch: int, *, error: str, file_ids: Sequence[int] = (), retry_after_ms: int = 60_000
     ) -> None:
         job = self.database.jobs.get(job_id)
-        if job is not None and job.row.epoch == epoch and job.row.state is c.JobState.RUNNING:
+        if job is not None and job.row.epoch == epoch and job.row.state is JobState.RUNNING:
             self._fail(job, error, file_ids, retry_after_ms)
 
-    async def jobs(
-        self,
-        *,
-        states: Sequence[c.JobState] = (),
-        topic_id: uuid.UUID | None = None,
-        result: str = "",
-        limit: int = 100,
-    ) -> Sequence[c.MergeJob]:
-        chosen = [
-            job.row
-            for _, job in sorted(self.database.jobs.items(), reverse=True)
-            if (not states or job.row.state in states)
-            and (topic_id is None or self._concerns(job, topic_id))
-            and (not result or result in job.row.result)
-        ]
-        return chosen[:limit]
-
-    async def job(self, job_id: int) -> c.MergeJob | None:
+    async def job(self, job_id: int) -> MergeJob | None:
         job = self.database.jobs.get(job_id)
         return None if job is None else job.row
 
     # -- the commit
 
-    async def commit_merge(self, commit: c.CommitMerge) -> c.MergeCommitted:
+    async def commit_merge(self, commit: CommitMerge) -> MergeCommitted:
         db = self.database
         job = db.jobs.get(commit.job_id)
         if job is not None and job.row.epoch == commit.epoch and job.committed is not None:
@@ -211,7 +249,7 @@ class MemoryJobs:
             decision = decide_commit(commit, self._input_ranges(job), db.log_starts())
             keys = [output.key for output in commit.outputs]
             check_output_keys(keys, known=db.file_ids.keys(), forgotten_key_hour=db.forgotten_key_hour)
-        except c.MergeRefusedError as error:
+        except MergeRefusedError as error:
             self._fail(job, str(error), self._input_files(job), job_rules.REFUSED_RETRY_MS)
             raise
         now_ms = self._clock.wall_ms()
@@ -228,26 +266,31 @@ class MemoryJobs:
             if pass_.partition_id in db.partitions:
                 partition = db.partitions[pass_.partition_id]
                 partition.cleaned = cleaned(partition.cleaned, pass_, now_ms=now_ms)
-        job.committed = c.MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
+        job.committed = MergeCommitted(file_ids=tuple(file_ids), trimmed_extents=decision.trimmed_extents)
         job.row = replace(
-            job.row, state=c.JobState.DONE, finished_ms=now_ms, lease_until_ms=None, result=dict(commit.summary)
+            job.row, state=JobState.DONE, finished_ms=now_ms, lease_until_ms=None, result=dict(commit.summary)
         )
         detail = merged_detail(commit, job.l0_files)
         if detail is not None:
-            db.append_change(s.ChangeKind.MERGED, None, detail, now_ms=now_ms)
+            db.append_change(ChangeKind.MERGED, None, detail, now_ms=now_ms)
         return job.committed
 
+    async def notify(self) -> None:
+        self.database.give_news()
+
+    # -- inside
+
     def _insert_output(
-        self, job: Job, output: c.OutputFile, trimmed: Sequence[bool], range_: tuple[int, int], now_ms: int
+        self, job: Job, output: OutputFile, trimmed: Sequence[bool], range_: tuple[int, int], now_ms: int
     ) -> int:
         db = self.database
         file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
         live = len(trimmed) - sum(trimmed)
-        info = s.FileInfo(
+        info = FileInfo(
             file_id=file_id,
             key=output.key,
             level=output.level,
-            state=s.FileState.LIVE if live else s.FileState.DEAD,
+            state=FileState.LIVE if live else FileState.DEAD,
             writer_id=None,
             epoch=None,
             seq=None,
@@ -272,26 +315,24 @@ class MemoryJobs:
                 db.partitions[extent.partition_id].extents.append(extent_id)
         return file_id
 
-    # -- inside
-
     def _running(
         self, job_id: int, epoch: int, *, by_ms: int | None = None, progress: Mapping[str, object] | None = None
     ) -> Job:
         """The job, ours and in time. Raises JobLostError; a job past its limit is failed, and says how far it was."""
         job = self.database.jobs.get(job_id)
-        if job is None or job.row.epoch != epoch or job.row.state is not c.JobState.RUNNING:
-            raise c.JobLostError(f"job {job_id} is not ours under epoch {epoch} any more")
+        if job is None or job.row.epoch != epoch or job.row.state is not JobState.RUNNING:
+            raise JobLostError(f"job {job_id} is not ours under epoch {epoch} any more")
         deadline_ms = job.row.deadline_ms or 0
         if self._clock.wall_ms() > (deadline_ms if by_ms is None else min(deadline_ms, by_ms)):
             self._fail(job, job_rules.past_limit(progress), (), 0)
-            raise c.JobLostError(f"job {job_id}: {c.PAST_LIMIT}")
+            raise JobLostError(f"job {job_id}: {PAST_LIMIT}")
         return job
 
     def _fail(
         self, job: Job, error: str, file_ids: Iterable[int], retry_after_ms: int, *, again_after_ms: int | None = None
     ) -> None:
         now_ms = self._clock.wall_ms()
-        job.row = replace(job.row, state=c.JobState.FAILED, finished_ms=now_ms, lease_until_ms=None, error=error)
+        job.row = replace(job.row, state=JobState.FAILED, finished_ms=now_ms, lease_until_ms=None, error=error)
         for file_id in file_ids:
             if file_id in self.database.files:
                 file = self.database.files[file_id]
@@ -313,17 +354,17 @@ class MemoryJobs:
             row = extent.row
             yield InputRange(row.partition_id, row.base_offset, row.last_offset, extent.dead_ms is None)
 
-    def _claimed(self, job: Job, now_ms: int) -> c.ClaimedJob:
+    def _claimed(self, job: Job, now_ms: int) -> ClaimedJob:
         db = self.database
         files = [db.files[file_id].info for file_id in job.l0_files]
         rows = [db.extents[id_].row for id_ in job.extents if db.extents[id_].dead_ms is None]
         held = {row.partition_id for info in files for row in iter_index(info.index)}
         held |= {row.partition_id for row in rows}
-        return c.ClaimedJob(
+        return ClaimedJob(
             job=job.row,
             now_ms=now_ms,
             l0_files=[
-                c.L0Input(
+                L0Input(
                     file_id=info.file_id,
                     key=info.key,
                     size_bytes=info.size_bytes,
@@ -331,7 +372,7 @@ class MemoryJobs:
                     index=info.index,
                 )
                 for info in files
-                if info.state is s.FileState.LIVE
+                if info.state is FileState.LIVE
             ],
             extents=sorted(rows, key=lambda row: (row.partition_id, row.base_offset)),
             partitions={
@@ -342,9 +383,9 @@ class MemoryJobs:
             },
         )
 
-    def _input_partition(self, topic: s.Topic, number: int, partition_id: int) -> c.InputPartition:
+    def _input_partition(self, topic: Topic, number: int, partition_id: int) -> InputPartition:
         partition = self.database.partitions[partition_id]
-        return c.InputPartition(
+        return InputPartition(
             partition_id=partition_id,
             topic_id=topic.topic_id,
             topic_name=topic.name,
@@ -356,15 +397,9 @@ class MemoryJobs:
             high_watermark=partition.next_offset,
         )
 
-    def _concerns(self, job: Job, topic_id: uuid.UUID) -> bool:
-        topic = self.database.topics.get(topic_id)
-        ids = set[int]() if topic is None else set(topic.partition_ids)
-        inputs = {self.database.extents[id_].row.partition_id for id_ in job.extents} if job.is_live else set[int]()
-        return not ids.isdisjoint(inputs | set(job.asked.forced_partition_ids))
 
-
-def leveled_extent(extent_id: int, file_id: int, output: c.OutputFile, extent: c.OutputExtent) -> c.LeveledExtent:
-    return c.LeveledExtent(
+def leveled_extent(extent_id: int, file_id: int, output: OutputFile, extent: OutputExtent) -> LeveledExtent:
+    return LeveledExtent(
         extent_id=extent_id,
         partition_id=extent.partition_id,
         base_offset=extent.base_offset,
@@ -389,4 +424,4 @@ def leveled_extent(extent_id: int, file_id: int, output: c.OutputFile, extent: c
 def _give_back(job: Job) -> None:
     """Not an attempt that failed: its holder said so itself."""
     attempts = max(job.row.attempts - 1, 0)
-    job.row = replace(job.row, state=c.JobState.READY, attempts=attempts, deadline_ms=None, lease_until_ms=None)
+    job.row = replace(job.row, state=JobState.READY, attempts=attempts, deadline_ms=None, lease_until_ms=None)

@@ -1,4 +1,4 @@
-"""Cluster identity, agents' leases and producer ids in Postgres.
+"""Leases of agents in Postgres.
 
 A writer's epoch moves under its row lock, so registering waits for a commit of the predecessor that is in flight, and
 fences every later one. The lease is another row, in `agents`: a commit that hangs does not cost it.
@@ -12,35 +12,20 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from metadata.contract.service import LEASE_MS, AgentAddress, AgentInfo, ClusterIdentity, WriterFencedError, WriterLease
+from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
 from metadata.migrations.schema_versions import version_of
 from metadata.postgres.connection import Database
 from metadata.postgres.log.registering import begin_registering
 from metadata.postgres.rows import between_now_and
-from metadata.postgres.tables import AGENTS, CLUSTER, PRODUCER_ID_BLOCKS, SCHEMA_REVISION, WRITERS
+from metadata.postgres.tables import AGENTS, SCHEMA_REVISION, WRITERS
 from metadata.rules.jobs import LEASE_SLACK
 
-NOW_MS = sa.text("clock_ms()")
 
-
-class PostgresAgents:
-    """Part of `PostgresMetadata`."""
+class AgentLeases:
+    """Part of `PostgresAgents`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    async def cluster_identity(self) -> ClusterIdentity:
-        async def work(connection: AsyncConnection) -> ClusterIdentity:
-            row = (await connection.execute(sa.select(CLUSTER.c.cluster_id, CLUSTER.c.store_bound))).one()
-            return ClusterIdentity(cluster_id=row.cluster_id, store_bound=row.store_bound)
-
-        return await self._database.read(work)
-
-    async def bind_store(self) -> None:
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(sa.update(CLUSTER).values(store_bound=True))
-
-        await self._database.write(work)
 
     async def register_agent(self, address: AgentAddress) -> WriterLease:
         async def work(connection: AsyncConnection) -> WriterLease:
@@ -98,16 +83,6 @@ class PostgresAgents:
             ]
 
         return await self._database.read(work)
-
-    async def allocate_producer_ids(self, count: int) -> range:
-        async def work(connection: AsyncConnection) -> range:
-            move = sa.update(CLUSTER).values(next_producer_id=CLUSTER.c.next_producer_id + count)
-            end = (await connection.execute(move.returning(CLUSTER.c.next_producer_id))).scalar_one()
-            block = sa.insert(PRODUCER_ID_BLOCKS).values(first_id=end - count, count=count, allocated_ms=NOW_MS)
-            await connection.execute(block)
-            return range(end - count, end)
-
-        return await self._database.write(work)
 
 
 def _lease_end() -> sa.ColumnElement[int]:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from metadata.contract.catalogue import REBUILT_HOST, TABLES, Row
+from metadata.contract.backup import REBUILT_HOST, TABLES, Row
 from metadata.migrations.migrate import STATEMENT_TIMEOUT_MS
 from metadata.postgres.connection import CONNECTION_ERRORS, connect, unavailable
 from metadata.postgres.tables import CLUSTER, FILES, TOPICS, WRITERS
@@ -125,7 +125,7 @@ async def _state(connection: AsyncConnection) -> TargetState:
     return TargetState(cluster_id=cluster_id or "", is_rebuilt=False)
 
 
-async def restore_catalog(url: str, tables: Mapping[str, Sequence[Row]], sequences: Mapping[str, int]) -> None:
+async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequences: Mapping[str, int]) -> None:
     """Write all rows and set all sequences, in one transaction. The database is migrated and empty.
 
     `tables` may hold no more than `TABLES` does; extents are numbered anew. Raises NotEmptyError,

@@ -13,12 +13,12 @@ import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql as pg
 
-from metadata.contract.service import Cursor
+from metadata.contract.tail import Cursor
 from metadata.postgres.tables import (
     CHANGES,
     CLUSTER,
@@ -51,7 +51,7 @@ SEQUENCES = ("file_ids", "partition_ids", "node_ids", "group_epochs", "change_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogTable:
+class BackupTable:
     table: sa.Table
     columns: tuple[str, ...]
     condition: str = ""
@@ -121,29 +121,29 @@ _FILES_KEPT = """state IN ('live', 'dead', 'aborted')
 """Those of which there is an object, or may be; and the last that each writer committed: unknown files that it sealed
 before were never committed."""
 
-TABLES: Mapping[str, CatalogTable] = {
+TABLES: Mapping[str, BackupTable] = {
     each.name: each
     for each in (
-        CatalogTable(table=CLUSTER, columns=_all_but(CLUSTER, "id")),
-        CatalogTable(table=WRITERS, columns=_all_but(WRITERS)),
-        CatalogTable(table=TOPICS, columns=_all_but(TOPICS)),
-        CatalogTable(table=DELETED_TOPICS, columns=_all_but(DELETED_TOPICS)),
-        CatalogTable(table=PARTITIONS, columns=_all_but(PARTITIONS)),
-        CatalogTable(table=WATERMARKS, columns=_all_but(WATERMARKS)),
-        CatalogTable(table=LOG_STARTS, columns=_all_but(LOG_STARTS)),
+        BackupTable(table=CLUSTER, columns=_all_but(CLUSTER, "id")),
+        BackupTable(table=WRITERS, columns=_all_but(WRITERS)),
+        BackupTable(table=TOPICS, columns=_all_but(TOPICS)),
+        BackupTable(table=DELETED_TOPICS, columns=_all_but(DELETED_TOPICS)),
+        BackupTable(table=PARTITIONS, columns=_all_but(PARTITIONS)),
+        BackupTable(table=WATERMARKS, columns=_all_but(WATERMARKS)),
+        BackupTable(table=LOG_STARTS, columns=_all_but(LOG_STARTS)),
         # what was answered to a writer is for its repeat alone, and writers do not outlive their Postgres
-        CatalogTable(table=FILES, columns=_all_but(FILES, "results"), condition=_FILES_KEPT),
-        CatalogTable(
+        BackupTable(table=FILES, columns=_all_but(FILES, "results"), condition=_FILES_KEPT),
+        BackupTable(
             table=EXTENTS,
             columns=_all_but(EXTENTS),
             condition="EXISTS (SELECT FROM files f WHERE f.file_id = extents.file_id AND f.state = 'live')",
         ),
-        CatalogTable(table=PRODUCERS, columns=_all_but(PRODUCERS)),
-        CatalogTable(table=PRODUCER_ID_BLOCKS, columns=_all_but(PRODUCER_ID_BLOCKS)),
+        BackupTable(table=PRODUCERS, columns=_all_but(PRODUCERS)),
+        BackupTable(table=PRODUCER_ID_BLOCKS, columns=_all_but(PRODUCER_ID_BLOCKS)),
         # members join again
-        CatalogTable(table=GROUPS, columns=("group_id", "epoch", "owner_id", "protocol_type", "generation")),
-        CatalogTable(table=GROUP_OFFSETS, columns=_all_but(GROUP_OFFSETS)),
-        CatalogTable(table=CHANGES, columns=("change_id", "kind", "topic_id"), condition="kind = 'topic_deleted'"),
+        BackupTable(table=GROUPS, columns=("group_id", "epoch", "owner_id", "protocol_type", "generation")),
+        BackupTable(table=GROUP_OFFSETS, columns=_all_but(GROUP_OFFSETS)),
+        BackupTable(table=CHANGES, columns=("change_id", "kind", "topic_id"), condition="kind = 'topic_deleted'"),
     )
 }
 
@@ -170,7 +170,7 @@ class JobCursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogInstant:
+class BackupInstant:
     """When a snapshot was taken."""
 
     taken_ms: int
@@ -182,7 +182,7 @@ class CatalogInstant:
     """The last number that each has given."""
 
 
-TakeRows = Callable[[CatalogTable, Sequence[Sequence[Any]]], Awaitable[None]]
+TakeRows = Callable[[BackupTable, Sequence[Sequence[Any]]], Awaitable[None]]
 """Told some rows of a table, values in the order of its columns; tables come one after another, each first without
 rows."""
 
@@ -195,11 +195,10 @@ def has_heard(cursor: Cursor, of: Cursor) -> bool:
     )
 
 
-@runtime_checkable
-class CatalogMetadata(Protocol):
+class BackupMetadata(Protocol):
     """Kept by metadata stores that outlive their process."""
 
-    async def catalog_rows(self, take: TakeRows) -> CatalogInstant:
+    async def rows(self, take: TakeRows) -> BackupInstant:
         """All rows of `TABLES` at one instant, some at a time. No commit waits for it, but dead versions of hot rows
         stay for as long as it takes: `take` must wait for nothing but this machine. Raises MetadataUnavailableError."""
         ...

@@ -1,0 +1,63 @@
+"""The tail: how agents follow files and changes that others commit."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from metadata.contract.files import L0File
+from metadata.contract.topics import Topic, Watermarks
+
+
+class ChangeKind(StrEnum):
+    """What agents cache and must hear of. `Change.detail` is JSON-able; its keys are given here."""
+
+    TOPIC_CREATED = "topic_created"  # name, partition_ids, configs, created_ms
+    TOPIC_DELETED = "topic_deleted"  # name, partition_ids
+    CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides, as they now are)
+    PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, as they now are)
+    LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
+    BROKER_CONFIGS_CHANGED = "broker_configs_changed"  # configs (all cluster-wide ones that are set, by Kafka's names)
+    MERGED = "merged"  # job_id, l0_files: [ids of L0 files it replaced], deduped: [partition ids]; never both empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    change_id: int
+    kind: ChangeKind
+    topic_id: uuid.UUID | None
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """How far a follower has seen: the highest (epoch, seq) per writer, and the last change."""
+
+    writers: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    change_id: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    files: Sequence[L0File]
+    """Live or dead, in file id order: a merge may have been quicker than the follower."""
+    changes: Sequence[Change]
+    cursor: Cursor
+    cold: bool = False
+    """The cursor is older than the rows kept: take a `snapshot()` and start from its cursor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything an agent needs to start, read at one instant."""
+
+    topics: Sequence[Topic]
+    watermarks: Sequence[Watermarks]
+    files: Sequence[L0File]
+    """Live L0 files in file id order."""
+    cursor: Cursor
+    broker_configs: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The cluster-wide ones that are set, by Kafka's names."""

@@ -1,0 +1,51 @@
+"""Topics and the offsets that bound their partitions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runtime.errors import BadInputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    topic_id: uuid.UUID
+    name: str
+    partition_ids: tuple[int, ...]
+    """Surrogate ids by partition number: `partition_ids[3]` is the id of partition 3."""
+    configs: Mapping[str, str]
+    """Overrides only, by Kafka's names; defaults are in `metadata/configs/topic.py`."""
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watermarks:
+    """Fresh from the store. `high_watermark` is the next offset to be given; `last_stable_offset` equals it until
+    transactions exist."""
+
+    partition_id: int
+    log_start_offset: int
+    last_stable_offset: int
+    high_watermark: int
+
+
+class TopicExistsError(BadInputError):
+    pass
+
+
+class UnknownTopicError(BadInputError):
+    pass
+
+
+class InvalidPartitionsError(BadInputError):
+    """`create_partitions` to a count that is not above the present one."""
+
+
+class InvalidOffsetError(BadInputError):
+    """DeleteRecords above the high watermark or below zero."""
+
+
+class NotCompactedError(BadInputError):
+    """Compaction was asked for of a topic without `compact` in its cleanup.policy."""

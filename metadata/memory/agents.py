@@ -1,0 +1,384 @@
+"""The calls of an agent, in the memory store. Every method is atomic: it never waits.
+
+Postgres needs locks where the order of calls is enough here. The commit judges batches by
+`metadata/rules/producer_state.py` alone; the commit function of Postgres is compared with it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from metadata.configs.broker import topic_defaults
+from metadata.configs.changes import Changes, ClusterDecision, TopicDecision, changed
+from metadata.contract.files import FileInfo, FileState, L0File
+from metadata.contract.l0_commit import BatchResult, CommitL0, CommitRefusedError, Committed, ProducerState
+from metadata.contract.leases import LEASE_MS, AgentAddress, AgentInfo, WriterFencedError, WriterLease
+from metadata.contract.tail import ChangeKind, Cursor, Snapshot, Tail
+from metadata.contract.topics import (
+    InvalidOffsetError,
+    InvalidPartitionsError,
+    Topic,
+    TopicExistsError,
+    UnknownTopicError,
+    Watermarks,
+)
+from metadata.memory.hints import Hint
+from metadata.memory.tables import File, MemoryDatabase, Partition, Writer
+from metadata.memory.views import l0_file, watermarks_of
+from metadata.rules.jobs import holds
+from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
+from metadata.rules.packed_index import decode_index, encode_index
+from metadata.rules.producer_state import is_possible, judge, may_lack_state
+from metadata.rules.stretches import stretches
+from runtime.clock import Clock
+from runtime.ids import IdSource
+from wire.error_codes import ErrorCode
+
+
+class MemoryAgents:
+    """Keeps `AgentMetadata`."""
+
+    def __init__(
+        self, database: MemoryDatabase, clock: Clock, ids: IdSource, *, producer_id_expiration_ms: int
+    ) -> None:
+        self.database = database
+        self._clock = clock
+        self._ids = ids
+        self._expiration_ms = producer_id_expiration_ms
+        self._news, self._agents = Hint(clock), Hint(clock)
+
+    def listen(self) -> None:
+        """Hear the hints of the others from now on."""
+        self.database.news.append(self._news)
+        self.database.agents_changed.append(self._agents)
+
+    def stop_listening(self) -> None:
+        for hints, own in ((self.database.news, self._news), (self.database.agents_changed, self._agents)):
+            if own in hints:
+                hints.remove(own)
+
+    # -- the lease
+
+    async def register_agent(self, address: AgentAddress) -> WriterLease:
+        db = self.database
+        known = {(writer.address.host, writer.address.port): id_ for id_, writer in db.writers.items()}
+        writer_id = known.get((address.host, address.port))
+        if writer_id is None:
+            writer_id, db.next_node_id = db.next_node_id, db.next_node_id + 1
+            writer = db.writers[writer_id] = Writer(address=address)
+        else:
+            writer = db.writers[writer_id]
+            writer.epoch += 1
+        writer.address, writer.last_seq, writer.draining = address, -1, False
+        writer.lease_until_ms = self._clock.wall_ms() + LEASE_MS
+        return WriterLease(writer_id=writer_id, epoch=writer.epoch)
+
+    async def heartbeat(self, lease: WriterLease, *, draining: bool = False) -> int:
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is None or writer.epoch != lease.epoch or writer.lease_until_ms is None:
+            raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} has no lease any more")
+        now_ms = self._clock.wall_ms()
+        writer.lease_until_ms = now_ms + LEASE_MS
+        writer.draining = draining
+        return now_ms
+
+    async def unregister_agent(self, lease: WriterLease) -> None:
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is not None and writer.epoch == lease.epoch:
+            writer.lease_until_ms = None
+
+    async def live_agents(self) -> Sequence[AgentInfo]:
+        now_ms = self._clock.wall_ms()
+        return [
+            AgentInfo(writer_id=writer_id, epoch=writer.epoch, address=writer.address)
+            for writer_id, writer in sorted(self.database.writers.items())
+            if holds(writer.lease_until_ms, now_ms, LEASE_MS) and not writer.draining
+        ]
+
+    async def wait_for_agents(self, timeout_ms: float) -> bool:
+        return await self._agents.wait(timeout_ms)
+
+    async def announce_agents(self) -> None:
+        for hint in self.database.agents_changed:
+            hint.give()
+
+    # -- topics and configs
+
+    async def list_topics(self) -> Sequence[Topic]:
+        return sorted(self.database.topics.values(), key=lambda topic: topic.name)
+
+    async def create_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        if any(topic.name == name for topic in self.database.topics.values()):
+            raise TopicExistsError(f"topic {name!r} exists already")
+        topic_id = self._ids.uuid4()
+        topic = Topic(
+            topic_id=topic_id,
+            name=name,
+            partition_ids=self._new_partitions(topic_id, name, partitions),
+            configs=dict(configs),
+            created_ms=self._clock.wall_ms(),
+        )
+        self.database.topics[topic.topic_id] = topic
+        detail = {"configs": dict(configs), "created_ms": topic.created_ms}
+        self._changed(ChangeKind.TOPIC_CREATED, topic, partition_ids=list(topic.partition_ids), **detail)
+        return topic
+
+    async def delete_topic(self, topic_id: uuid.UUID) -> None:
+        topic = self._topic(topic_id)
+        gone = set(topic.partition_ids)
+        db = self.database
+        del db.topics[topic_id]
+        db.config_versions.pop(topic_id, None)
+        now_ms = db.deleted_topics[topic.name] = self._clock.wall_ms()
+        for partition_id in topic.partition_ids:
+            db.kill_extents([row.extent_id for row in db.leveled(partition_id)], now_ms=now_ms)
+        db.partitions = {id_: partition for id_, partition in db.partitions.items() if id_ not in gone}
+        db.producers = {where: state for where, state in db.producers.items() if where[0] not in gone}
+        db.producers_seen_ms = {where: at for where, at in db.producers_seen_ms.items() if where[0] not in gone}
+        for group in db.groups.values():
+            group.offsets = {place: offset for place, offset in group.offsets.items() if place.topic_id != topic_id}
+        self._changed(ChangeKind.TOPIC_DELETED, topic, partition_ids=list(topic.partition_ids))
+
+    async def create_partitions(self, topic_id: uuid.UUID, count: int) -> Topic:
+        topic = self._topic(topic_id)
+        present = len(topic.partition_ids)
+        if count <= present:
+            raise InvalidPartitionsError(f"topic {topic.name!r} has {present} partitions; {count} is not more")
+        partition_ids = topic.partition_ids + self._new_partitions(topic_id, topic.name, count - present)
+        topic = self.database.topics[topic_id] = replace(topic, partition_ids=partition_ids)
+        self._changed(ChangeKind.PARTITIONS_ADDED, topic, partition_ids=list(partition_ids))
+        return topic
+
+    async def alter_configs(self, topic_id: uuid.UUID, changes: Changes | TopicDecision) -> Topic:
+        topic = self._topic(topic_id)
+        if callable(changes):
+            changes = changes(topic.configs, dict(self.database.broker_configs))
+        if not changes:
+            return topic
+        configs = changed(topic.configs, changes)
+        topic = self.database.topics[topic_id] = replace(topic, configs=configs)
+        versions = self.database.config_versions
+        versions[topic_id] = versions.get(topic_id, 1) + 1
+        self._changed(ChangeKind.CONFIGS_CHANGED, topic, configs=configs)
+        return topic
+
+    async def alter_broker_configs(self, changes: Changes | ClusterDecision) -> Mapping[str, str]:
+        db = self.database
+        if callable(changes):
+            changes = changes(dict(db.broker_configs))
+        if not changes:
+            return dict(db.broker_configs)
+        before = topic_defaults(db.broker_configs)
+        db.broker_configs = changed(db.broker_configs, changes)
+        if topic_defaults(db.broker_configs) != before:
+            db.config_versions = {topic_id: db.config_versions.get(topic_id, 1) + 1 for topic_id in db.topics}
+        detail = {"configs": dict(db.broker_configs)}
+        db.append_change(ChangeKind.BROKER_CONFIGS_CHANGED, None, detail, now_ms=self._clock.wall_ms())
+        return dict(db.broker_configs)
+
+    # -- producers
+
+    async def allocate_producer_ids(self, count: int) -> range:
+        db = self.database
+        block = range(db.next_producer_id, db.next_producer_id + count)
+        db.next_producer_id += count
+        db.producer_id_blocks.append((block, self._clock.wall_ms()))
+        return block
+
+    async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
+        wanted = None if partition_ids is None else set(partition_ids)
+        return [
+            ProducerState(
+                partition_id=partition_id,
+                producer_id=producer_id,
+                epoch=producer.epoch,
+                batches=[(b.first_sequence, b.last_sequence, b.base_offset) for b in producer.batches],
+                last_seen_ms=self.database.producers_seen_ms[partition_id, producer_id],
+            )
+            for (partition_id, producer_id), producer in sorted(self.database.producers.items())
+            if wanted is None or partition_id in wanted
+        ]
+
+    # -- the log
+
+    async def commit_l0(self, request: CommitL0) -> Committed:
+        db = self.database
+        known = db.file_ids.get(request.key)
+        if known is not None:
+            return _repeated(db.files[known])
+        writer = self._check_writer(request)
+        batches = [
+            batch
+            if batch.masked_error or is_possible(batch)
+            else batch._replace(masked_error=int(ErrorCode.UNKNOWN_SERVER_ERROR))
+            for batch in request.batches
+        ]
+        now_ms = self._clock.wall_ms()
+        judgement = judge(
+            batches,
+            next_offsets={
+                batch.partition_id: db.partitions[batch.partition_id].next_offset
+                for batch in batches
+                if batch.partition_id in db.partitions
+            },
+            producers=db.producers,
+            state_may_be_absent=lambda partition_id, producer_id: may_lack_state(
+                allocated_ms=self._allocated_ms(producer_id),
+                predecessor_deleted_ms=db.partitions[partition_id].predecessor_deleted_ms,
+                now_ms=now_ms,
+                producer_id_expiration_ms=self._expiration_ms,
+            ),
+        )
+        for partition_id, next_offset in judgement.next_offsets.items():
+            db.partitions[partition_id].next_offset = next_offset
+        db.producers.update(judgement.producers)
+        db.producers_seen_ms.update(dict.fromkeys(judgement.producers, now_ms))
+        writer.last_seq = request.seq
+        index = encode_index(stretches(batches, judgement.results))
+        file = self._insert_file(request, index, tuple(judgement.results), now_ms)
+        writer.files.append(file.info.file_id)
+        return _repeated(file)
+
+    async def watermarks(self, partition_ids: Sequence[int]) -> Mapping[int, Watermarks]:
+        known = self.database.partitions
+        return {id_: watermarks_of(id_, known[id_]) for id_ in partition_ids if id_ in known}
+
+    async def delete_records(self, partition_id: int, offset: int) -> int:
+        db = self.database
+        partition = db.partitions.get(partition_id)
+        if partition is None:
+            raise UnknownTopicError(f"there is no partition {partition_id}")
+        if offset < -1 or offset > partition.next_offset:
+            raise InvalidOffsetError(f"offset {offset} lies outside [0, {partition.next_offset}]")
+        wanted = partition.next_offset if offset == -1 else offset
+        if wanted <= partition.log_start_offset:
+            return partition.log_start_offset
+        now_ms = self._clock.wall_ms()
+        below = [row.extent_id for row in db.leveled(partition_id) if row.last_offset < wanted]
+        db.kill_extents(below, now_ms=now_ms)
+        db.move_log_start(partition_id, wanted)
+        detail = {"offsets": {str(partition_id): wanted}}
+        db.append_change(ChangeKind.LOG_START_MOVED, partition.topic_id, detail, now_ms=now_ms)
+        return wanted
+
+    async def leveled_bytes(self, partition_ids: Sequence[int]) -> Mapping[int, int]:
+        found = {id_: sum(row.length for row in self.database.leveled(id_)) for id_ in partition_ids}
+        return {id_: size for id_, size in found.items() if size}
+
+    # -- the tail
+
+    async def snapshot(self) -> Snapshot:
+        db = self.database
+        return Snapshot(
+            topics=await self.list_topics(),
+            watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            files=[
+                l0_file(file.info)
+                for _, file in sorted(db.files.items())
+                if file.info.level == 0 and file.info.state is FileState.LIVE
+            ],
+            cursor=Cursor(
+                writers={id_: (writer.epoch, writer.last_seq) for id_, writer in db.writers.items()},
+                change_id=db.next_change_id - 1,
+            ),
+            broker_configs=dict(db.broker_configs),
+        )
+
+    async def tail(self, cursor: Cursor) -> Tail:
+        db = self.database
+        seen = dict(cursor.writers)
+        cold = cursor.change_id < db.forgotten_change_id
+        files: list[L0File] = []
+        for writer_id, writer in db.writers.items():
+            after = cursor.writers.get(writer_id, (-1, -1))
+            cold = cold or after < writer.forgotten
+            for file_id in reversed(writer.files):
+                file = l0_file(db.files[file_id].info)
+                if (file.epoch, file.seq) <= after:
+                    break
+                files.append(file)
+                seen[writer_id] = max(seen.get(writer_id, after), (file.epoch, file.seq))
+        if cold:
+            return Tail(files=(), changes=(), cursor=cursor, cold=True)
+        changes = [change for change, _ in db.changes if change.change_id > cursor.change_id]
+        change_id = changes[-1].change_id if changes else cursor.change_id
+        files.sort(key=lambda file: file.file_id)
+        return Tail(files=files, changes=changes, cursor=Cursor(writers=seen, change_id=change_id))
+
+    async def wait_for_news(self, timeout_ms: float) -> None:
+        await self._news.wait(timeout_ms)
+
+    async def notify(self) -> None:
+        self.database.give_news()
+
+    # -- inside
+
+    def _topic(self, topic_id: uuid.UUID) -> Topic:
+        topic = self.database.topics.get(topic_id)
+        if topic is None:
+            raise UnknownTopicError(f"there is no topic with id {topic_id}")
+        return topic
+
+    def _new_partitions(self, topic_id: uuid.UUID, name: str, count: int) -> tuple[int, ...]:
+        db = self.database
+        new = range(db.next_partition_id, db.next_partition_id + count)
+        db.next_partition_id += count
+        db.partitions.update({id_: Partition(topic_id, db.deleted_topics.get(name)) for id_ in new})
+        return tuple(new)
+
+    def _changed(self, kind: ChangeKind, topic: Topic, **detail: Any) -> None:
+        named = {"name": topic.name, **detail}
+        self.database.append_change(kind, topic.topic_id, named, now_ms=self._clock.wall_ms())
+
+    def _allocated_ms(self, producer_id: int) -> int | None:
+        return next((at_ms for block, at_ms in self.database.producer_id_blocks if producer_id in block), None)
+
+    def _check_writer(self, request: CommitL0) -> Writer:
+        """Raises WriterFencedError, CommitRefusedError."""
+        lease = request.lease
+        writer = self.database.writers.get(lease.writer_id)
+        if writer is None or writer.epoch != lease.epoch:
+            raise WriterFencedError(f"writer {lease.writer_id} epoch {lease.epoch} is not the present one")
+        if request.seq <= writer.last_seq:
+            raise CommitRefusedError(f"seq {request.seq} is not above the writer's last ({writer.last_seq})")
+        hour = key_hour(request.key)
+        if hour is not None and hour <= self.database.forgotten_key_hour:
+            raise CommitRefusedError(f"key {request.key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
+        return writer
+
+    def _insert_file(self, request: CommitL0, index: bytes, results: tuple[BatchResult, ...], now_ms: int) -> File:
+        db = self.database
+        file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
+        rows = decode_index(index)
+        empty = not rows
+        info = FileInfo(
+            file_id=file_id,
+            key=request.key,
+            level=0,
+            state=FileState.DEAD if empty else FileState.LIVE,
+            writer_id=request.lease.writer_id,
+            epoch=request.lease.epoch,
+            seq=request.seq,
+            size_bytes=request.size_bytes,
+            crc32c=request.crc32c,
+            created_ms=now_ms,
+            index=index,
+            dead_ms=now_ms if empty else None,
+            live_extents=len(rows),
+        )
+        db.file_ids[request.key] = file_id
+        file = db.files[file_id] = File(info=info, results=results, lo=file_id, hi=file_id)
+        file.max_timestamp_ms = max((row.max_timestamp_ms for row in rows), default=-1)
+        return file
+
+
+def _repeated(file: File) -> Committed:
+    """What the first call answered. Raises CommitRefusedError for an aborted key."""
+    if file.info.state is FileState.ABORTED:
+        raise CommitRefusedError(f"key {file.info.key!r} was aborted")
+    return Committed(
+        file_id=file.info.file_id, results=file.results, index=file.info.index, created_ms=file.info.created_ms
+    )

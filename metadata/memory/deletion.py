@@ -1,0 +1,196 @@
+"""The calls of retention and of the janitor, in the memory store. Every method is atomic: it never waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from metadata.contract.deletion import DeadFile, Expired
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.jobs import (
+    JobState,
+)
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.tail import ChangeKind
+from metadata.memory.tables import File, MemoryDatabase
+from metadata.rules.history import History
+from metadata.rules.jobs import UNREADABLE
+from metadata.rules.object_keys import hour_at, key_hour, key_level
+from metadata.rules.packed_index import encode_index
+from metadata.rules.retention import AgedExtent, expired_extents, retention_policy
+from runtime.clock import Clock
+
+
+class MemoryDeletion:
+    """Keeps `DeletionMetadata`."""
+
+    def __init__(self, database: MemoryDatabase, clock: Clock, *, producer_id_expiration_ms: int) -> None:
+        self.database = database
+        self._clock = clock
+        self._expiration_ms = producer_id_expiration_ms
+
+    # -- retention
+
+    async def expire(self, *, limit: int = 10_000) -> Expired:
+        db = self.database
+        now_ms = self._clock.wall_ms()
+        moved: dict[int, int] = {}
+        killed: list[int] = []
+        due: list[Sequence[AgedExtent]] = []
+        for topic in db.topics.values():
+            policy = retention_policy(db.in_force(topic))
+            for partition_id in topic.partition_ids:
+                aged = [self._aged(row) for row in db.leveled(partition_id)]
+                log_start = db.partitions[partition_id].log_start_offset
+                if taken := expired_extents(aged, policy, log_start_offset=log_start, now_ms=now_ms):
+                    due.append(taken)
+        for taken in sorted(due, key=lambda each: each[0].max_timestamp_ms):  # the oldest first
+            if taken := taken[: limit - len(killed)]:
+                killed += [extent.extent_id for extent in taken]
+                moved[db.extents[taken[0].extent_id].row.partition_id] = taken[-1].last_offset + 1
+        killed_bytes = db.kill_extents(killed, now_ms=now_ms)
+        for partition_id, offset in moved.items():
+            db.move_log_start(partition_id, offset)
+        if moved:
+            detail = {"offsets": {str(partition_id): offset for partition_id, offset in moved.items()}}
+            db.append_change(ChangeKind.LOG_START_MOVED, None, detail, now_ms=now_ms)
+        return Expired(extents=len(killed), bytes=killed_bytes, partitions=len(moved))
+
+    def _aged(self, row: LeveledExtent) -> AgedExtent:
+        created_ms = self.database.files[row.file_id].info.created_ms
+        timestamp_ms = row.max_timestamp_ms if row.max_timestamp_ms >= 0 else created_ms
+        return AgedExtent(row.extent_id, row.base_offset, row.last_offset, row.length, timestamp_ms)
+
+    async def expire_producers(self) -> int:
+        db = self.database
+        silent_since_ms = self._clock.wall_ms() - self._expiration_ms
+        silent = [where for where, seen_ms in db.producers_seen_ms.items() if seen_ms < silent_since_ms]
+        for where in silent:
+            del db.producers_seen_ms[where]
+            db.producers.pop(where, None)
+        return len(silent)
+
+    async def forget_rows(self, *, before_ms: int) -> int:
+        """Drop changes, times of deletions, rows of deleted and aborted files, of before `before_ms`. Returns how many.
+
+        Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on
+        (`metadata/rules/object_keys.py`).
+
+        The time a topic was deleted is kept at least until all producer ids that are older have expired.
+        """
+        db = self.database
+        old = [change.change_id for change, made_ms in db.changes if made_ms < before_ms]
+        db.changes = db.changes[len(old) :]
+        db.forgotten_change_id = max([db.forgotten_change_id, *old])
+        gone = [
+            file.info
+            for file in db.files.values()
+            if file.info.created_ms < before_ms
+            and file.info.state in (FileState.DELETED, FileState.ABORTED)
+            and (key_hour(file.info.key) or 0) <= hour_at(before_ms)
+        ]
+        for info in gone:
+            del db.files[info.file_id], db.file_ids[info.key]
+            db.forgotten_key_hour = max(db.forgotten_key_hour, key_hour(info.key) or 0)
+            if info.writer_id is not None and info.epoch is not None and info.seq is not None:
+                writer = db.writers[info.writer_id]
+                writer.files.remove(info.file_id)
+                writer.forgotten = max(writer.forgotten, (info.epoch, info.seq))
+        expired_ms = min(before_ms, self._clock.wall_ms() - self._expiration_ms)
+        old_names = [name for name, deleted_ms in db.deleted_topics.items() if deleted_ms < expired_ms]
+        for name in old_names:
+            del db.deleted_topics[name]
+        return len(old) + len(gone) + len(old_names) + self._forget_work(before_ms)
+
+    def _forget_work(self, before_ms: int) -> int:
+        """Ended jobs, compactors, pins and duties of before `before_ms`. Returns how many."""
+        db = self.database
+        ended_ms = min(before_ms, self._clock.wall_ms())
+        written = {file.info.job_id for file in db.files.values() if file.is_live}
+        jobs = [
+            id_
+            for id_, job in db.jobs.items()
+            if not job.is_live
+            and (job.row.finished_ms or 0) < before_ms
+            and not (UNREADABLE in job.row.result and id_ in written)
+        ]
+        compactors = [id_ for id_, each in db.compactors.items() if each.lease_until_ms < ended_ms]
+        pins = [id_ for id_, pin in db.pins.items() if pin.expires_ms < ended_ms]
+        duties = [name for name, (_, until_ms) in db.duties.items() if until_ms < ended_ms]
+        for job_id in jobs:
+            del db.jobs[job_id]
+        for node_id in compactors:
+            del db.compactors[node_id]
+        for pin_id in pins:
+            del db.pins[pin_id]
+        for name in duties:
+            del db.duties[name]
+        return len(jobs) + len(compactors) + len(pins) + len(duties)
+
+    # -- deletion
+
+    async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
+        db = self.database
+        now_ms = self._clock.wall_ms()
+        busy_l0, busy_extents = db.busy()
+        pinned_ms = min((pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms), default=None)
+        waiting = [
+            DeadFile(file_id=file_id, key=file.info.key, size_bytes=file.info.size_bytes, dead_ms=file.info.dead_ms)
+            for file_id, file in db.files.items()
+            if file.info.state is FileState.DEAD
+            and file.info.dead_ms is not None
+            and file.info.dead_ms <= now_ms - grace_ms
+            and (pinned_ms is None or file.info.dead_ms < pinned_ms)
+            and file_id not in busy_l0
+            and busy_extents.isdisjoint(file.extents)
+        ]
+        return sorted(waiting, key=lambda file: (file.dead_ms, file.file_id))[:limit]
+
+    async def files_deleted(self, file_ids: Sequence[int]) -> None:
+        for file_id in file_ids:
+            file = self.database.files.get(file_id)
+            if file is not None and file.info.state is FileState.DEAD:
+                file.deleted()
+                for extent_id in file.extents:
+                    del self.database.extents[extent_id]
+                file.extents.clear()
+
+    async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
+        db = self.database
+        known = ((key, db.file_ids.get(key)) for key in keys)
+        expected = (FileState.LIVE, FileState.DEAD)
+        return frozenset(key for key, id_ in known if id_ is not None and db.files[id_].info.state in expected)
+
+    async def writers_at_work(self) -> Mapping[int, int]:
+        now_ms = self._clock.wall_ms()
+        at_work: dict[int, int] = {}
+        for job in (each.row for each in self.database.live_jobs() if each.row.state is JobState.RUNNING):
+            if job.holder is not None and job.started_ms is not None:
+                at_work[job.holder] = max(at_work.get(job.holder, 0), now_ms - job.started_ms)
+        return at_work
+
+    async def abort_file(self, key: str) -> bool:
+        db = self.database
+        known = db.file_ids.get(key)
+        if known is not None:
+            return db.files[known].info.state is FileState.ABORTED
+        file_id, db.next_file_id = db.next_file_id, db.next_file_id + 1
+        db.file_ids[key] = file_id
+        db.files[file_id] = File(
+            info=FileInfo(
+                file_id=file_id,
+                key=key,
+                level=key_level(key),
+                state=FileState.ABORTED,
+                writer_id=None,
+                epoch=None,
+                seq=None,
+                size_bytes=0,
+                crc32c=0,
+                created_ms=self._clock.wall_ms(),
+                index=encode_index(()),
+            )
+        )
+        return True
+
+    async def history(self) -> History:
+        return History(adopted=self.database.adopted, present=self.database.server)

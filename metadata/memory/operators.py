@@ -1,0 +1,191 @@
+"""The calls of operators, in the memory store. Every method is atomic: it never waits."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from metadata.configs.topic import as_int, resolve
+from metadata.contract.compactors import PartitionView
+from metadata.contract.files import FileInfo
+from metadata.contract.jobs import (
+    JobState,
+    MergeJob,
+)
+from metadata.contract.leases import JOB_LEASE_MS, LEASE_MS
+from metadata.contract.operators import GroupLag, GroupLags, GroupsView, Observation, StrayOffset, SystemView
+from metadata.contract.topics import (
+    NotCompactedError,
+    Topic,
+    UnknownTopicError,
+)
+from metadata.memory.groups import summary_of
+from metadata.memory.tables import Job, MemoryDatabase
+from metadata.memory.views import l0_file, partition_views_of, watermarks_of
+from metadata.rules.history import HistoryMovedError, ServerHistory
+from metadata.rules.jobs import holds
+from metadata.rules.packed_index import iter_index
+from metadata.rules.retention import cleanable_through, retention_policy
+from runtime.clock import Clock
+
+
+class MemoryOperators:
+    """Keeps `OperatorMetadata`."""
+
+    def __init__(self, database: MemoryDatabase, clock: Clock) -> None:
+        self.database = database
+        self._clock = clock
+
+    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
+        ids = sorted(file_id for file_id in self.database.files if file_id > after_file_id)
+        return [self.database.files[file_id].info for file_id in ids[:limit]]
+
+    async def jobs(
+        self,
+        *,
+        states: Sequence[JobState] = (),
+        topic_id: uuid.UUID | None = None,
+        result: str = "",
+        limit: int = 100,
+    ) -> Sequence[MergeJob]:
+        chosen = [
+            job.row
+            for _, job in sorted(self.database.jobs.items(), reverse=True)
+            if (not states or job.row.state in states)
+            and (topic_id is None or self._concerns(job, topic_id))
+            and (not result or result in job.row.result)
+        ]
+        return chosen[:limit]
+
+    async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
+        return partition_views_of(self.database, self._known_topic(topic_id))
+
+    async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
+        topic = self._known_topic(topic_id)
+        configs = self.database.in_force(topic)
+        if not retention_policy(configs).compacts:
+            raise NotCompactedError(f"topic {topic.name!r} is not compacted", remedy="set cleanup.policy=compact")
+        min_lag_ms = as_int(resolve(configs), "min.compaction.lag.ms")
+        through: dict[int, int] = {}
+        for partition_id in topic.partition_ids:
+            partition = self.database.partitions[partition_id]
+            offset = cleanable_through(
+                self._stretches(partition_id),
+                end_offset=partition.next_offset,
+                min_lag_ms=min_lag_ms,
+                now_ms=self._clock.wall_ms(),
+            )
+            through[partition_id] = offset
+            state = partition.cleaned
+            has_work = (
+                offset > state.cleaned_through_offset
+                or state.passes_needed > 1
+                or any(row.has_tombstones and row.base_offset < offset for row in self.database.leveled(partition_id))
+            )
+            if offset > partition.log_start_offset and has_work:
+                wanted = max(offset, state.requested_through_offset or 0)
+                partition.cleaned = replace(state, requested_through_offset=wanted)
+        return through
+
+    async def system_view(self) -> SystemView:
+        db = self.database
+        now_ms = self._clock.wall_ms()
+        live = [file for _, file in sorted(db.files.items()) if file.is_live]
+        inputs: list[tuple[int, int, int | None]] = []
+        for job in db.live_jobs():
+            inputs += [(job.row.job_id, file_id, None) for file_id in job.l0_files]
+            inputs += [(job.row.job_id, db.extents[id_].row.file_id, id_) for id_ in job.extents]
+        rows = (extent.row for extent in db.extents.values() if extent.dead_ms is None)
+        return SystemView(
+            now_ms=now_ms,
+            watermarks=[watermarks_of(id_, partition) for id_, partition in sorted(db.partitions.items())],
+            l0_files=[l0_file(file.info) for file in live if file.info.level == 0],
+            extents=sorted(rows, key=lambda row: (row.partition_id, row.base_offset)),
+            live_extents={file.info.file_id: file.info.live_extents for file in live if file.info.level > 0},
+            job_inputs=inputs,
+            pins=[pin.created_ms for pin in db.pins.values() if pin.expires_ms > now_ms],
+        )
+
+    async def groups_view(self) -> GroupsView:
+        db = self.database
+        return GroupsView(
+            groups=[(summary_of(group_id, group), group.record) for group_id, group in sorted(db.groups.items())],
+            last_epoch=db.last_group_epoch,
+            stray_offsets=[
+                StrayOffset(group_id, place)
+                for group_id, group in sorted(db.groups.items())
+                for place in sorted(group.offsets)
+                if not db.has_partition(place)
+            ],
+        )
+
+    async def pins(self) -> Sequence[tuple[int, str, int, int]]:
+        now_ms = self._clock.wall_ms()
+        return [
+            (pin_id, pin.holder, pin.created_ms, pin.expires_ms)
+            for pin_id, pin in sorted(self.database.pins.items())
+            if pin.expires_ms > now_ms
+        ]
+
+    async def observe(self, *, lags_max: int) -> Observation:
+        db, now_ms = self.database, self._clock.wall_ms()
+        leased = [each for each in db.writers.values() if holds(each.lease_until_ms, now_ms, LEASE_MS)]
+        draining = sum(each.draining for each in leased)
+        lags = sorted(self._lags(), key=lambda each: (-each.lag, each.group_id, each.topic))
+        return Observation(
+            now_ms=now_ms,
+            agents={"serving": len(leased) - draining, "draining": draining},
+            compactors=sum(holds(each.lease_until_ms, now_ms, JOB_LEASE_MS) for each in db.compactors.values()),
+            lags=GroupLags(largest=lags[:lags_max], pairs=len(lags), total_lag=sum(each.lag for each in lags)),
+            postgres=None,
+        )
+
+    async def adopt_history(self, present: ServerHistory) -> None:
+        if present != self.database.server:
+            raise HistoryMovedError(f"{present} was checked, {self.database.server} is present")
+        self.database.adopted = present
+
+    # -- inside
+
+    def _concerns(self, job: Job, topic_id: uuid.UUID) -> bool:
+        topic = self.database.topics.get(topic_id)
+        ids = set[int]() if topic is None else set(topic.partition_ids)
+        inputs = {self.database.extents[id_].row.partition_id for id_ in job.extents} if job.is_live else set[int]()
+        return not ids.isdisjoint(inputs | set(job.asked.forced_partition_ids))
+
+    def _known_topic(self, topic_id: uuid.UUID) -> Topic:
+        topic = self.database.topics.get(topic_id)
+        if topic is None:
+            raise UnknownTopicError(f"there is no topic with id {topic_id}")
+        return topic
+
+    def _stretches(self, partition_id: int) -> Iterable[tuple[int, int]]:
+        """(base offset, largest timestamp) of what lives of a partition, on any level."""
+        start = self.database.partitions[partition_id].log_start_offset
+        for row in self.database.leveled(partition_id):
+            yield row.base_offset, row.max_timestamp_ms
+        for file in self.database.files.values():
+            if file.is_live and file.info.level == 0:
+                for row in iter_index(file.info.index):
+                    if row.partition_id == partition_id and row.last_offset >= start:
+                        yield row.base_offset, row.max_timestamp_ms
+
+    def _lags(self) -> Iterator[GroupLag]:
+        for group_id, group in self.database.groups.items():
+            lags: dict[uuid.UUID, int] = {}
+            newest_ms: dict[uuid.UUID, int] = {}
+            for (topic_id, partition), committed in group.offsets.items():
+                topic = self.database.topics.get(topic_id)
+                if topic is None:
+                    continue
+                end = self.database.partitions[topic.partition_ids[partition]].next_offset
+                lags[topic_id] = lags.get(topic_id, 0) + max(end - max(committed.offset, 0), 0)
+                newest_ms[topic_id] = max(newest_ms.get(topic_id, 0), committed.committed_ms)
+            for topic_id, lag in lags.items():
+                yield GroupLag(
+                    group_id=group_id,
+                    topic=self.database.topics[topic_id].name,
+                    lag=lag,
+                    newest_commit_ms=newest_ms[topic_id],
+                )

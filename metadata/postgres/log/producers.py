@@ -1,0 +1,56 @@
+"""Producer ids and the state of producers, in Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.contract.l0_commit import ProducerState
+from metadata.postgres.connection import Database
+from metadata.postgres.rows import (
+    any_of,
+)
+from metadata.postgres.tables import (
+    CLUSTER,
+    PRODUCER_ID_BLOCKS,
+    PRODUCERS,
+)
+
+NOW_MS = sa.text("clock_ms()")
+
+
+class Producers:
+    """Part of `PostgresAgents`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def allocate_producer_ids(self, count: int) -> range:
+        async def work(connection: AsyncConnection) -> range:
+            move = sa.update(CLUSTER).values(next_producer_id=CLUSTER.c.next_producer_id + count)
+            end = (await connection.execute(move.returning(CLUSTER.c.next_producer_id))).scalar_one()
+            block = sa.insert(PRODUCER_ID_BLOCKS).values(first_id=end - count, count=count, allocated_ms=NOW_MS)
+            await connection.execute(block)
+            return range(end - count, end)
+
+        return await self._database.write(work)
+
+    async def producer_states(self, partition_ids: Sequence[int] | None = None) -> Sequence[ProducerState]:
+        async def work(connection: AsyncConnection) -> Sequence[ProducerState]:
+            query = sa.select(PRODUCERS).order_by(PRODUCERS.c.partition_id, PRODUCERS.c.producer_id)
+            if partition_ids is not None:
+                query = query.where(any_of(PRODUCERS.c.partition_id, partition_ids))
+            return [
+                ProducerState(
+                    partition_id=row.partition_id,
+                    producer_id=row.producer_id,
+                    epoch=row.epoch,
+                    batches=list(zip(row.first_sequences, row.last_sequences, row.base_offsets, strict=True)),
+                    last_seen_ms=row.last_seen_ms,
+                )
+                for row in await connection.execute(query)
+            ]
+
+        return await self._database.read(work)

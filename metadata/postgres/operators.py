@@ -1,0 +1,264 @@
+"""The calls of operators, over Postgres. Each view is of one instant; a large one is made of its rows on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from metadata.configs.topic import as_int, resolve
+from metadata.contract.compactors import PartitionView
+from metadata.contract.files import FileInfo, FileState
+from metadata.contract.groups import OffsetPlace
+from metadata.contract.jobs import (
+    JobState,
+    MergeJob,
+)
+from metadata.contract.leveled import LeveledExtent
+from metadata.contract.operators import (
+    GroupsView,
+    Observation,
+    StrayOffset,
+    SystemView,
+)
+from metadata.contract.topics import (
+    NotCompactedError,
+    UnknownTopicError,
+)
+from metadata.postgres import history as postgres_history
+from metadata.postgres.connection import Database
+from metadata.postgres.groups.groups import SUMMARY, record_of, summary_of
+from metadata.postgres.log.broker_configs import TOPICS_IN_FORCE
+from metadata.postgres.log.log import WATERMARKS_QUERY, l0_file_of, watermarks_of
+from metadata.postgres.merges.jobs import job_of
+from metadata.postgres.merges.views import BUSY_INPUTS, PartitionRows, extent_rows, partition_rows, partition_views_of
+from metadata.postgres.observation import observe
+from metadata.postgres.rows import (
+    INTS,
+    LEVELED,
+    LONGS,
+    leveled,
+    lock_partitions,
+    now_ms,
+    statement,
+)
+from metadata.postgres.tables import (
+    FILES,
+    GROUPS,
+    MERGE_JOBS,
+    PARTITIONS,
+    PINS,
+    TOPICS,
+    Utf8,
+)
+from metadata.rules.history import ServerHistory
+from metadata.rules.packed_index import iter_index
+from metadata.rules.retention import (
+    cleanable_through,
+    retention_policy,
+)
+
+NOW_MS = sa.text("clock_ms()")
+
+STRAY_OFFSETS_MAX = 1_000
+
+_STRAY_OFFSETS = statement(
+    """SELECT o.group_id, o.topic_id, o.partition FROM group_offsets o
+    WHERE NOT EXISTS (SELECT FROM groups g WHERE g.group_id = o.group_id)
+        OR NOT EXISTS (SELECT FROM partitions p WHERE p.topic_id = o.topic_id AND p.partition = o.partition)
+    ORDER BY o.group_id, o.topic_id, o.partition LIMIT :limit""",
+    limit=sa.BigInteger,
+).columns(group_id=Utf8, topic_id=sa.Uuid)
+
+_ALL_LIVE = sa.text(f"{LEVELED} WHERE e.state = 'live' ORDER BY e.partition_id, e.base_offset")
+
+_REQUEST = statement(
+    """UPDATE log_starts l SET requested_through_offset = greatest(l.requested_through_offset, r.through)
+    FROM unnest(:partition_ids, :through) AS r (partition_id, through)
+    WHERE l.partition_id = r.partition_id AND r.through > l.log_start_offset AND (
+        r.through > l.cleaned_through_offset OR l.passes_needed > 1
+        OR EXISTS (
+            SELECT FROM extents e
+            WHERE e.partition_id = l.partition_id AND e.state = 'live' AND e.has_tombstones
+                AND e.base_offset < r.through
+        ))""",
+    partition_ids=INTS,
+    through=LONGS,
+)
+
+
+class PostgresOperators:
+    """Keeps `OperatorMetadata`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
+        async def work(connection: AsyncConnection) -> Sequence[FileInfo]:
+            page = sa.select(FILES).where(FILES.c.file_id > after_file_id).order_by(FILES.c.file_id).limit(limit)
+            return [_file_info(row) for row in (await connection.execute(page)).mappings()]
+
+        return await self._database.read(work)
+
+    async def jobs(
+        self,
+        *,
+        states: Sequence[JobState] = (),
+        topic_id: uuid.UUID | None = None,
+        result: str = "",
+        limit: int = 100,
+    ) -> Sequence[MergeJob]:
+        query = sa.select(MERGE_JOBS).order_by(MERGE_JOBS.c.job_id.desc()).limit(limit)
+        if states:
+            query = query.where(MERGE_JOBS.c.state.in_([state.value for state in states]))
+        if topic_id is not None:
+            query = query.where(_concerns(topic_id))
+        if result:
+            query = query.where(MERGE_JOBS.c.result.has_key(result))
+
+        async def work(connection: AsyncConnection) -> Sequence[MergeJob]:
+            return [job_of(row) for row in await connection.execute(query)]
+
+        return await self._database.read(work)
+
+    async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
+        async def work(connection: AsyncConnection) -> PartitionRows:
+            return await partition_rows(connection, [await _topic(connection, topic_id)])
+
+        return await asyncio.to_thread(partition_views_of, await self._database.read(work, repeatable=True))
+
+    async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
+        async def work(connection: AsyncConnection) -> Mapping[int, int]:
+            topic = await _topic(connection, topic_id)
+            if not retention_policy(topic.configs).compacts:
+                raise NotCompactedError(f"topic {topic.name!r} is not compacted", remedy="set cleanup.policy=compact")
+            ids = (
+                await connection.execute(
+                    sa.select(PARTITIONS.c.partition_id)
+                    .where(PARTITIONS.c.topic_id == topic_id)
+                    .order_by(PARTITIONS.c.partition)
+                )
+            ).scalars()
+            starts = await lock_partitions(connection, partition_ids := list(ids))
+            marks = await connection.execute(
+                sa.text(f"{WATERMARKS_QUERY} WHERE w.partition_id = ANY (:ids)").bindparams(
+                    sa.bindparam("ids", partition_ids, INTS)
+                )
+            )
+            ends = {mark["partition_id"]: watermarks_of(mark).last_stable_offset for mark in marks.mappings()}
+            min_lag_ms = as_int(resolve(topic.configs), "min.compaction.lag.ms")
+            stretches = await _stretches(connection, starts) if min_lag_ms > 0 else {}
+            at_ms = await now_ms(connection)
+            through = {
+                partition_id: cleanable_through(
+                    stretches.get(partition_id, ()), end_offset=ends[partition_id], min_lag_ms=min_lag_ms, now_ms=at_ms
+                )
+                for partition_id in partition_ids
+                if partition_id in ends
+            }
+            await connection.execute(_REQUEST, {"partition_ids": list(through), "through": list(through.values())})
+            return through
+
+        return await self._database.write(work)
+
+    async def system_view(self) -> SystemView:
+        async def work(connection: AsyncConnection) -> SystemView:
+            at_ms = await now_ms(connection)
+            live = sa.select(FILES).where(FILES.c.state == "live").order_by(FILES.c.file_id)
+            l0 = (await connection.execute(live.where(FILES.c.level == 0))).mappings()
+            counts = live.with_only_columns(FILES.c.file_id, FILES.c.live_extents).where(FILES.c.level > 0)
+            pins = sa.select(PINS.c.created_ms).where(PINS.c.expires_ms > at_ms)
+            marks = (await connection.execute(sa.text(f"{WATERMARKS_QUERY} ORDER BY 1"))).mappings()
+            return SystemView(
+                now_ms=at_ms,
+                watermarks=[watermarks_of(row) for row in marks],
+                l0_files=[l0_file_of(row, row["file_id"], row["key"]) for row in l0],
+                extents=await leveled(connection, _ALL_LIVE, {}),
+                live_extents={row.file_id: row.live_extents for row in await connection.execute(counts)},
+                job_inputs=[
+                    (row.job_id, row.of_file if row.file_id is None else row.file_id, row.extent_id)
+                    for row in await connection.execute(BUSY_INPUTS)
+                    if row.file_id is not None or row.of_file is not None
+                ],
+                pins=list((await connection.execute(pins)).scalars()),
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+    async def groups_view(self) -> GroupsView:
+        async def work(connection: AsyncConnection) -> GroupsView:
+            columns = (*SUMMARY, GROUPS.c.protocol, GROUPS.c.leader, GROUPS.c.members, GROUPS.c.subscribed_topics)
+            query = sa.select(*columns).order_by(GROUPS.c.group_id)
+            groups = [(summary_of(row), record_of(row)) for row in await connection.execute(query)]
+            strays = await connection.execute(_STRAY_OFFSETS, {"limit": STRAY_OFFSETS_MAX})
+            # A sequence knows no snapshot: read last, it is at or above all that the groups have.
+            last = await connection.execute(sa.text("SELECT last_value FROM group_epochs"))
+            return GroupsView(
+                groups=groups,
+                last_epoch=last.scalar_one(),
+                stray_offsets=[StrayOffset(row.group_id, OffsetPlace(row.topic_id, row.partition)) for row in strays],
+            )
+
+        return await self._database.read(work, repeatable=True)
+
+    async def pins(self) -> Sequence[tuple[int, str, int, int]]:
+        async def work(connection: AsyncConnection) -> Sequence[tuple[int, str, int, int]]:
+            rows = await connection.execute(sa.select(PINS).where(PINS.c.expires_ms > NOW_MS).order_by(PINS.c.pin_id))
+            return [(row.pin_id, row.holder, row.created_ms, row.expires_ms) for row in rows]
+
+        return await self._database.read(work)
+
+    async def observe(self, *, lags_max: int) -> Observation:
+        async def work(connection: AsyncConnection) -> Observation:
+            return await observe(connection, lags_max)
+
+        return await self._database.read(work)
+
+    async def adopt_history(self, present: ServerHistory) -> None:
+        async def work(connection: AsyncConnection) -> None:
+            await postgres_history.adopt_history(connection, present)
+
+        await self._database.write(work)
+
+
+def _file_info(row: Mapping[Any, Any]) -> FileInfo:
+    names = ("file_id", "key", "level", "writer_id", "epoch", "seq", "size_bytes", "crc32c", "created_ms", "index")
+    more = ("dead_ms", "live_extents", "job_id")
+    fields = {name: row[name] for name in (*names, *more)}
+    return FileInfo(state=FileState(row["state"]), file_class=row["class"], **fields)
+
+
+def _concerns(topic_id: uuid.UUID) -> sa.ColumnElement[bool]:
+    partitions = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
+    forced = MERGE_JOBS.c.forced_partition_ids.op("&&")(sa.func.array(partitions.scalar_subquery(), type_=INTS))
+    held = sa.text(
+        """EXISTS (SELECT FROM merge_inputs i JOIN extents e ON e.extent_id = i.extent_id
+        JOIN partitions p ON p.partition_id = e.partition_id
+        WHERE i.job_id = merge_jobs.job_id AND p.topic_id = :topic_id)"""
+    ).bindparams(sa.bindparam("topic_id", topic_id, sa.Uuid))
+    return sa.or_(forced, held)
+
+
+async def _topic(connection: AsyncConnection, topic_id: uuid.UUID) -> Any:
+    """The topic's row, with its configs in force. Raises UnknownTopicError."""
+    topic = (await connection.execute(TOPICS_IN_FORCE.where(TOPICS.c.topic_id == topic_id))).one_or_none()
+    if topic is None:
+        raise UnknownTopicError(f"there is no topic with id {topic_id}")
+    return topic
+
+
+async def _stretches(connection: AsyncConnection, starts: Mapping[int, int]) -> dict[int, list[tuple[int, int]]]:
+    """(base offset, largest timestamp) of what lives of these partitions, on any level."""
+    found: dict[int, list[tuple[int, int]]] = {partition_id: [] for partition_id in starts}
+    for extent in map(LeveledExtent._make, await extent_rows(connection, list(starts))):
+        found[extent.partition_id].append((extent.base_offset, extent.max_timestamp_ms))
+    l0 = sa.select(FILES.c.index).where(FILES.c.level == 0, FILES.c.state == "live")
+    for index in (await connection.execute(l0)).scalars():
+        for row in iter_index(index):
+            if row.last_offset >= starts.get(row.partition_id, row.last_offset + 1):
+                found[row.partition_id].append((row.base_offset, row.max_timestamp_ms))
+    return found
