@@ -66,11 +66,11 @@ def test_every_promise_is_kept_under_many_more_seeds(first: int, record_property
 
 def test_a_seed_is_one_run_whatever_the_process_and_its_hash_seed() -> None:
     # when two processes that hash strings differently run the same seeds
-    traces = [run_by_hand("--seeds", "0-11", "--hash", PYTHONHASHSEED=seed).stdout.splitlines() for seed in ("1", "2")]
+    traces = [run_by_hand("--seeds", "0-5", "--hash", PYTHONHASHSEED=seed).stdout.splitlines() for seed in ("1", "2")]
     # then every event of every run came at the same time in the same order
     assert traces[0] == traces[1]
     # and runs of different seeds differ
-    assert len({line.split()[1] for line in traces[0]}) == 12
+    assert len({line.split()[1] for line in traces[0]}) == 6
 
 
 def test_a_seed_that_fails_can_be_replayed_by_the_command_it_prints() -> None:

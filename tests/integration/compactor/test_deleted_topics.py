@@ -96,7 +96,7 @@ class Deleted:
 
 
 @pytest.fixture
-def agent_metadata_url(postgres_url: str) -> str:
+def system_metadata_url(postgres_url: str) -> str:
     """The rows are looked up in the tables."""
     return postgres_url
 
