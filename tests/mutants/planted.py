@@ -140,13 +140,6 @@ READING = (
         replacement="full_at = -1",
         tests=("tests/property/test_scan.py::test_the_latest_view_holds_the_last_record_of_each_key",),
     ),
-    Mutant(
-        name="resumes-amid-another-file",
-        file="agents/read/plan.py",
-        text="if _fits(resume, extent.file_id, offset) and position <= resume.position < end:",
-        replacement="if resume is not None and position <= resume.position < end:",
-        tests=("tests/property/test_read_levels.py::test_any_layout_reads_as_the_list_of_its_batches",),
-    ),
 )
 
 MUTANTS = (*WIRE, *METADATA, *COMPACTOR, *READING)

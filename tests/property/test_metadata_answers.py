@@ -245,7 +245,7 @@ async def change(parts: Parts, step: tuple[object, ...]) -> None:
     await parts.follower.catch_up()
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(steps, max_size=25), st.sampled_from([0, 3_000, 1 << 20]))
 def test_answers_are_those_that_would_be_made_anew(history: list[tuple[object, ...]], bytes_max: int) -> None:
     async def run() -> None:
