@@ -80,6 +80,15 @@ def test_no_guide_names_a_setting_that_was_removed() -> None:
     assert named == set()
 
 
+def test_the_file_map_has_every_room_within_a_room() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` (.*)$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE))
+    packages = {
+        path.parent.relative_to(ROOT) for path in listed("*/*/__init__.py") if len(path.relative_to(ROOT).parts) == 3
+    }
+    assert len(packages) > 30
+    assert [str(package) for package in packages if f"`{package.name}/`" not in rows[package.parts[0]]] == []
+
+
 def test_the_bugs_that_the_design_names_are_planted() -> None:
     chapter = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").split("\n## 15.")[1].split("\n## ")[0]
     named = re.findall(r"`([a-z]+(?:-[a-z0-9]+)+)`", chapter)
