@@ -30,7 +30,7 @@ from compactor.heavy.manifest import ManifestMismatchError, check_result
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.slices import KeysFound, PartitionKeys, decode_keys, join_slices, slice_range, slice_units
 from compactor.heavy.stored import read_result, settle
-from compactor.heavy.survivors import Survivors, SurvivorsWriter, put_survivors
+from compactor.heavy.survivors import SliceId, Survivors, SurvivorsWriter, put_survivors
 from compactor.heavy.units import HeavyPlan, Unit
 from runtime.clock import SystemClock
 from runtime.errors import BugError
@@ -229,10 +229,14 @@ def _int64(column: Any) -> NDArray[np.int64]:
     return column.to_numpy().astype(np.int64, copy=False)
 
 
-def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
+def _slice_id(plan: HeavyPlan, unit: Unit) -> SliceId:
     if unit.partition_id is None:
         raise BugError(f"unit {unit.number} does not belong to a slice")
-    return SurvivorsWriter(plan.fingerprint, unit.partition_id, *slice_range(plan, unit))
+    return SliceId(plan.fingerprint, unit.partition_id, *slice_range(plan, unit))
+
+
+def _writer(plan: HeavyPlan, unit: Unit) -> SurvivorsWriter:
+    return SurvivorsWriter(_slice_id(plan, unit))
 
 
 async def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWriter) -> Written:
@@ -242,16 +246,7 @@ async def _put(plan_url: str, plan: HeavyPlan, number: int, writer: SurvivorsWri
 
 
 async def _put_in(store: ObjectStore, plan: HeavyPlan, unit: Unit, writer: SurvivorsWriter) -> Survivors:
-    base_offset, last_offset = slice_range(plan, unit)
-    return await put_survivors(
-        store,
-        survivors_key(plan, unit),
-        writer.finish(),
-        plan=plan.fingerprint,
-        partition_id=unit.partition_id or 0,
-        base_offset=base_offset,
-        last_offset=last_offset,
-    )
+    return await put_survivors(store, survivors_key(plan, unit), writer.finish(), _slice_id(plan, unit))
 
 
 # ---- the end of a partition

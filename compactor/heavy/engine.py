@@ -24,6 +24,7 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
@@ -33,7 +34,7 @@ from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_re
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
 from compactor.heavy.units import HeavyPlan
-from compactor.merging.execute import Progress
+from compactor.merging.execute import Progress, Watch, ignore_progress, never_stop
 from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
@@ -82,10 +83,16 @@ class HeavyOptions:
     poll_ms: float = POLL_MS
 
 
-def _ignore_progress(_: Progress) -> None: ...
+class _StoredPlan(NamedTuple):
+    plan: HeavyPlan
+    url: str
+    """The plan's place, for the driver."""
 
 
-def _never_stop() -> None: ...
+class _Timing(NamedTuple):
+    poll_ms: float
+    ends_ms: float
+    """The end of the plan's time, by the local monotonic clock."""
 
 
 class HeavyEngine:
@@ -131,8 +138,8 @@ class HeavyEngine:
         self,
         claimed: ClaimedJob,
         *,
-        progress: Callable[[Progress], None] = _ignore_progress,
-        keep_going: Callable[[], None] = _never_stop,
+        progress: Callable[[Progress], None] = ignore_progress,
+        keep_going: Callable[[], None] = never_stop,
     ) -> CommitMerge:
         """The commit of the merge. `keep_going` is called at least every few seconds and may raise to stop the merge.
 
@@ -146,26 +153,27 @@ class HeavyEngine:
         name, size_bytes = self._submitter.name, sum(each.length for each in claimed.extents)
         progress(Progress(0.0, f"{name}: making the plan", 0, size_bytes, name))
         asked_ms = self._clock.monotonic_ms()
-        plan, url = await self._plan(claimed)
+        stored = await self._plan(claimed)
+        plan = stored.plan
         if not plan.units:
             return await self._embedded.run(claimed, progress=progress, keep_going=keep_going)
         run = _HeavyRun(
-            plan,
-            url,
+            stored,
             store=self._store,
             submitter=self._submitter,
             clock=self._clock,
-            poll_ms=max(self._options.poll_ms, POLL_MS_PER_UNIT * len(plan.units)),
-            ends_ms=asked_ms + plan.commit_by_ms - claimed.now_ms,
-            progress=progress,
-            keep_going=keep_going,
+            timing=_Timing(
+                poll_ms=max(self._options.poll_ms, POLL_MS_PER_UNIT * len(plan.units)),
+                ends_ms=asked_ms + plan.commit_by_ms - claimed.now_ms,
+            ),
+            watch=Watch(progress, keep_going),
         )
         results = await run.all_results()
         commit = combine(plan, results, epoch=claimed.job.epoch)
         return replace(commit, summary={**commit.summary, "engine": name})
 
-    async def _plan(self, claimed: ClaimedJob) -> tuple[HeavyPlan, str]:
-        """A stored plan that may be continued, else a new one, which is stored; and its URL for the driver."""
+    async def _plan(self, claimed: ClaimedJob) -> _StoredPlan:
+        """A stored plan that may be continued, else a new one, which is stored unless it has no units."""
         spec = MergeSpec.from_json(claimed.job.spec)
         job_id = claimed.job.job_id
         for plan in await stored_plans(self._store, job_id, cluster_id=self._cluster_id):
@@ -186,10 +194,10 @@ class HeavyEngine:
                 kept_bytes_max=options.kept_bytes_max,
             )
             if not plan.units:
-                return plan, ""
+                return _StoredPlan(plan, "")
             _log.info("a heavy merge is planned", job=job_id, plan=plan.fingerprint, units=len(plan.units))
         key = await store_plan(self._store, plan)
-        return plan, key if self._store_url is None else object_url(self._store_url, key)
+        return _StoredPlan(plan, key if self._store_url is None else object_url(self._store_url, key))
 
 
 class _HeavyRun:
@@ -197,27 +205,21 @@ class _HeavyRun:
 
     def __init__(
         self,
-        plan: HeavyPlan,
-        url: str,
+        stored: _StoredPlan,
         *,
         store: ObjectStore,
         submitter: Submitter,
         clock: Clock,
-        poll_ms: float,
-        ends_ms: float,
-        progress: Callable[[Progress], None],
-        keep_going: Callable[[], None],
+        timing: _Timing,
+        watch: Watch,
     ) -> None:
-        self._plan = plan
-        self._url = url
+        self._plan, self._url = stored
         self._store = store
         self._submitter = submitter
         self._clock = clock
-        self._poll_ms = poll_ms
-        self._ends_ms = ends_ms
-        """The end of the plan's time, by the local monotonic clock."""
-        self._progress = progress
-        self._keep_going = keep_going
+        self._poll_ms, self._ends_ms = timing
+        self._progress = watch.progress
+        self._keep_going = watch.keep_going
         self._results: dict[int, UnitResult] = {}
         self._bytes_done = 0
         self._said_last = ""

@@ -23,7 +23,7 @@ from compactor.cleaning.kernels import pick_rows
 from compactor.cleaning.partition_cleaner import PartitionCleaner, ScanPass
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.slices import PartitionKeys, SliceFacts, decode_keys, slice_range
-from compactor.heavy.survivors import SurvivorLookup, Survivors
+from compactor.heavy.survivors import SliceId, SurvivorLookup, Survivors
 from compactor.heavy.units import HeavyPlan, PlanError, Unit, UnitKind
 from compactor.merging.cursors import Cursors
 from compactor.merging.kway_merge import MergeInputError, PartitionInputs
@@ -184,10 +184,7 @@ async def open_slice(store: ObjectStore, plan: HeavyPlan, unit: Unit) -> SliceSu
         facts = keys.slice_of(base_offset, last_offset)
         survivors = Survivors(
             await store.get(survivors_key(plan, unit)),
-            plan=plan.fingerprint,
-            partition_id=unit.partition_id,
-            base_offset=base_offset,
-            last_offset=last_offset,
+            SliceId(plan.fingerprint, unit.partition_id, base_offset, last_offset),
         )
     except ObjectNotFoundError as error:
         raise PlanError(

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -45,16 +46,25 @@ class SurvivorsError(SiltstoneError):
     """The object is damaged, or holds the survivors of another plan or slice. No record may be dropped by it."""
 
 
+class SliceId(NamedTuple):
+    """Names a slice of a partition in a plan."""
+
+    plan: str
+    """The plan's fingerprint in hex."""
+    partition_id: int
+    base_offset: int
+    last_offset: int
+
+
 class SurvivorsWriter:
     """Takes the offsets of one slice in rising order; `finish` returns the object."""
 
-    def __init__(self, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
-        """`plan`: the plan's fingerprint in hex."""
-        self._parts = [_head(plan, partition_id, base_offset, last_offset)]
-        self._range = (base_offset, last_offset)
+    def __init__(self, slice_id: SliceId) -> None:
+        self._parts = [_head(slice_id)]
+        self._range = (slice_id.base_offset, slice_id.last_offset)
         self._waiting: list[Offsets] = []
         self._waiting_count = 0
-        self._last = base_offset - 1
+        self._last = slice_id.base_offset - 1
         self._records = 0
         self._count = 0
         self._content_crc32c = 0
@@ -103,10 +113,10 @@ class SurvivorsWriter:
 class Survivors:
     """A stored object of `SurvivorsWriter`, checked."""
 
-    def __init__(self, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int) -> None:
+    def __init__(self, data: bytes, slice_id: SliceId) -> None:
         """Raises SurvivorsError."""
         self._data = data
-        what = f"survivors of partition {partition_id} from {base_offset} to {last_offset}"
+        what = f"survivors of partition {slice_id.partition_id} from {slice_id.base_offset} to {slice_id.last_offset}"
         if len(data) < _HEAD.size + _BLOCK.size + _TAIL.size or data[: len(MAGIC)] != MAGIC:
             raise SurvivorsError(f"{len(data)} bytes are not the {what}")
         _, version, *_ = _HEAD.unpack_from(data)
@@ -119,9 +129,9 @@ class Survivors:
         """The number of offsets, and of the records from which they were chosen."""
         if crc32c(memoryview(data)[: -_CRC.size]) != crc:
             raise SurvivorsError(f"the CRC-32C of the {what} does not match their bytes")
-        if data[: _HEAD.size] != _head(plan, partition_id, base_offset, last_offset):
+        if data[: _HEAD.size] != _head(slice_id):
             raise SurvivorsError(f"an object in the place of the {what} is of another plan or slice")
-        self._range = (base_offset, last_offset)
+        self._range = (slice_id.base_offset, slice_id.last_offset)
         self._what = what
 
     def blocks(self) -> Iterator[Offsets]:
@@ -175,8 +185,8 @@ class Survivors:
         return SurvivorsError(f"the {self._what} {why}")
 
 
-def _head(plan: str, partition_id: int, base_offset: int, last_offset: int) -> bytes:
-    return _HEAD.pack(MAGIC, VERSION, bytes.fromhex(plan), partition_id, base_offset, last_offset)
+def _head(slice_id: SliceId) -> bytes:
+    return _HEAD.pack(MAGIC, VERSION, bytes.fromhex(slice_id.plan), *slice_id[1:])
 
 
 class SurvivorLookup:
@@ -221,22 +231,14 @@ class SurvivorLookup:
             pass
 
 
-async def put_survivors(
-    store: ObjectStore, key: str, data: bytes, *, plan: str, partition_id: int, base_offset: int, last_offset: int
-) -> Survivors:
+async def put_survivors(store: ObjectStore, key: str, data: bytes, slice_id: SliceId) -> Survivors:
     """Writes the object, unless another try has. Raises SurvivorsError if the other try found other survivors."""
-    ours = Survivors(data, plan=plan, partition_id=partition_id, base_offset=base_offset, last_offset=last_offset)
+    ours = Survivors(data, slice_id)
     try:
         await store.put_if_absent(key, data, crc32c=crc32c(data))
         return ours
     except ObjectExistsError:
-        theirs = Survivors(
-            await store.get(key),
-            plan=plan,
-            partition_id=partition_id,
-            base_offset=base_offset,
-            last_offset=last_offset,
-        )
+        theirs = Survivors(await store.get(key), slice_id)
     if not ours.same_content(theirs):
         raise SurvivorsError(f"{key!r} says that {theirs.count} records survive, another try {ours.count}")
     return theirs

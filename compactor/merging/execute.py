@@ -64,10 +64,27 @@ class Progress(NamedTuple):
     """The external engine that runs the merge; empty = this process."""
 
 
-def _ignore_progress(_: Progress) -> None: ...
+def ignore_progress(_: Progress) -> None: ...
 
 
-def _never_stop() -> None: ...
+def never_stop() -> None: ...
+
+
+class Watch(NamedTuple):
+    """The caller's view into a merge that runs."""
+
+    progress: Callable[[Progress], None]
+    keep_going: Callable[[], None]
+    """Called at least once per window; may raise to stop the merge."""
+
+
+class _Task(NamedTuple):
+    """A claimed merge and its inputs, the same for every try."""
+
+    claimed: ClaimedJob
+    spec: MergeSpec
+    inputs: MergeInputs
+    slices: Mapping[int, SliceSurvivors]
 
 
 class MergeEngine:
@@ -107,8 +124,8 @@ class MergeEngine:
         self,
         claimed: ClaimedJob,
         *,
-        progress: Callable[[Progress], None] = _ignore_progress,
-        keep_going: Callable[[], None] = _never_stop,
+        progress: Callable[[Progress], None] = ignore_progress,
+        keep_going: Callable[[], None] = never_stop,
         began_ms: int | None = None,
         slices: Mapping[int, SliceSurvivors] | None = None,
     ) -> CommitMerge:
@@ -130,7 +147,8 @@ class MergeEngine:
             if extent.flagged_reason is not None
         }
         before = frozenset(flags)
-        for each in (slices or {}).values():
+        task, watch = _Task(claimed, spec, inputs, slices or {}), Watch(progress, keep_going)
+        for each in task.slices.values():
             flags = each.flags | flags
         asked_ms = self.clock.monotonic_ms()
         start_ms = claimed.now_ms if began_ms is None else began_ms
@@ -141,7 +159,7 @@ class MergeEngine:
 
         while True:
             known = frozenset(flags)
-            run = _Run(self, claimed, spec, inputs, flags, store_now_ms, progress, keep_going, slices or {})
+            run = _Run(self, task, flags, store_now_ms, watch)
             try:
                 commit = await run.merge()
                 await check_formats(self.store, inputs, flags.keys() - before)
@@ -173,22 +191,19 @@ class _Run:
     def __init__(
         self,
         engine: MergeEngine,
-        claimed: ClaimedJob,
-        spec: MergeSpec,
-        inputs: MergeInputs,
+        task: _Task,
         flags: Flags,
         store_now_ms: Callable[[], int],
-        progress: Callable[[Progress], None],
-        keep_going: Callable[[], None],
-        slices: Mapping[int, SliceSurvivors],
+        watch: Watch,
     ) -> None:
+        claimed, spec, inputs, slices = task
         self._engine = engine
         self._slices = slices
         self._claimed = claimed
         self._spec = spec
         self._inputs = inputs
-        self._progress = progress
-        self._keep_going = keep_going
+        self._progress = watch.progress
+        self._keep_going = watch.keep_going
         self._totals = MergeTotals()
         self._bytes_done = 0
         self._bytes_planned = sum(self._passes(each) * each.input_bytes for each in inputs.partitions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from compactor.heavy.rewrite_slice import open_slice, survivors_key
 from compactor.heavy.slices import KeysFound, decode_keys, join_slices
 from compactor.heavy.survivors import (
     BLOCK_OFFSETS,
+    SliceId,
     SurvivorLookup,
     Survivors,
     SurvivorsError,
@@ -46,17 +48,18 @@ from wire.records import build_batch
 PLAN = "ab" * 16
 OTHER = "cd" * 16
 BASE, LAST = 100, 2**50
+SLICE = SliceId(PLAN, 7, BASE, LAST)
 
 
 def written(*offsets: NDArray[np.int64]) -> bytes:
-    writer = SurvivorsWriter(PLAN, 7, BASE, LAST)
+    writer = SurvivorsWriter(SLICE)
     for some in offsets:
         writer.add(some, 2 * len(some))
     return writer.finish()
 
 
-def read(data: bytes, *, plan: str = PLAN, partition_id: int = 7, base_offset: int = BASE) -> Survivors:
-    return Survivors(data, plan=plan, partition_id=partition_id, base_offset=base_offset, last_offset=LAST)
+def read(data: bytes, **changes: Any) -> Survivors:
+    return Survivors(data, SLICE._replace(**changes))
 
 
 def array(*numbers: int) -> NDArray[np.int64]:
@@ -127,7 +130,7 @@ def test_survivors_of_another_plan_slice_or_version_are_an_error() -> None:
     data = written(array(BASE))
     for one in ({"plan": OTHER}, {"partition_id": 8}, {"base_offset": BASE + 1}):
         with pytest.raises(SurvivorsError, match="another plan or slice"):
-            read(data, **one)  # type: ignore[arg-type]
+            read(data, **one)
     newer = data[:9] + b"\x02" + data[10:]
     with pytest.raises(SurvivorsError, match="version 2"):
         read(newer)
@@ -135,11 +138,10 @@ def test_survivors_of_another_plan_slice_or_version_are_an_error() -> None:
 
 async def test_the_first_survivors_stand_and_others_must_say_the_same() -> None:
     store = MemoryStore(ManualClock(0))
-    where = {"plan": PLAN, "partition_id": 7, "base_offset": BASE, "last_offset": LAST}
     for _ in range(2):
-        assert (await put_survivors(store, "a", written(array(BASE, LAST)), **where)).count == 2  # type: ignore[arg-type]
+        assert (await put_survivors(store, "a", written(array(BASE, LAST)), SLICE)).count == 2
     with pytest.raises(SurvivorsError, match="says that 2 records survive, another try 1"):
-        await put_survivors(store, "a", written(array(BASE)), **where)  # type: ignore[arg-type]
+        await put_survivors(store, "a", written(array(BASE)), SLICE)
 
 
 # A partition of three slices
@@ -244,7 +246,7 @@ async def test_survivors_that_are_no_records_of_the_slice_end_the_unit() -> None
     plan = plan_of(extents, bounds_of(batches), [1], log_start_offset=0)
     await group_keys(store, plan)
     unit = plan.units_of(UnitKind.REWRITE)[1]
-    writer = SurvivorsWriter(plan.fingerprint, PARTITION_ID, 4, 9)
+    writer = SurvivorsWriter(SliceId(plan.fingerprint, PARTITION_ID, 4, 9))
     writer.add(array(4, 5, 6, 9), 8)  # 7 is forgotten; there is no survivor after it
     forged = writer.finish()
     await store.delete_many([survivors_key(plan, unit)])
