@@ -27,7 +27,7 @@ from bench.loads.merge_inputs import BATCH_RECORDS, LEASE, MergeInputFiles, json
 from bench.measures.usage import children
 from bench.registry import Size
 from bench.table import Cell, Column, Table
-from compactor.heavy.cut import cut
+from compactor.heavy.cut import UnitSizes, cut
 from compactor.heavy.stored import store_plan
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import MergeEngine
@@ -174,8 +174,7 @@ async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> Heav
         MergeSpec.from_json(claimed.job.spec),
         cluster_id=CLUSTER_ID,
         lease=LEASE,
-        unit_bytes=unit_bytes,
-        keyed_unit_bytes=1024 * MIB,
+        sizes=UnitSizes(unit_bytes=unit_bytes, keyed_unit_bytes=1024 * MIB),
     )
     # tasks heed the end of a plan's time
     return replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 3_600_000))

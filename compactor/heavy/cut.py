@@ -9,7 +9,7 @@ buffer is never cleared, so one record per key is left. A larger partition is cu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
@@ -27,18 +27,23 @@ RESUME_FRACTION_MIN = 0.2
 """The share of a plan's time that must be left for the job to continue with it."""
 
 
-def cut(
-    claimed: ClaimedJob,
-    spec: MergeSpec,
-    *,
-    cluster_id: str,
-    lease: WriterLease,
-    unit_bytes: int = UNIT_BYTES,
-    keyed_unit_bytes: int = KEYED_UNIT_BYTES,
-    keys_max: int = DEDUPE_KEYS_MAX,
-    cursor_bytes: int = CURSOR_BYTES,
-    kept_bytes_max: int = KEPT_BYTES,
-) -> HeavyPlan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSizes:
+    """The sizes of units, and the memory of a task."""
+
+    unit_bytes: int = UNIT_BYTES
+    """Units of plain partitions, and slices, have about this size."""
+    keyed_unit_bytes: int = KEYED_UNIT_BYTES
+    """Deduped partitions up to this size stay whole in one unit; larger ones are cut into slices."""
+    keys_max: int = DEDUPE_KEYS_MAX
+    """Size of a unit's dedupe buffer."""
+    cursor_bytes: int = CURSOR_BYTES
+    """Budget of a unit's cursors."""
+    kept_bytes_max: int = KEPT_BYTES
+    """A deduped partition below this size stays in memory between its passes."""
+
+
+def cut(claimed: ClaimedJob, spec: MergeSpec, *, cluster_id: str, lease: WriterLease, sizes: UnitSizes) -> HeavyPlan:
     """The plan of a claimed merge of L1+ extents; it has no units if none of its inputs is left.
 
     Raises PlanError for an L0 job, MergeInputError for extents that overlap.
@@ -53,17 +58,17 @@ def cut(
         key=lambda each: (each.partition_id, each.base_offset),
     )
     units: list[Unit] = []
-    for first, end, sliced_id in _stretches(extents, deduped, unit_bytes, keyed_unit_bytes):
+    for first, end, sliced_id in _stretches(extents, deduped, sizes.unit_bytes, sizes.keyed_unit_bytes):
         if sliced_id is None:
             units.append(_unit(len(units), UnitKind.MERGE, extents, first, end))
             continue
-        slices = list(_pieces(extents, first, end, unit_bytes))
+        slices = list(_pieces(extents, first, end, sizes.unit_bytes))
         for kind in (UnitKind.KEYS, UnitKind.REWRITE):
             for number, (start, stop) in enumerate(slices):
                 units.append(_unit(len(units), kind, extents, start, stop, sliced_id, number))
     sliced = {unit.partition_id for unit in units if unit.partition_id is not None}
     partitions = {
-        id_: each if id_ in sliced else _never_cleared(each, extents, keys_max)
+        id_: each if id_ in sliced else _never_cleared(each, extents, sizes.keys_max)
         for id_, each in spec.partitions.items()
         if id_ in deduped
     }
@@ -79,9 +84,9 @@ def cut(
         partitions={id_: each for id_, each in claimed.partitions.items() if id_ in ids},
         extents=tuple(extents),
         units=tuple(units),
-        keys_max=keys_max,
-        cursor_bytes=cursor_bytes,
-        kept_bytes_max=kept_bytes_max,
+        keys_max=sizes.keys_max,
+        cursor_bytes=sizes.cursor_bytes,
+        kept_bytes_max=sizes.kept_bytes_max,
     )
 
 

@@ -26,16 +26,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
-from compactor.heavy.cut import KEYED_UNIT_BYTES, UNIT_BYTES, cut, may_go_on
+from compactor.heavy.cut import UnitSizes, cut, may_go_on
 from compactor.heavy.failures import failure_of_all, stored_failures, stored_unread, unread_of_all
 from compactor.heavy.manifest import ManifestMismatchError, UnitResult, check_result, decode_result
 from compactor.heavy.stored import store_plan, stored_plans
 from compactor.heavy.submitter import Phase, Submission, SubmissionState, Submitter, SubmitUnavailableError
 from compactor.heavy.units import HeavyPlan
 from compactor.merging.execute import Progress, Watch, ignore_progress, never_stop
-from compactor.planning.options import CURSOR_BYTES, KEPT_BYTES
 from compactor.planning.spec import GIB, MergeKind, MergeSpec
 from compactor.worker import Engine
 from metadata.contract.jobs import ClaimedJob, CommitMerge, JobLostError
@@ -72,15 +70,21 @@ class UnitsMissingError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeavyOptions:
+class HeavyOptions(UnitSizes):
     bytes_min: int = 8 * GIB
     """Merges planned with fewer bytes run in this process."""
-    unit_bytes: int = UNIT_BYTES
-    keyed_unit_bytes: int = KEYED_UNIT_BYTES
-    keys_max: int = DEDUPE_KEYS_MAX
-    cursor_bytes: int = CURSOR_BYTES
-    kept_bytes_max: int = KEPT_BYTES
+    is_heavy: Callable[[ClaimedJob], bool | None] = lambda _: None
+    """The user's choice for a job; None = its size decides."""
     poll_ms: float = POLL_MS
+
+
+class PlanStore(NamedTuple):
+    """The object store that plans, manifests and files lie in."""
+
+    store: ObjectStore
+    url: ObjectStoreUrl | None
+    """Its URL, for the driver; None if the driver shares this process's store and gets only the plan's key."""
+    cluster_id: str
 
 
 class _StoredPlan(NamedTuple):
@@ -103,25 +107,17 @@ class HeavyEngine:
         *,
         embedded: Engine,
         submitter: Submitter,
-        store: ObjectStore,
-        store_url: ObjectStoreUrl | None,
-        cluster_id: str,
+        plans: PlanStore,
         clock: Clock,
         lease: WriterLease,
         options: HeavyOptions,
-        is_heavy: Callable[[ClaimedJob], bool | None] = lambda _: None,
     ) -> None:
-        """`store_url`: the store's URL, for the driver; None when the driver shares this process's store and gets the
-        plan's key. `is_heavy`: the user's choice for a job; None = its size decides."""
         self._embedded = embedded
         self._submitter = submitter
-        self._store = store
-        self._store_url = store_url
-        self._cluster_id = cluster_id
+        self._store, self._store_url, self._cluster_id = plans
         self._clock = clock
         self._lease = lease
         self._options = options
-        self._is_heavy = is_heavy
 
     def takes(self, claimed: ClaimedJob) -> bool:
         """Whether the job runs on the cluster. L0 jobs never do: they are small, and consumers wait for them.
@@ -131,7 +127,7 @@ class HeavyEngine:
         """
         if claimed.l0_files or claimed.job.kind == MergeKind.LEVEL:
             return False
-        wanted = self._is_heavy(claimed)
+        wanted = self._options.is_heavy(claimed)
         return claimed.job.input_bytes >= self._options.bytes_min if wanted is None else wanted
 
     async def run(
@@ -181,18 +177,7 @@ class HeavyEngine:
                 _log.info("a heavy merge goes on", job=job_id, plan=plan.fingerprint, units=len(plan.units))
                 break
         else:
-            options = self._options
-            plan = cut(
-                claimed,
-                spec,
-                cluster_id=self._cluster_id,
-                lease=self._lease,
-                unit_bytes=options.unit_bytes,
-                keyed_unit_bytes=options.keyed_unit_bytes,
-                keys_max=options.keys_max,
-                cursor_bytes=options.cursor_bytes,
-                kept_bytes_max=options.kept_bytes_max,
-            )
+            plan = cut(claimed, spec, cluster_id=self._cluster_id, lease=self._lease, sizes=self._options)
             if not plan.units:
                 return _StoredPlan(plan, "")
             _log.info("a heavy merge is planned", job=job_id, plan=plan.fingerprint, units=len(plan.units))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from compactor.compactor import embedded_engine
-from compactor.heavy.engine import HeavyEngine, HeavyOptions
+from compactor.heavy.engine import HeavyEngine, HeavyOptions, PlanStore
 from compactor.heavy.submitter import Submitter
 from compactor.worker import Engine, Engines
 from metadata.contract.jobs import ClaimedJob, CommitMerge
@@ -53,18 +53,16 @@ async def engines(
         return HeavyEngine(
             embedded=embedded,
             submitter=submitter,
-            store=store,
-            store_url=parse_store_url(settings.object_store_url),
-            cluster_id=cluster_id,
+            plans=PlanStore(store, parse_store_url(settings.object_store_url), cluster_id),
             clock=runtime.clock,
             lease=lease,
             options=HeavyOptions(
                 bytes_min=settings.spark_merge_min_bytes,
+                is_heavy=lambda _: None if choice is None else choice is EngineChoice.SPARK,
                 unit_bytes=settings.spark_unit_bytes,
                 keyed_unit_bytes=settings.spark_keyed_unit_bytes,
                 keys_max=settings.dedupe_keys_max,
             ),
-            is_heavy=lambda _: None if choice is None else choice is EngineChoice.SPARK,
         )
 
     return Engines(make=engine, heavy_bytes_min=None if submitter is None else settings.spark_merge_min_bytes)

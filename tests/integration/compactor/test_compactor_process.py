@@ -152,7 +152,7 @@ def test_jobs_are_listed_and_shown_for_people(processes: Processes, compactors: 
     missing = CliRunner().invoke(main, ["jobs", "show", "999999", *place])
     assert missing.exit_code == 1 and "there is no job 999999" in missing.output
     missing = CliRunner().invoke(main, ["jobs", "run", "999999", *place, "--object-store", processes.store_url])
-    assert missing.exit_code == 1 and "remedy: `siltstone jobs list` shows the jobs" in missing.output
+    assert missing.exit_code == 1 and "remedy: `siltstone jobs list` lists the jobs" in missing.output
 
 
 def test_memory_is_refused_for_a_compactor_by_itself() -> None:

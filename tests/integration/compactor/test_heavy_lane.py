@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from compactor.heavy.engine import HeavyEngine, HeavyOptions
+from compactor.heavy.engine import HeavyEngine, HeavyOptions, PlanStore
 from compactor.heavy.submitter import Phase, Submission, SubmissionState
 from compactor.merging.execute import MergeEngine
 from compactor.planning.plan import new_job
@@ -72,9 +72,7 @@ async def engines_with(system: System) -> tuple[FullCluster, Callable[[WriterLea
         return HeavyEngine(
             embedded=MergeEngine(store=system.store, runtime=runtime, lease=lease, keys_max=1_000),
             submitter=cluster,
-            store=system.store,
-            store_url=None,
-            cluster_id=identity.cluster_id,
+            plans=PlanStore(system.store, None, identity.cluster_id),
             clock=runtime.clock,
             lease=lease,
             options=HeavyOptions(bytes_min=HEAVY_BYTES, unit_bytes=1, poll_ms=10),

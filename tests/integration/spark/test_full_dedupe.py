@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bench.loads.merge_inputs import LEASE, NOW_MS, PARTITION_ID, MergeInputFiles, numbered_keys, stamped_batches
 from compactor.cleaning.bounds import DEDUPE_KEYS_MAX
 from compactor.heavy.combine import combine
-from compactor.heavy.cut import cut
+from compactor.heavy.cut import UnitSizes, cut
 from compactor.heavy.manifest import ManifestMismatchError
 from compactor.heavy.rewrite_slice import partition_keys_key, survivors_key
 from compactor.heavy.run_unit import run_unit
@@ -78,9 +78,7 @@ async def planned(
         spec,
         cluster_id=CLUSTER,
         lease=LEASE,
-        unit_bytes=slice_bytes,
-        keyed_unit_bytes=slice_bytes,
-        keys_max=keys_max,
+        sizes=UnitSizes(unit_bytes=slice_bytes, keyed_unit_bytes=slice_bytes, keys_max=keys_max),
     )
     plan = replace(
         plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 4 * 3_600_000)
