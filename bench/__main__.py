@@ -1,7 +1,7 @@
 """`python -m bench`: runs benchmarks one after the other. Progress on stderr, tables on stdout.
 
-A benchmark that fails is reported and the others still run; the exit code is then 1. Files asked for by --json and
---markdown are written after every table, so what was measured before a failure or Ctrl-C is kept.
+A benchmark that fails is reported and the others still run; the exit code is then 1. The files of --json and --markdown
+are written after every table, so the tables measured before a failure or Ctrl-C are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    # An exception, so that the servers that were started are stopped.
+    # Raises an exception, so that started servers are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     size = Size.FULL if arguments.full else Size.SMALL
     tables: list[Table] = []
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> str:
-    """One line on what the numbers were measured on."""
+    """One line about the machine of the measurement."""
     cpus = len(os.sched_getaffinity(0))
     return f"{platform.system()} {platform.machine()}, {cpus} CPUs, {platform.python_implementation()} " + (
         platform.python_version()
@@ -58,7 +58,7 @@ def machine() -> str:
 
 
 def _run(benchmark: Benchmark, size: Size, tables: list[Table], *, json: Path | None, markdown: Path | None) -> bool:
-    """Append the benchmark's tables to `tables`, print and save them. Returns whether it came to its end."""
+    """Append the benchmark's tables to `tables`, print and save them. Returns whether it finished."""
     print(f"== {benchmark.name}: {benchmark.doc} ({size.value})", file=sys.stderr, flush=True)
     started = time.monotonic()
     try:

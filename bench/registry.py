@@ -1,4 +1,4 @@
-"""Which benchmarks there are. One row per module; a module is loaded when its benchmark is asked for."""
+"""The list of benchmarks. One row per module; a module is loaded when its benchmark is asked for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BENCHMARKS: tuple[Benchmark, ...] = (
 
 
 def find(names: Iterable[str]) -> list[Benchmark]:
-    """The named benchmarks in the order of `BENCHMARKS`, all of them when none is named.
+    """The named benchmarks in the order of `BENCHMARKS`; all of them if no name is given.
 
     Raises ValueError that names the unknown ones and lists the known.
     """

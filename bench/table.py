@@ -1,7 +1,7 @@
-"""Tables of results, and how they look: as aligned text, as Markdown, as JSON. Pure.
+"""Tables of results, and their forms: aligned text, Markdown, JSON. Pure.
 
-A column knows its unit and how many digits mean something; a cell is a number, a text, or None where there was nothing
-to measure (shown as "-").
+A column knows its unit and how many digits mean something. A cell is a number, a text, or None (shown as "-") if there
+was nothing to measure.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _shown(table: Table) -> list[list[str]]:
 
 
 def _are_numbers(table: Table) -> list[bool]:
-    """Per column, whether it stands to the right: it holds a number, and no text."""
+    """Per column, whether it is aligned to the right: it holds a number, and no text."""
     return [
         any(isinstance(row[at], int | float) for row in table.rows)
         and not any(isinstance(row[at], str) for row in table.rows)

@@ -1,10 +1,9 @@
-"""What it costs to commit one L0 file, by the number of partitions in it.
+"""The cost of committing one L0 file, by the number of partitions in it.
 
-Embedded Postgres with its production settings (fsync on, autovacuum as shipped), a new database per row, one agent
-that commits file after file, one batch of ten records for each partition in every file. The time is that of the whole
-call, the agent's own Python included. A row with a held snapshot has another session sit in a REPEATABLE READ
-transaction from before the first commit on: Postgres can then prune no old version of a hot row, and every commit
-leaves one.
+Embedded Postgres with its production settings (fsync on, autovacuum as shipped), a new database per row, one agent that
+commits file after file, one batch of ten records for each partition in every file. The time is that of the whole call,
+including the agent's own Python. In a row with a held snapshot, another session sits in a REPEATABLE READ transaction
+from before the first commit on: Postgres can then prune no old version of a hot row, and every commit leaves one.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from storage.keys import file_key
 
 PARTITIONS = (10, 100, 1000, 5000)
 BASE_PARTITIONS = 100
-"""What the cost per partition is compared with."""
+"""The row with which the cost per partition is compared."""
 COMMITS = {Size.SMALL: {10: 200, 100: 200, 1000: 60, 5000: 25}, Size.FULL: {10: 1000, 100: 1000, 1000: 250, 5000: 100}}
 WARM_UP_COMMITS = 10
 """Enough for PL/pgSQL to have chosen between generic and custom plans (it tries five custom ones)."""
@@ -66,7 +65,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one commit."""
+    """The figures of one commit."""
 
     p50_ms: float
     p99_ms: float

@@ -1,11 +1,11 @@
 """A whole compaction of one partition: eight L1 files in, one deduped L2 file out, by the merge engine.
 
-The store is memory, so what is measured is what the compactor itself does: reading windows, checking them, keys,
-hashes, the table of keys, the rewrite, the output file with its index. Held against
+The store is memory, so the compactor's own work is measured: reading windows, checking them, keys, hashes, the table of
+keys, the rewrite, the output file with its index. It is compared with
 
 - the bare kernels: the same kernel calls over the same bytes in memory, one after the other, each made once and nothing
-  between them (headers and CRC-32C, where records lie, hashes, the table of keys; verdicts and rewrite), with the codec
-  where batches are compressed;
+  between them (headers and CRC-32C, places of records, hashes, the table of keys; verdicts and rewrite), with the codec
+  if batches are compressed;
 - one copy of the bytes;
 - the oracle, the same rules in plain Python, over the first records;
 - Apache Kafka's LogCleaner, warm, over the same shapes: measured elsewhere, on a machine of the same kind.
@@ -60,7 +60,7 @@ from wire.records import DECOMPRESSED_BYTES_MAX
 FILES = 8
 ZIPF_KEYS = 200_000
 WINDOW_BYTES = 4 << 20
-"""Of batches before compression: what one kernel call walks."""
+"""The bytes of batches before compression that one kernel call walks."""
 HASHED_AT_ONCE = 4096
 ORACLE_BATCHES = 100
 
@@ -72,9 +72,9 @@ class Shape:
     value_bytes: int = 100
     codec: Codec = Codec.NONE
     distinct_keys: int | None = None
-    """Each at least once, in no order; None = by Zipf's law."""
+    """Each occurs at least once, in random order; None = by Zipf's law."""
     kafka_ns: float | None = None
-    """Of CPU per record, of Kafka's LogCleaner."""
+    """CPU per record of Kafka's LogCleaner."""
 
 
 class Spent(NamedTuple):
@@ -84,8 +84,9 @@ class Spent(NamedTuple):
 
 
 class MeasuredStore(MemoryStore):
-    """Knows what it costs to copy ranges out of its objects. Once the inputs are there, parts are taken by reference
-    and dropped at the end: to join and sum them once more is what no other store asks of a compactor."""
+    """A store that knows the cost of copying ranges out of its objects. Once the inputs are there, it takes parts by
+    reference and drops them at the end, because no real store would make the compactor join and sum them once more.
+    """
 
     cpu_s = 0.0
 
@@ -103,7 +104,7 @@ class MeasuredStore(MemoryStore):
 
 
 class DroppedUpload(MemoryMultipart):
-    """Parts are kept as they come until all are there."""
+    """An upload that keeps parts unjoined until all are there."""
 
     async def complete(self) -> None:
         await asyncio.sleep(0)
@@ -219,7 +220,7 @@ def _records_out(commit: CommitMerge) -> int:
     return sum(extent.record_count for output in commit.outputs for extent in output.extents)
 
 
-# What there is to compact
+# The input
 
 
 async def some_inputs(shape: Shape, *, seed: int = 1) -> MergeInputFiles[MeasuredStore]:
@@ -240,18 +241,18 @@ async def some_inputs(shape: Shape, *, seed: int = 1) -> MergeInputFiles[Measure
 
 
 def plain_batch_bytes(shape: Shape) -> int:
-    """Of one batch before compression."""
+    """The size of one batch before compression."""
     one = stamped_batches(
         numbered_keys(np.zeros(BATCH_RECORDS, dtype=np.int64)), json_values(shape.value_bytes, count=1)
     )
     return len(next(one))
 
 
-# What it is held against
+# The comparisons
 
 
 def copied_gb_per_s(bytes_count: int = 64 << 20) -> float:
-    """By CPU: what comes from memory, as the windows of a merge do, into memory that is there already."""
+    """The rate by CPU of a copy from memory, as for a merge's windows, into memory that was written before."""
     source = np.random.default_rng(3).integers(0, 256, bytes_count, dtype=np.uint8)
     target = np.ones_like(source)
     return bytes_count / least_cpu_s(lambda: np.copyto(target, source), repeats=7) / 1e9
@@ -292,7 +293,7 @@ def bare_kernels_cpu_s(logs: Sequence[bytes], shape: Shape, buffer: DedupeBuffer
     limits = Limits(end, end, NOW_MS, NOW_MS + DAY_MS, end, end, DECOMPRESSED_BYTES_MAX)
     ordinal = 0
     for each in walked:
-        # Made a second time only because to keep them would cost memory: not counted.
+        # Made a second time only because keeping them would cost memory: not counted.
         columns = scan_records(each.arena, each.starts, each.ends, each.table.record_counts)
         first_rows = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(each.table.record_counts)))
         modes = np.zeros(len(each.table.positions), dtype=np.uint8)

@@ -1,7 +1,8 @@
-"""`make bench-consume`: reading back what was written, from memory and from the store, beside Apache Kafka.
+"""`make bench-consume`: reading back written records, from memory and from the store, beside Apache Kafka.
 
-A row is written by librdkafka and read from the beginning by one librdkafka consumer with assigned partitions.
-*Memory*: the agent that wrote it still holds it (the cache is made large enough). *Store*: the agent was started anew.
+librdkafka writes a row's records, and one librdkafka consumer with assigned partitions reads them from the beginning.
+*Memory*: the agent that wrote them still holds them (the cache is made large enough). *Store*: the agent was started
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MEMORY, STORE = "memory", "store"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What a row reads, and how."""
+    """The records of a row, and the way to read them."""
 
     partitions: int
     batch_bytes: int
@@ -107,7 +108,7 @@ def _on_ours(store: Store, reads: Reads, size: Size, jars: Jars | None) -> list[
 
 
 def _write(target: Target, reads: Reads, size: Size) -> tuple[str, int]:
-    """Returns the topic and how many records are in it."""
+    """Write the records; returns the topic and their number."""
     records = DATA_BYTES[size] // RECORD_BYTES
     topic = f"reads-{reads.partitions}-{reads.batch_bytes}"
     create_topic(target.bootstrap, topic, reads.partitions)

@@ -1,7 +1,7 @@
 """Building one L0 file of 8 MiB: batches of many partitions, in order of arrival, into one body and its commit rows.
 
-What an agent does between the last byte that arrived and the PUT, on its event loop. The bytes are copied once, by the
-join, so the limit is one copy of 8 MiB into fresh memory; it also has to be summed (CRC-32C).
+This is an agent's work on its event loop between the last byte that arrived and the PUT. The join copies the bytes
+once, so the limit is one copy of 8 MiB into fresh memory, and a CRC-32C over it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wire.records import NewRecord, build_batch
 
 NOW_MS = 1_800_000_000_000
 SHAPES = ((1, 1), (1, 8), (100, 1), (100, 8), (1000, 1), (1000, 8))
-"""Partitions of a file, batches of each."""
+"""The partitions of a file, and the batches of each."""
 PRODUCE_REQUEST_BYTES = 1 << 20
 
 
@@ -78,7 +78,7 @@ def some_submissions(partitions: int, batches: int, *, bytes_count: int = FILE_B
     for _ in range(batches):
         for start in range(0, partitions, per_request):
             numbers = range(start, min(start + per_request, partitions))
-            # Copies, because real batches do not lie at one and the same place of the processor's cache.
+            # Copies, because real batches do not all lie at one place of the processor's cache.
             pending = [
                 PendingBatch(number + 1, topic_id, number, memoryview(bytes(records)), header, False)
                 for number in numbers

@@ -1,12 +1,12 @@
-"""What it costs to commit offsets of consumer groups, and what a storm of commits leaves behind in the table.
+"""The cost of committing offsets of consumer groups, and the table's growth after a storm of commits.
 
 Embedded Postgres with its production settings (fsync on, autovacuum as shipped), a new database per row, one agent that
-owns all groups and commits call after call, ten partitions a group in every call, as its commits come when they are
-gathered for some milliseconds. The time is that of the whole call, the agent's own Python included.
+owns all groups and commits call after call. Every call has ten partitions per group, as an agent's commits do when they
+are gathered for some milliseconds. The time is that of the whole call, including the agent's own Python.
 
 The storm commits the same 1,000 offsets again and again, and looks at the table after the first call and after the
-last. With a held snapshot another session sits in a REPEATABLE READ transaction from before the first call on: Postgres
-can then prune no old version of a row, and every commit leaves one.
+last. With a held snapshot, another session sits in a REPEATABLE READ transaction from before the first call on:
+Postgres can then prune no old version of a row, and every commit leaves one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from metadata.postgres.store import PostgresMetadata
 from siltstone.embedded.postgres import EmbeddedPostgres
 
 PARTITIONS = 10
-"""Of each group, in every call."""
+"""The partitions of each group, in every call."""
 CALLS = {Size.SMALL: {1: 300, 10: 300, 100: 60}, Size.FULL: {1: 2000, 10: 2000, 100: 400}}
 STORM_GROUPS = 100
 STORM_CALLS = {Size.SMALL: 40, Size.FULL: 200}
@@ -70,7 +70,7 @@ STORM_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of some calls."""
+    """The figures of some calls."""
 
     times_s: Sequence[float]
     server_cpu_s: float
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """How large it is."""
+    """The size of the table."""
 
     heap_bytes: int
     index_bytes: int
@@ -186,7 +186,7 @@ async def _commit_many(
     places: Sequence[OffsetPlace],
     offsets: range,
 ) -> Run:
-    """A call for each of `offsets`, which it commits everywhere."""
+    """One call for each element of `offsets`, which it commits everywhere."""
     times_s: list[float] = []
     agent_cpu_s = 0.0
     wal_before, cpu_before = await wal_position(url), postgres_usage(server.pid).cpu_s
@@ -227,7 +227,9 @@ async def _table(url: str) -> Footprint:
 
 
 async def _hot_share(url: str, updates: int) -> float:
-    """Of all updates of offsets; the session that made them has ended, and its counts come a moment later."""
+    """The share of HOT updates among all updates of offsets. The session that made them has ended, and its counts
+    arrive a moment later.
+    """
     connection = await open_connection(url, connect_timeout_s=10, command_timeout_s=60, settings={})
     counts = "SELECT n_tup_upd AS all, n_tup_hot_upd AS hot FROM pg_stat_user_tables WHERE relname = 'group_offsets'"
     try:

@@ -1,11 +1,11 @@
-"""The compiled kernels of the compactor over records of 16-byte keys and 100-byte values, 100 to a batch.
+"""The compactor's compiled kernels over records of 16-byte keys and 100-byte values, 100 to a batch.
 
-One process, one thread, no store: per record, what it costs to read batch headers (with and without CRC-32C), to find
-the keys, to hash them and to enter them into the table of keys, against a copy of the same bytes and against the same
-step in plain Python. Then each way to sum and to hash there is, for what the kernels chose between them by.
+One process, one thread, no store. Measured per record: reading batch headers (with and without CRC-32C), finding the
+keys, hashing them and entering them into the table of keys. Each is compared with a copy of the same bytes and with the
+same step in plain Python. Then each way to sum and to hash, to show why the kernels use theirs.
 
-Times are CPU, the least of all repeats. Windows are of 4 MiB, so that what one step leaves is in the processor's cache
-for the next, as in a merge.
+Times are CPU, the least of all repeats. Windows are of 4 MiB, so that the result of one step is in the processor's
+cache for the next, as in a merge.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SUMMED_BYTES = (100, 300, 1_500, 12_600, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Batches of one partition, and what each step made of them for the next."""
+    """The batches of one partition, and the results of each step for the next."""
 
     data: bytes
     arena: NDArray[np.uint8]
@@ -145,7 +145,7 @@ def measure_steps(windows: Sequence[Window], *, repeats: int) -> Table:
     ]
 
     def per_record_ns(work: Callable[[Window], object], these: Sequence[Window], times: int) -> float:
-        # One window after the other, each warm from a run before: the data of a merge has just been copied there.
+        # One window after the other, each warm from an earlier run: a merge has just copied its data there.
         seconds = sum(least_cpu_s(lambda window=window: work(window), repeats=times) for window in these)
         return seconds * 1e9 / sum(len(window.columns.key_lengths) for window in these)
 
@@ -173,7 +173,7 @@ def measure_steps(windows: Sequence[Window], *, repeats: int) -> Table:
 
 
 def measure_table(keys_max: int, *, repeats: int) -> Table:
-    """The table of keys by how many of them there are: what a look-up costs is how far away its memory is."""
+    """The table of keys by its size: the cost of a look-up depends on how far away its memory is."""
     chance = np.random.default_rng(2)
     hashes = chance.integers(0, 2**64, (keys_max, 4), dtype=np.uint64)
     dead = np.zeros(WINDOW_RECORDS // 8 + 1, dtype=np.uint8)

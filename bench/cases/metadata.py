@@ -1,8 +1,8 @@
 """The Metadata answer for 50,000 partitions: built for the first time, repeated, and after one topic was added.
 
-Three agents in this process over stores in memory; the answers are those of one of them, through its handler and its
-encoder, without a socket. While an answer is built the event loop is watched: a stall is the CPU time that goes by
-between two turns of another task, as long as another connection of this agent would wait on a machine of its own.
+Three agents in this process over stores in memory; one of them answers through its handler and its encoder, without a
+socket. The event loop is watched meanwhile: a stall is the CPU time between two turns of another task. On a machine of
+its own, another connection of this agent would wait that long.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Answer:
 class Figures:
     first: Answer
     repeated: Answer
-    """The median one of REPEATS."""
+    """The median of REPEATS answers."""
     changed: Answer
-    """The first after one more topic came."""
+    """The first answer after one more topic was added."""
 
 
 def run(size: Size) -> Iterator[Table]:
@@ -64,7 +64,7 @@ def run(size: Size) -> Iterator[Table]:
 
 
 async def measure(shapes: Sequence[tuple[int, int]]) -> Table:
-    """Two rows per (topics, partitions of each): all topics asked for, and one by its name."""
+    """Two rows per (topics, partitions of each): a request for all topics, and one for a single name."""
     rows: list[list[Cell]] = []
     for topics, partitions in shapes:
         for one in (False, True):
@@ -154,7 +154,7 @@ async def _encoded(broker: Broker, header: RequestHeader, request: MetadataReque
 
 @contextmanager
 def _collecting_as_agents_do() -> Generator[None]:
-    """Garbage is looked for as rarely as in an agent's process; with 50,000 topics each search is a long stall."""
+    """Garbage is collected as rarely as in an agent's process; with 50,000 topics each collection is a long stall."""
     before = gc.get_threshold()
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     yield
@@ -163,12 +163,12 @@ def _collecting_as_agents_do() -> Generator[None]:
 
 
 async def _stop(agents: Sequence[Agent]) -> None:
-    """Together: one that stops while others stay serves on until they know."""
+    """Stop them together: an agent that stops while others stay serves on until they know."""
     await asyncio.gather(*(agent.stop() for agent in agents))
 
 
 async def _watch(stalls: list[float]) -> None:
-    """How much CPU time goes by until this task has its turn, again and again."""
+    """Record, again and again, the CPU time until this task has its turn."""
     while True:
         started = time.thread_time()
         await asyncio.sleep(TICK_S)

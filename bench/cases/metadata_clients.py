@@ -1,8 +1,8 @@
-"""What many clients that ask for Metadata cost an agent: 200 connections, 2,000 partitions in all.
+"""The cost of many Metadata clients to an agent: 200 connections, 2,000 partitions in all.
 
-One agent as a process. Every connection asks for all topics, round after round, all connections at once; each then
-fetches ten partitions of its own once a round, as a consumer at the end does. The agent's CPU is read around the
-Metadata requests alone; its memory after the first round and after the last.
+One agent as a process. Every connection asks for all topics, round after round, all connections at once. Each then
+fetches ten partitions of its own once a round, like a consumer at the end of the log. The agent's CPU is read around
+the Metadata requests alone; its memory after the first round and after the last.
 """
 
 from __future__ import annotations

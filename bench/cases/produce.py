@@ -1,7 +1,7 @@
 """`make bench-produce`: producing through Kafka clients, beside Apache Kafka where it can be started.
 
-Four tables: the matrix (client, record size, partitions, idempotence, store); Kafka's tool with the settings by which
-such brokers are usually compared; what the early seal of files brings and costs; what the client's own settings do.
+Four tables: the matrix (client, record size, partitions, idempotence, store); Kafka's tool with the usual settings for
+comparing such brokers; the gain and the cost of sealing files early; the effect of the client's own settings.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def run(size: Size) -> Iterator[Table]:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this machine can do, measured in the same run."""
+    """This machine's limits, measured in the same run."""
 
     socket_mb_per_s: float
     socket_ms_per_mb: float
-    """CPU of the side that receives."""
+    """The CPU of the receiving side."""
     file_ms_per_mb: float
-    """CPU of writing and syncing files of 8 MiB, which the local store cannot do without."""
+    """The CPU of writing and syncing files of 8 MiB, which the local store must do."""
 
     @property
     def note(self) -> str:
@@ -84,7 +84,7 @@ def measure_limits() -> Limits:
 
 
 def matrix_loads(size: Size, *, tool: bool) -> Sequence[tuple[Load, Sequence[Store]]]:
-    """What is run, and on which stores."""
+    """The loads, and the stores on which each runs."""
     if size is Size.SMALL:
         loads = [
             (Load(partitions=1), (Store.LOCAL, Store.S3_DISTANT)),
@@ -156,7 +156,7 @@ MEASURED_COLUMNS = (
 
 
 def measured_cells(row: Measured, rows: Sequence[Measured], limits: Limits) -> list[Cell]:
-    """Of MEASURED_COLUMNS; `rows` is where Kafka's row of the same load is looked for."""
+    """The cells of MEASURED_COLUMNS; `rows` holds Kafka's row of the same load."""
     kafka = next((each for each in rows if each.target == KafkaTarget.name and each.load.key == row.load.key), None)
     return [
         row.mb_per_s,

@@ -1,9 +1,9 @@
-"""How long a rebalance of many members takes, from the first request to the last answer.
+"""The time of a rebalance of many members, from the first request to the last answer.
 
 One agent as a process, Postgres with its production settings, a connection for each member. A group forms: all members
-come at once, wait the initial delay out (which is extended once, for they came while it ran), and each has its
-assignment when the leader's is stored. Then one more comes, and all others join again as soon as a heartbeat tells
-them. Time beyond the delays is what the agent, the store and these clients take.
+come at once, wait for the initial delay (which is extended once, because they came while it ran), and get their
+assignments when the leader's is stored. Then one more comes, and all others join again as soon as a heartbeat tells
+them. The agent, the store and these clients need the time beyond the delays.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEMBERS = {Size.SMALL: (10, 100), Size.FULL: (10, 100, 500)}
 DELAY_MS = 1_000
 HEARTBEAT_S = 0.5
 ASSIGNMENT = bytes(300)
-"""About that of thirty partitions of one topic."""
+"""About the size for thirty partitions of one topic."""
 SUBSCRIPTION = b"\x00\x00\x00\x00\x00\x01\x00\x05bench\xff\xff\xff\xff"
 GROUP = "bench"
 COLUMNS = (
@@ -48,7 +48,7 @@ class Member:
         self._generation = -1
 
     async def join(self) -> None:
-        """Until it has its assignment. Raises RuntimeError."""
+        """Join, and wait for the assignment. Raises RuntimeError."""
         while True:
             request = JoinGroupRequest(
                 group_id=GROUP,

@@ -1,8 +1,8 @@
-"""`make bench-replay`: reading history that lies in merged files, and what that does to those who read the tail.
+"""`make bench-replay`: reading history from merged files, and its effect on readers of the tail.
 
 A topic is written, merged to L1 (and from there to L2) by the compactor's own engine in a process of its own, and read
-from its beginning by one librdkafka consumer after the agent was started anew, so that nothing is in any cache. Held
-against the rule for replays: at most one GET per file that holds the partition and one per 8 MiB of it.
+from its beginning by one librdkafka consumer after the agent was started again, so that nothing is in any cache. The
+result is compared with the rule for replays: at most one GET per file that holds the partition and one per 8 MiB of it.
 
 The tail: one agent, writers at a fixed rate and a reader at the end, first alone, then beside a consumer that replays
 the history of another topic again and again, then beside that and a process that merges it again and again.
@@ -47,7 +47,7 @@ from storage.urls import open_store
 RECORD_BYTES = 1024
 DATA_BYTES = {Size.SMALL: 192 * MIB, Size.FULL: GIB}
 L1_FILES = 3
-"""Merges that make the history: as many files a partition's records lie in."""
+"""The merges that make the history: a partition's records lie in this many files."""
 PARTITIONS = (1, 12)
 GET_BYTES = 8 * MIB
 LIMIT_MS = 600_000
@@ -94,7 +94,7 @@ def run(size: Size) -> Iterator[Table]:
 
 
 def _write_history(stack: Stack, partitions: int, size: Size) -> int:
-    """Returns how many records there are, all of them in L1 files."""
+    """Write the history; returns the number of records, all of them in L1 files."""
     create_topic(stack.bootstrap, HISTORY, partitions)
     records = DATA_BYTES[size] // RECORD_BYTES
     progress(f"{stack.store.value}: writing and merging {records:,} records in {partitions} partitions ...")
@@ -276,7 +276,9 @@ def _tails_table(rows: Sequence[Sequence[Cell]]) -> Table:
 
 
 async def merge(what: str, metadata_url: str, store_url: str) -> None:
-    """`level`: all L0 files to L1, by L1_FILES merges. `once`: all above to L2. `forever`: that until stopped."""
+    """`level`: merge all L0 files to L1, by L1_FILES merges. `once`: merge all above to L2. `forever`: repeat that
+    until stopped.
+    """
     metadata, store = open_metadata(metadata_url), open_store(store_url)
     await metadata.open()
     if isinstance(store, SupportsOpen):
@@ -308,7 +310,7 @@ async def _merge_job(metadata: MetadataStore, engine: MergeEngine, spec: MergeSp
     await metadata.compactors.create_job(new_job(spec))
     claimed = await metadata.compactors.claim_job(engine.lease)
     if claimed is None:
-        raise RuntimeError("somebody else merges here")
+        raise RuntimeError("another process merges here")
     await metadata.compactors.commit_merge(await engine.run(claimed))
 
 

@@ -1,11 +1,11 @@
 """Heavy merges: the compactor's own engine against units in Spark tasks, over the same L1 files.
 
 Both read and write one directory. The engine merges the plain partition in one go, in this process. On Spark the same
-job is cut into units of equal size, and a session that is warm runs them on one and on two cores; the driver's start,
-which a merge pays once, is a row of its own. CPU is that of all processes: this one, Spark's JVM and its Python
-workers. What a unit costs beyond its bytes is measured with many units of almost nothing.
+job is cut into units of equal size, and a warm session runs them on one and on two cores; the driver's start, which a
+merge pays once, is a row of its own. CPU is that of all processes: this one, Spark's JVM and its Python workers. The
+cost of a unit beyond its bytes is measured with many units of almost nothing.
 
-Wall times of a machine that does other things say little: look at CPU, and at ratios.
+Wall times of a busy machine say little: look at CPU, and at ratios.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ async def _measured(folder: Path, records: int, files: int, *, tiny_units: int, 
 
 
 class _Work(NamedTuple):
-    """The work of one row; nothing of it where only a session was started."""
+    """The work of one row; all zero if only a session was started."""
 
     size_bytes: int = 0
     records: int = 0
@@ -137,7 +137,7 @@ def _row(engine: str, cores: int, work: _Work, spent: Spent, embedded: Spent) ->
 
 
 async def _claim(store: LocalStore, records: int, files: int) -> ClaimedJob:
-    """Over one plain partition of so many files."""
+    """A claim over one plain partition of this many files."""
     inputs = MergeInputFiles(store)
     values = json_values(VALUE_BYTES)
     per_file = records // files // BATCH_RECORDS * BATCH_RECORDS
@@ -157,7 +157,7 @@ async def _embedded(store: LocalStore, claimed: ClaimedJob) -> None:
 
 
 async def _each_embedded(store: LocalStore, claimed: ClaimedJob) -> None:
-    """Its units one after the other, as a task runs them."""
+    """Run its units one after the other, as a task does."""
     plan = await _plan(store, claimed, 1)
     for unit in plan.units:
         await _embedded(store, plan.claimed(unit))
@@ -167,7 +167,7 @@ _numbers = iter(range(1, 1_000_000))
 
 
 async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> HeavyPlan:
-    """A new one: of a job that nobody has begun."""
+    """A new plan, of a job that nobody has begun."""
     job = replace(claimed.job, job_id=next(_numbers), deadline_ms=claimed.now_ms + 3_600_000)
     plan = cut(
         replace(claimed, job=job),
@@ -176,7 +176,7 @@ async def _plan(store: LocalStore, claimed: ClaimedJob, unit_bytes: int) -> Heav
         lease=LEASE,
         sizes=UnitSizes(unit_bytes=unit_bytes, keyed_unit_bytes=1024 * MIB),
     )
-    # tasks heed the end of a plan's time
+    # Tasks obey the end of a plan's time.
     return replace(plan, commit_by_ms=max(plan.commit_by_ms, SystemClock().wall_ms() + 3_600_000))
 
 
@@ -201,7 +201,7 @@ def _end(spark: SparkSession) -> None:
     end_session(spark)
 
 
-# ---- what it takes
+# ---- the cost
 
 
 async def _least(work: Callable[[], Any], repeats: int) -> Spent:
@@ -223,8 +223,9 @@ def _since(started: tuple[float, float]) -> Spent:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of a process and of all below it that live: the higher of two readings, for a reading that falls between a
-    process's end and its parent's waiting for it misses it."""
+    """The CPU of a process and of all its living descendants: the higher of two readings, because a reading misses a
+    process between its end and its parent's wait.
+    """
     return max(_cpu_of_tree(pid), _cpu_of_tree(pid))
 
 

@@ -1,8 +1,8 @@
-"""`make bench-tail`: how old a record is when the reader at the end of the log gets it, and what waiting costs.
+"""`make bench-tail`: the age of a record when the reader at the end of the log gets it, and the cost of waiting.
 
-Two agents in two zones: 1 to 12 writers are sent to one of them by their client.id, the reader to the other, so every
-record goes through the object store or the other agent's memory, never through a shared one. The first row has a reader
-and no writers: what a caught-up reader costs the database.
+Two agents in two zones. The client.id sends 1 to 12 writers to one of them and the reader to the other. So every record
+goes through the object store or the other agent's memory, never through a shared one. The first row has a reader and no
+writers: the cost of a caught-up reader to the database.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Measured:
     result: TailResult | None
     used: Reading
     transactions: int | None
-    """Of the database, in the same time."""
+    """The database's transactions in the same time."""
 
 
 def run(size: Size) -> Iterator[Table]:
@@ -106,7 +106,9 @@ def _job(target: Target, topic: str, writers: int, size: Size, *, client_id: str
 
 
 def transactions_of(stack: Stack | None) -> int | None:
-    """Committed so far. Backends report about once a second, so a difference may be off by a second's worth."""
+    """The transactions committed so far. Backends report about once a second, so a difference may be off by a second's
+    worth.
+    """
 
     async def ask(url: str) -> int:
         connection = await connect(url, application="siltstone-bench")

@@ -31,11 +31,11 @@ SAMPLE_BYTES = 64 << 10
 
 
 def _ignore(error: object) -> None:
-    """What goes wrong for good is also told by delivery reports and messages."""
+    """Do nothing: delivery reports and messages report permanent errors too."""
 
 
 QUIET: Mapping[str, Any] = {"log_level": 0, "error_cb": _ignore}
-"""librdkafka says on stderr what it also tells its callers."""
+"""librdkafka also writes to stderr what it reports to its callers; this keeps it silent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ProduceJob:
     partitions: int
     record_bytes: int
     seconds: float
-    """Measured, after `warmup_s`."""
+    """The measured time, after `warmup_s`."""
     warmup_s: float = 1.0
     idempotent: bool = False
     linger_ms: float = 50
@@ -53,23 +53,23 @@ class ProduceJob:
     in_flight: int | None = None
     """Requests in flight per connection; None = the client's default."""
     queue_bytes: int = 32 << 20
-    """Of the client's queue; Kafka's own producer has a `buffer.memory` of the same size."""
+    """The size of the client's queue; Kafka's own producer has a `buffer.memory` of the same size."""
     rate_mb_per_s: float = 0
-    """0: as fast as it can."""
+    """0: as fast as possible."""
     records: int = 0
-    """0: for the time given; else so many, all acknowledged, however long that takes."""
+    """0: for the given time; else this many, all acknowledged, however long that takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceResult:
     mb_per_s: float
     acked_bytes: int
-    """Record values acknowledged, from the start to the end of the process."""
+    """Acknowledged record values, from the start to the end of the process."""
     p50_ms: float | None
-    """None where no record sent after the warm-up was answered before the deadline."""
+    """None if no record sent after the warm-up was answered before the deadline."""
     p99_ms: float | None
     cpu_ms_per_mb: float | None
-    """Of the client. None where nothing was acknowledged."""
+    """The client's CPU. None if nothing was acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class ConsumeJob:
     partitions: int
     record_bytes: int
     records: int
-    """How many to read, over all partitions, from the beginning."""
+    """The number of records to read, over all partitions, from the beginning."""
     timeout_s: float = 120.0
 
 
@@ -102,7 +102,7 @@ class TailJob:
     client_id: str
     writers: int
     records_per_s: float
-    """Of each writer."""
+    """The rate of each writer."""
     record_bytes: int
     seconds: float
     warmup_s: float = 2.0
@@ -120,7 +120,7 @@ class TailResult:
 
 
 def create_topic(bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-    """Raises what the broker answers; waits until the client sees all partitions."""
+    """Create a topic and wait until the client sees all partitions. Raises the broker's error."""
     admin: Any = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
     new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(configs or {}))
     admin.create_topics([new], operation_timeout=30)[topic].result(30)
@@ -155,7 +155,7 @@ def run_tail(write: TailJob, read: TailJob) -> TailResult:
 
 
 def run_idle(job: TailJob) -> None:
-    """Raises RuntimeError when records were read where there are none."""
+    """Raises RuntimeError if records were read from empty partitions."""
     if found := _run("idle", job)["records"]:
         raise RuntimeError(f"{found} records came out of empty partitions")
 
@@ -213,7 +213,7 @@ class Samples:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest rank: the least value that `share` of all values do not exceed. None of nothing."""
+    """The nearest rank: the least value that `share` of all values do not exceed; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -268,7 +268,7 @@ def produce(job: ProduceJob) -> ProduceResult:
 
 
 def _send(job: ProduceJob, producer: Any, samples: Samples, started: float, measured_from: float) -> tuple[int, int]:
-    """Records sent by the deadline (or all that were asked for), and records acknowledged when the warm-up ended."""
+    """Records sent by the deadline (or all requested ones), and records acknowledged when the warm-up ended."""
     payload = os.urandom(job.record_bytes)
     every = max(1, SAMPLE_BYTES // job.record_bytes)
     deadline = measured_from + (CHILD_TIMEOUT_S if job.records else job.seconds)
@@ -295,7 +295,7 @@ def _send(job: ProduceJob, producer: Any, samples: Samples, started: float, meas
 
 
 def _stored_records(job: ProduceJob) -> int:
-    """By the brokers' own account: the sum of all high watermarks of the topic, which was empty."""
+    """The brokers' own count: the sum of all high watermarks of the topic, which was empty."""
     consumer: Any = confluent_kafka.Consumer({**QUIET, "bootstrap.servers": job.bootstrap, "group.id": "watermarks"})
     try:
         partitions = [confluent_kafka.TopicPartition(job.topic, number) for number in range(job.partitions)]
@@ -320,7 +320,7 @@ def _consumer(bootstrap: str, topic: str, partitions: int, offset: int, **more: 
 
 
 def _at_hand(consumer: Any, count: int, timeout_s: float) -> list[Any]:
-    """What has come, as soon as something has: `consume` alone would wait for all `count`, or for the whole time."""
+    """The messages at hand as soon as there is one: `consume` alone would wait for all `count`, or for the whole time."""
     first = consumer.poll(timeout_s)
     return [] if first is None else [first, *consumer.consume(count - 1, 0)]
 
@@ -357,7 +357,7 @@ def consume(job: ConsumeJob) -> ConsumeResult:
 
 
 def tail_write(job: TailJob) -> dict[str, int]:
-    """The clock of the machine goes along with each record; 0 during the warm-up."""
+    """Each record carries the machine's clock; 0 during the warm-up."""
     config = {**QUIET, "bootstrap.servers": job.bootstrap, "client.id": job.client_id, "linger.ms": 5, "acks": "all"}
     producers: list[Any] = [confluent_kafka.Producer(config) for _ in range(job.writers)]
     padding = os.urandom(job.record_bytes - 8)
@@ -381,7 +381,7 @@ def tail_write(job: TailJob) -> dict[str, int]:
         number += 1
     for number, producer in enumerate(producers):
         producer.flush(30)
-        # an empty stamp of all ones is the end of a partition
+        # An empty stamp of all ones marks the end of a partition.
         producer.produce(job.topic, b"\xff" * 8, partition=number, on_delivery=report)
         producer.flush(30)
     if errors:

@@ -1,8 +1,8 @@
-"""One load on one broker: what a row of the producing benchmarks runs, and what it measures.
+"""One load on one broker: the run and the measurements of a row of the producing benchmarks.
 
 A broker is ours or Apache Kafka; the client is librdkafka or Kafka's own tool. Every row has a topic of its own. CPU
-per MB is that of the processes named, over the whole run, warm-up included, divided by the record bytes stored in it.
-Kafka's tool sends a number of records, not for a time: a first, shorter run warms it up and tells how many.
+per MB is that of the named processes over the whole run, warm-up included, divided by the record bytes stored in it.
+Kafka's tool sends a number of records, not for a time: a first, shorter run warms it up and determines the number.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class KafkaTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Whose defaults are those of most rows."""
+    """A load; the defaults are those of most rows."""
 
     client: str = LIBRDKAFKA
     record_bytes: int = 1024
@@ -123,14 +123,14 @@ class Measured:
     postgres_ms_per_mb: float | None
     client_ms_per_mb: float | None
     requests_per_gib: float | None
-    """Produce requests, as the broker counts them."""
+    """Produce requests, by the broker's count."""
     puts_per_gib: float | None
     put_mb_mean: float | None
     broker_peak_memory_bytes: int
 
 
 def run_load(target: Target, load: Load, *, seconds: float, jars: Jars | None = None) -> Measured:
-    """Raises what the client raises; says on stderr what came out."""
+    """Run the load and print the result on stderr. Raises the client's errors."""
     progress(f"{target.name}, {target.store}: {describe(load)} ...", end=" ")
     if load.client == LIBRDKAFKA:
         measured = _run_librdkafka(target, load, seconds)
@@ -144,7 +144,7 @@ def run_load(target: Target, load: Load, *, seconds: float, jars: Jars | None = 
 
 
 def warm(broker: Broker) -> KafkaTarget:
-    """A Kafka that has compiled what it runs all the time; it serves all rows of a benchmark."""
+    """A Kafka that is warm and serves all rows of a benchmark."""
     kafka = KafkaTarget(broker)
     progress("warming Kafka ...", end=" ")
     topic = _new_topic(kafka, Load())
@@ -271,7 +271,7 @@ def on_empty_stack(
     jars: Jars | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Measured:
-    """The load on a stack of its own."""
+    """Run the load on a stack of its own."""
     with Stack(store, settings=settings or {}) as stack:
         return run_load(OurTarget(stack), load, seconds=seconds, jars=jars)
 

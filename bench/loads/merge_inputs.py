@@ -1,7 +1,7 @@
 """Inputs of merges, made fast: record batches of one shape by the million, in L1 files in a store.
 
-Every batch has the bytes of one template; keys, values, offsets and checksums are laid over it for thousands of batches
-at a time. Compressed batches are made of those one by one.
+Every batch is a copy of one template; keys, values, offsets and checksums are written over it for thousands of batches
+at a time. Compressed batches are made from those one by one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def numbered_keys(numbers: NDArray[np.int64]) -> Bytes:
 
 
 def json_values(value_bytes: int, *, count: int = 4096, seed: int = 5) -> Bytes:
-    """[count, value_bytes]: objects with numbers and words; zstd makes about a third of 100 such in a batch."""
+    """[count, value_bytes]: objects with numbers and words; zstd shrinks 100 of them in a batch to about a third."""
     chance = np.random.default_rng(seed)
     words = [b"pending", b"shipped", b"returned", b"delivered", b"Lisbon", b"Oslo", b"Krakow", b"Graz"]
     rows = np.empty((count, value_bytes), dtype=np.uint8)
@@ -106,7 +106,7 @@ def _template(value_bytes: int, batch_records: int) -> tuple[Bytes, Sequence[int
 
 
 def _finished(batch: Bytes, codec: Codec) -> bytes:
-    """With what depends on all its bytes."""
+    """The batch with its length and checksum, compressed if need be."""
     if codec is not Codec.NONE:
         payload = compress(codec, batch[BATCH_HEADER_BYTES:].data)
         batch = np.concatenate((batch[:BATCH_HEADER_BYTES], np.frombuffer(payload, dtype=np.uint8)))
@@ -126,7 +126,7 @@ class MergeInputFiles(Generic[Store]):
     next_offset: int = 0
 
     async def add_file(self, batches: Iterator[bytes], *, level: int = 1) -> None:
-        """Batches that go on where the log ends."""
+        """Add a file of batches that continue the log."""
         key = file_key(level=level, writer_id=1, epoch=1, file_uuid=SystemIds().uuid7(NOW_MS), created_ms=NOW_MS)
         writer = FileWriter(self.store, key, level=level, created_ms=NOW_MS)
         writer.start_extent(TOPIC_ID, 0)
@@ -152,7 +152,7 @@ class MergeInputFiles(Generic[Store]):
         self._add_extent(written.key, written.size_bytes, level, row)
 
     def adopt(self, commit: CommitMerge) -> None:
-        """Outputs take the place of what there was."""
+        """Replace the present files by a merge's outputs."""
         self.extents.clear()
         for output in commit.outputs:
             for extent in output.extents:

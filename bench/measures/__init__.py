@@ -1,1 +1,1 @@
-"""What this machine can do at best, and what a process used."""
+"""The best that this machine can do, and the resources that a process used."""

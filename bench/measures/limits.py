@@ -1,8 +1,8 @@
-"""What this machine can do at best, measured in the same run as the benchmark that is held against it.
+"""This machine's limits, measured in the same run as the benchmark that is compared with them.
 
-memory: copying and CRC-32C over 8 MiB; the loopback socket with 1 MB writes, each answered by 4 bytes, received and
-dropped by a blocking socket and by an asyncio BufferedProtocol (below that no broker on asyncio can come); 8 MiB files
-written and synced; one row inserted into Postgres by a statement of its own.
+They are: memory (copying and CRC-32C over 8 MiB); the loopback socket with 1 MB writes, each answered by 4 bytes,
+received and dropped by a blocking socket and by an asyncio BufferedProtocol (no broker on asyncio can do better than
+that); 8 MiB files written and synced; one row inserted into Postgres by a statement of its own.
 
 Times of memory work are the least of several repeats, because another process can only make them longer; latencies are
 medians.
@@ -55,12 +55,12 @@ class Limits:
     crc32c_gb_per_s: float
     raw_socket: Loopback
     asyncio_socket: Loopback
-    """The floor of a broker on asyncio: it takes bytes in and drops them."""
+    """The limit of a broker on asyncio: it takes bytes in and drops them."""
     file_writes: FileWrites
 
 
 def measure(size: Size, directory: Path) -> Limits:
-    """All limits but the database's (about 5 s). `directory` is where the measured data directories are."""
+    """All limits but the database's (about 5 s). `directory` is the place of the measured data directories."""
     seconds = 1.0 if size is Size.SMALL else 3.0
     return Limits(
         memcpy_gb_per_s=memcpy_gb_per_s(),
@@ -95,9 +95,9 @@ def limits_table(limits: Limits) -> Table:
 
 
 def memcpy_gb_per_s(bytes_count: int = FILE_BYTES) -> float:
-    """Copying into memory that is there already, as `bytes.join` into a warm arena does.
+    """Copying into memory that was written before, as `bytes.join` into a warm arena does.
 
-    Both sides are written first: memory that was only asked for is one page of zeros over and over, which stays in the
+    Both sides are written first: memory that was only requested is one page of zeros over and over, which stays in the
     processor's cache.
     """
     source, target = memoryview(os.urandom(bytes_count)), memoryview(bytearray(os.urandom(bytes_count)))

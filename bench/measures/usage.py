@@ -1,4 +1,4 @@
-"""What a process has used so far, read from /proc: CPU time of all its threads, peak memory, context switches.
+"""The resources that a process has used so far, from /proc: CPU time of all its threads, peak memory, context switches.
 
 Counters only grow, so a measurement is the difference of two readings. CPU time has the kernel's tick of 10 ms: measure
 for a second or more. A process that has ended has no reading; Postgres's backends end with their connections, so read
@@ -20,7 +20,7 @@ class Usage:
     user_s: float = 0.0
     system_s: float = 0.0
     peak_memory_bytes: int = 0
-    """VmHWM. Of a difference: the later reading's."""
+    """VmHWM. A difference has the later reading's."""
     voluntary_switches: int = 0
     involuntary_switches: int = 0
 
@@ -48,9 +48,10 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Of one process, all its threads, the ended ones included; of its children nothing.
+    """The usage of one process and all its threads, ended ones included, without its children.
 
-    Context switches are of the threads that live now. Raises FileNotFoundError or ProcessLookupError when it is gone.
+    Context switches are those of the living threads. Raises FileNotFoundError or ProcessLookupError when the process is
+    gone.
     """
     folder = Path("/proc") / str(pid)
     user_s, system_s = parse_stat((folder / "stat").read_text(encoding="utf-8", errors="replace"))
@@ -64,7 +65,7 @@ def usage(pid: int) -> Usage:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process holds now."""
+    """The memory that a process holds now."""
     return parse_status(Path(f"/proc/{pid}/status").read_text())["VmRSS"] * 1024
 
 
@@ -80,7 +81,7 @@ def usage_of_all(pids: Iterable[int]) -> Usage:
 
 
 def postgres_usage(postmaster_pid: int) -> Usage:
-    """Of a whole Postgres: the postmaster and every process it has now."""
+    """The usage of a whole Postgres: the postmaster and its present processes."""
     return usage_of_all([postmaster_pid, *children(postmaster_pid)])
 
 

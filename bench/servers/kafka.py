@@ -1,10 +1,10 @@
-"""Apache Kafka beside us, and Kafka's own load: only where a JVM and Kafka's jars are at hand.
+"""Apache Kafka beside us, and Kafka's own load tools: only where a JVM and Kafka's jars are available.
 
-The jars are found in KAFKA_JARS (a folder of jars) or KAFKA_HOME (a distribution, jars in `libs`); java on the PATH or
-in JAVA_HOME. `Broker` is a single KRaft node on loopback with an empty log directory, the heap and collector that
-Kafka's start script chooses, and default settings but for what one node needs: listeners, directories, and one replica
-for its internal topics. `producer_perf` and `consumer_perf` run Kafka's own tools against any broker and read what they
-print. The tools call 1,048,576 bytes a MB; here their rates are in MB of 1,000,000, like all others.
+The jars are found in KAFKA_JARS (a folder of jars) or KAFKA_HOME (a distribution, jars in `libs`), and java on the PATH
+or in JAVA_HOME. `Broker` is a single KRaft node on loopback with an empty log directory and the heap and collector of
+Kafka's start script. Its settings are the defaults, except those that one node needs: listeners, directories, and one
+replica for its internal topics. `producer_perf` and `consumer_perf` run Kafka's own tools against any broker and read
+their output. The tools call 1,048,576 bytes a MB; here their rates are in MB of 1,000,000, like all others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Jars:
 
     @property
     def version(self) -> str:
-        """Of kafka-clients; "" when its file name does not say."""
+        """The version of kafka-clients; "" if its file name does not tell."""
         names = (re.fullmatch(r"kafka-clients-([0-9.]+)\.jar", path.name) for path in self.folder.iterdir())
         return next((name[1] for name in names if name), "")
 
@@ -63,7 +63,7 @@ class Jars:
 
 
 def find_jars(environ: Mapping[str, str] | None = None) -> Jars | None:
-    """None where Kafka cannot be run. Raises RuntimeError when a variable names a folder without Kafka's jars."""
+    """The jars; None if Kafka cannot be run. Raises RuntimeError when a variable names a folder without Kafka's jars."""
     environ = os.environ if environ is None else environ
     java_home = environ.get("JAVA_HOME", "")
     java = f"{java_home}/bin/java" if java_home else shutil.which("java", path=environ.get("PATH"))
@@ -136,7 +136,7 @@ class ProducerPerf:
     p50_ms: float
     p99_ms: float
     cpu_s: float = 0.0
-    """Of the tool, its start included."""
+    """The tool's CPU, its start included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ _PRODUCED = re.compile(
 
 
 def parse_producer_perf(output: str) -> ProducerPerf:
-    """The tool's last line, its summary. Raises ValueError when there is none: then not all records were sent."""
+    """The tool's last line, its summary. Raises ValueError if there is no summary: then not all records were sent."""
     found = _PRODUCED.search(output)
     if found is None:
         raise ValueError(f"no summary in what the producer tool printed:\n{output[-2000:]}")
@@ -169,7 +169,7 @@ def parse_producer_perf(output: str) -> ProducerPerf:
 
 
 def parse_consumer_perf(output: str) -> ConsumerPerf:
-    """The row under the tool's header. Raises ValueError when there is none."""
+    """The row under the tool's header. Raises ValueError if there is no row."""
     header: list[str] = []
     for line in output.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -186,7 +186,7 @@ def parse_consumer_perf(output: str) -> ConsumerPerf:
 def producer_perf(
     jars: Jars, *, bootstrap: str, topic: str, records: int, record_bytes: int, properties: Mapping[str, str]
 ) -> ProducerPerf:
-    """As fast as it can. Raises ValueError, subprocess.TimeoutExpired, RuntimeError when records were refused."""
+    """Send as fast as possible. Raises ValueError, subprocess.TimeoutExpired, RuntimeError when records were refused."""
     given = {"bootstrap.servers": bootstrap, "acks": "all", **properties}
     arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)]
     arguments += ["--throughput", "-1", "--producer-props", *(f"{name}={value}" for name, value in given.items())]
@@ -205,7 +205,7 @@ def producer_perf(
 
 
 def consumer_perf(jars: Jars, *, bootstrap: str, topic: str, records: int) -> ConsumerPerf:
-    """From the beginning, as a group: the broker must have group coordinators."""
+    """Read from the beginning, as a group: the broker must have group coordinators."""
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--messages", str(records), "--timeout", "30000"]
     output, cpu_s = _run_tool(jars.command("org.apache.kafka.tools.ConsumerPerformance", arguments))
     found = parse_consumer_perf(output)
@@ -215,7 +215,7 @@ def consumer_perf(jars: Jars, *, bootstrap: str, topic: str, records: int) -> Co
 
 
 def _run_tool(command: Sequence[str]) -> tuple[str, float]:
-    """What it printed, and its CPU seconds."""
+    """The tool's output, and its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TOOL_TIMEOUT_S

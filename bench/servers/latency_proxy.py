@@ -1,8 +1,8 @@
 """A distance between an agent and an S3 server: `python -m bench.servers.latency_proxy PORT PUT_MS GET_MS`.
 
-Prints its own port and passes HTTP/1.1 on to 127.0.0.1:PORT. Every answer is held back for PUT_MS (PUT and POST) or
-GET_MS (all else) after its request was complete. One thread per connection with blocking sockets: bytes are copied
-twice, and the CPU that this costs is nobody's but the benchmark's. Ends with its standard input.
+Prints its own port and passes HTTP/1.1 on to 127.0.0.1:PORT. It holds every answer back for PUT_MS (PUT and POST) or
+GET_MS (everything else) after the request was complete. One thread per connection with blocking sockets: bytes are
+copied twice, and no measured process pays that CPU. Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Stream:
 
 
 def body_bytes(head: bytes) -> int:
-    """Content-Length; 0 when there is none. Chunked bodies are not among what S3 clients and servers here send."""
+    """Content-Length; 0 if there is none. S3 clients and servers here send no chunked bodies."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         lower = name.strip().lower()
@@ -93,7 +93,7 @@ def _serve_quietly(client: socket.socket, port: int, put_s: float, get_s: float)
     try:
         serve(client, port, put_s, get_s)
     except (OSError, ValueError) as error:
-        # both sides see a closed connection, as with a real network
+        # Both sides see a closed connection, as with a real network.
         print(f"latency proxy: {error}", file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,8 @@
-"""An S3-compatible server on loopback for one row of a benchmark: versitygw where it is at hand, else moto.
+"""An S3-compatible server on loopback for one row of a benchmark: versitygw if available, else moto.
 
-versitygw is looked for at the path in VERSITYGW, then on the PATH. Its objects lie in memory (/dev/shm) where there is
-room, for it is not the server that is measured. `S3Server.url(latency)` is the URL of an empty bucket; with a latency,
-answers are held back by `bench.servers.latency_proxy`, since loopback is nothing like the way to a real store.
+versitygw is looked for at the path in VERSITYGW, then on the PATH. Its objects lie in memory (/dev/shm) if there is
+room, because the server itself is not measured. `S3Server.url(latency)` is the URL of an empty bucket. With a latency,
+`bench.servers.latency_proxy` holds answers back, because loopback is nothing like the way to a real store.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLIENT_ENVIRONMENT = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
 }
-"""What the AWS chain of a client of this server has to find; see also `NOT_FOR_CLIENTS`."""
+"""The variables that the AWS chain of this server's clients must find; see also `NOT_FOR_CLIENTS`."""
 NOT_FOR_CLIENTS = ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
 
 

@@ -6,8 +6,8 @@
         used = stack.read() - before
 
 Everything listens on loopback with any port, is stopped by its pid and removed at the end. Agents hang on a pipe of
-this process: when it is killed, they end. `read` gives what agents, Postgres and the S3 server have used so far and
-the sum of the agents' counters; `-` gives what lies between two readings.
+this process: when it is killed, they end. `read` gives the usage of agents, Postgres and the S3 server so far and the
+sum of the agents' counters; `-` gives the difference of two readings.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Store(Enum):
     LOCAL = "local"
     S3 = "S3"
     S3_DISTANT = "S3 distant"
-    """With `LATENCY` in front of it."""
+    """S3 behind `LATENCY`."""
 
 
 def store_note() -> str:
-    """What the names of the stores mean in this run."""
+    """The meaning of the stores' names in this run."""
     return (
         f"Stores: local = a directory, every object fsynced; S3 = {server_name()} on loopback; S3 distant = the same, "
         f"every PUT answered {LATENCY.put_ms:.0f} ms later and every GET {LATENCY.get_ms:.0f} ms later."
@@ -95,7 +95,7 @@ class Reading:
     agents: Usage
     postgres: Usage
     store: Usage
-    """The S3 server's; nothing for the local store, whose work the agents do themselves."""
+    """The S3 server's usage; none for the local store, whose work the agents do themselves."""
     counters: Counters
 
     def __sub__(self, earlier: Reading) -> Reading:
@@ -116,11 +116,11 @@ class RunningAgent:
 
 
 class Stack(Started):
-    """Started by `with`.
+    """A stack, started by `with`.
 
     Args:
         settings: dotted names of the agents' settings, above the defaults.
-        zones: of the agents, in their order; a client whose client.id says `zone=a` is sent to an agent of zone a.
+        zones: the agents' zones, in their order; a client whose client.id says `zone=a` is sent to an agent of zone a.
     """
 
     def __init__(
@@ -171,12 +171,12 @@ class Stack(Started):
         )
 
     def complaints(self) -> list[str]:
-        """What the agents logged, warnings and worse; a benchmark that goes well has none."""
+        """The agents' warnings and errors; there are none in a good benchmark."""
         logs = (self._log(number) for number in range(self._agents_wanted))
         return [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
 
     def restart_agents(self) -> None:
-        """New processes: nothing is in any cache. Their addresses change."""
+        """Start new processes, so that nothing is in any cache. Their addresses change."""
         self._stop_agents()
         self._start_agents()
 
@@ -185,7 +185,7 @@ class Stack(Started):
     def _start(self) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="siltstone-bench-"))
         self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
-        self.directory.chmod(0o711)  # Postgres may have to run as another user, who has to reach his folder
+        self.directory.chmod(0o711)  # Postgres may have to run as another user, who must reach its folder
         self._postgres = self._stack.enter_context(EmbeddedPostgres(self.directory / "postgres"))
         migrate(self._postgres.url)
         if self.store is Store.LOCAL:

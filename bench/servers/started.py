@@ -1,4 +1,6 @@
-"""What is started when a `with` block begins and stopped, with all it started, when the block or the start ends."""
+"""A base for servers: started when a `with` block begins, and stopped with everything they started when the block or
+the start ends.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Self
 class Started(ABC):
     def __init__(self) -> None:
         self._stack = ExitStack()
-        """What is to be undone, in reverse order."""
+        """The steps to undo, in reverse order."""
 
     @abstractmethod
     def _start(self) -> None:
-        """Push on `_stack` what undoes each step."""
+        """Start; push the undoing of each step on `_stack`."""
 
     def __enter__(self) -> Self:
         try:
