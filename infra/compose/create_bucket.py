@@ -1,4 +1,4 @@
-"""Makes a bucket where there is none: `create_bucket.py ENDPOINT BUCKET`, with credentials by the AWS variables."""
+"""Makes a bucket unless it exists: `create_bucket.py ENDPOINT BUCKET`, with credentials from the AWS variables."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 

@@ -1,7 +1,7 @@
-"""What a dashboard is made of, and how it becomes Grafana's JSON. Pure.
+"""The parts of a dashboard, and their form as Grafana's JSON. Pure.
 
-A query is written as one would type it; `scoped` lets it look at the chosen jobs alone. Series of the whole cluster are
-exported by one compactor, the others showing 0 or nothing, so such queries take the maximum.
+A query is written as a person would type it; `scoped` limits it to the chosen jobs. One compactor exports the series of
+the whole cluster, and the others show 0 or nothing, so such queries take the maximum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SELECTOR = re.compile(r"\b((?:siltstone|process)_[a-z0-9_]+)(?:\{([^}]*)\})?")
 @dataclass(frozen=True, slots=True)
 class Query:
     legend: str
-    """With `{{label}}` where a label's value is to stand."""
+    """The legend; `{{label}}` stands for a label's value."""
     expression: str
 
 
@@ -28,13 +28,14 @@ class Query:
 class Panel:
     title: str
     unit: str
-    """Grafana's name of it."""
+    """Grafana's name of the unit."""
     description: str
     docs: str
-    """What to read, below docs/: `operations/runbook.md#siltstoneconsumerlaggrowing`."""
+    """The page to read, below docs/: `operations/runbook.md#siltstoneconsumerlaggrowing`."""
     queries: Sequence[Query]
     empty_unless: str = ""
-    """When it has data, for one that has none in a cluster at work: its series do not exist before. "" = always."""
+    """The condition under which it has data, if it has none in a normal working cluster: its series do not exist
+    before. "" = always."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +59,18 @@ def panel(
 
 
 def quantile(share: float, histogram: str, *labels: str) -> str:
-    """Of a histogram, over the whole cluster, by labels."""
+    """The quantile of a histogram over the whole cluster, by labels."""
     by = ", ".join(("le", *labels))
     return f"histogram_quantile({share}, sum by ({by}) (rate({histogram}_bucket[$__rate_interval])))"
 
 
 def of_role(role: str, metric: str) -> str:
-    """The metric's series of agents, or of compactors, alone: every process exports every metric."""
+    """The metric's series of agents or of compactors only: every process exports every metric."""
     return f'{metric} and on (job, instance) siltstone_ready{{role="{role}"}}'
 
 
 def scoped(expression: str) -> str:
-    """The expression, of the chosen jobs."""
+    """The expression, limited to the chosen jobs."""
 
     def of_jobs(found: re.Match[str]) -> str:
         matchers = ", ".join(filter(None, (found[2], 'job=~"$job"')))
@@ -79,7 +80,7 @@ def scoped(expression: str) -> str:
 
 
 def dashboard(rows: Sequence[Row]) -> Mapping[str, Any]:
-    """As Grafana imports it."""
+    """The dashboard in the form that Grafana imports."""
     panels: list[Mapping[str, Any]] = []
     top = 0
     for row in rows:
@@ -148,7 +149,7 @@ def _panel(number: int, each: Panel, at: Mapping[str, int]) -> Mapping[str, Any]
         "description": said,
         "gridPos": at,
         "datasource": DATASOURCE,
-        "links": [{"title": "What it means and what to do", "url": f"${{docs}}/{each.docs}", "targetBlank": True}],
+        "links": [{"title": "Meaning and remedies", "url": f"${{docs}}/{each.docs}", "targetBlank": True}],
         "fieldConfig": {
             "defaults": {
                 "unit": each.unit,

@@ -1,4 +1,4 @@
-"""Panels about what clients see: traffic, latency, the write path, reads, groups."""
+"""Panels about the clients' view: traffic, latency, the write path, reads, groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRAFFIC = Row(
         panel(
             "Bytes in and out",
             "Bps",
-            "Record batches acknowledged to producers and answered to fetches.",
+            "Record batches acknowledged to producers and sent to consumers.",
             METRICS,
             ("produced", f"sum(rate(siltstone_produce_bytes_total{RATE}))"),
             ("fetched", f"sum(rate(siltstone_fetch_bytes_total{RATE}))"),
@@ -44,10 +44,10 @@ TRAFFIC = Row(
         panel(
             "Protocol errors",
             "cps",
-            "Connections closed because of what they sent, by reason.",
+            "Connections closed because of invalid requests, by reason.",
             METRICS,
             ("{{reason}}", f"sum by (reason) (rate(siltstone_protocol_errors_total{RATE}))"),
-            empty_unless="a client has sent what is not the protocol",
+            empty_unless="a client has sent bytes that are not the protocol",
         ),
     ],
 )
@@ -73,7 +73,7 @@ LATENCY = Row(
         panel(
             "Upload and commit, p99",
             "s",
-            "The two parts of a produce request that are not waiting: one PUT, one commit in Postgres.",
+            "The two parts of a produce request beside the waiting: one PUT, one commit in Postgres.",
             f"{RUNBOOK}#siltstoneproduceslow",
             ("upload", quantile(0.99, "siltstone_l0_put_seconds")),
             ("commit", quantile(0.99, "siltstone_l0_commit_seconds")),
@@ -102,7 +102,7 @@ WRITE_PATH = Row(
         panel(
             "L0 files sealed",
             "cps",
-            "By what sealed them. Each is a PUT and a commit; many early ones mean few writers that wait for answers.",
+            "By reason. Each is a PUT and a commit; many early ones mean few writers that wait for answers.",
             METRICS,
             ("{{reason}}", f"sum by (reason) (rate(siltstone_l0_files_total{RATE}))"),
         ),
@@ -117,7 +117,7 @@ WRITE_PATH = Row(
         panel(
             "Commits",
             "cps",
-            "Of L0 files. `in_doubt`: the answer was lost and is asked for again. `given_up`: producers were refused.",
+            "Commits of L0 files. `in_doubt`: the answer was lost; repeated. `given_up`: producers were refused.",
             METRICS,
             ("{{outcome}}", f"sum by (outcome) (rate(siltstone_commits_total{RATE}))"),
         ),
@@ -186,7 +186,7 @@ READS = Row(
         panel(
             "Requests to the object store",
             "reqps",
-            "Of agents and compactors, by operation and outcome. PUTs and GETs are what the bill counts.",
+            "Requests of agents and compactors, by operation and outcome. The store bills PUTs and GETs.",
             f"{RUNBOOK}#siltstonestoreerrors",
             ("{{op}} {{outcome}}", f"sum by (op, outcome) (rate(siltstone_object_requests_total{RATE}))"),
         ),
@@ -205,9 +205,9 @@ READS = Row(
             ("{{instance}}", of_role("agent", "siltstone_index_bytes")),
         ),
         panel(
-            "The tail as agents hear of it",
+            "The tail as agents see it",
             "cps",
-            "Files heard of from Postgres, and polls that failed. Gaps: partitions that wait for an earlier extent.",
+            "New files read from Postgres, and polls that failed. Gaps: partitions that wait for an earlier extent.",
             METRICS,
             ("files", f"sum(rate(siltstone_tail_files_total{RATE}))"),
             ("failed polls", f"sum(rate(siltstone_tail_errors_total{RATE}))"),
@@ -237,7 +237,7 @@ GROUPS = Row(
         panel(
             "Lag of all others",
             "short",
-            "Of the pairs that are not shown by themselves, together, and how many pairs there are in all.",
+            "The sum for all pairs without a line of their own, and the number of all pairs.",
             f"{RUNBOOK}#siltstoneconsumerlaggrowing",
             ("lag", "max(siltstone_group_lag_rest_offsets)"),
             ("pairs in all", "max(siltstone_group_lag_pairs)"),
@@ -245,21 +245,21 @@ GROUPS = Row(
         panel(
             "Since the newest commit",
             "s",
-            "Of the same pairs. Long, with a lag: the group has stopped.",
+            "For the same pairs. A long time together with a lag: the group has stopped.",
             f"{RUNBOOK}#siltstoneconsumerstopped",
             ("{{group}} on {{topic}}", "max by (group, topic) (siltstone_group_commit_age_seconds)"),
         ),
         panel(
             "Groups",
             "short",
-            "In the hands of the agents, by state.",
+            "Groups that agents own, by state.",
             METRICS,
             ("{{state}}", "sum by (state) (siltstone_groups)"),
         ),
         panel(
             "Rebalances",
             "cps",
-            "Generations begun, and groups given up because another agent owns them.",
+            "Generations begun, and groups released because another agent owns them.",
             METRICS,
             ("rebalances", f"sum(rate(siltstone_group_rebalances_total{RATE}))"),
             ("fenced", f"sum(rate(siltstone_groups_fenced_total{RATE}))"),

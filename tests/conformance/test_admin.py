@@ -1,5 +1,6 @@
 """Admin clients, unchanged: kafka-python's, aiokafka's and confluent-kafka's create, describe, alter, grow and delete,
-and understand what is refused."""
+and understand refusals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients are told beyond the scenarios: news at the end of a log, and what is refused."""
+"""Clients beyond the scenarios: news at the end of a log, and refusals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Consumer groups with ordinary clients where one client alone does not show it: several kinds in one group that
-outlives its agents, offsets that are set and deleted by hand, and joins that are held for longer than a session."""
+"""Consumer groups with ordinary clients, in cases that need more than one client: several kinds in one group that
+outlives its agents, offsets that are set and deleted by hand, and joins that are held for longer than a session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistakes to sow into a copy of the configuration, and what the check is to say of each."""
+"""Mistakes to plant in a copy of the configuration, and the finding that the check must report for each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The commands that outputs give: their names are those of what is made, and the shell does with them what is meant.
+"""The commands in the outputs: they name the resources that are made, and a shell runs them as intended.
 
-AWS's own command line is no dependency of the tests: a program in its place writes down how it is called and answers as
-AWS does.
+The tests do not need AWS's own command line: a program in its place records its calls and answers as AWS does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The check of the Terraform configuration: green on the tree, red on each mistake that is sown into a copy of it.
+"""The check of the Terraform configuration: green on the tree, red on each mistake that is planted in a copy of it.
 
-Real Terraform against the stand-in for the AWS provider: nothing is sent anywhere. Runs of Terraform are what these
-tests take their time for, so mistakes that only a plan shows are sown together, and each has to be found by its own
-message at its own place; `make soak` sows each alone.
+It runs real Terraform against the stand-in for the AWS provider: nothing is sent anywhere. Runs of Terraform take most
+of the time, so mistakes that only a plan shows are planted together, and each has to be found by its own message at its
+own place; `make soak` plants each alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of the stand-in for the AWS provider that need no Terraform to be tried."""
+"""The parts of the stand-in for the AWS provider that can be tested without Terraform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random partitions: the compiled cleaner gives the oracle's bytes, and both leave what a compacted log promises.
+"""Random partitions: the compiled cleaner gives the oracle's bytes, and both keep the promises of a compacted log.
 
 Hypothesis draws seeds and prints the one that fails: `random_partition(seed)` makes that partition again.
 """

@@ -1,4 +1,4 @@
-"""The bill grows with what makes it grow."""
+"""The bill grows with the loads that should make it grow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a client of a fetch session knows is what full fetches tell, after every step of a random history.
+"""A client of a fetch session knows the same as from full fetches, after every step of a random history.
 
-The client behaves as Java's `FetchSessionHandler`: it names what changed, begins anew when it is refused or an answer
-was lost, and takes what an answer leaves out for unchanged.
+The client behaves as Java's `FetchSessionHandler`: it names the changed partitions, begins again when it is refused or
+an answer was lost, and takes partitions that an answer leaves out for unchanged.
 """
 
 from __future__ import annotations

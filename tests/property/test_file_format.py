@@ -1,4 +1,4 @@
-"""The file format: what is built is read back, whatever is damaged is refused, and version 1 never changes."""
+"""The file format: built files read back, damaged files are refused, and version 1 never changes."""
 
 from __future__ import annotations
 

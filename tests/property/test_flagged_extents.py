@@ -1,4 +1,5 @@
-"""Random damage in an extent of several batches: what is sound before it is served to the byte, nothing damaged is.
+"""Random damage in an extent of several batches: the sound batches before it are served to the byte, and no damaged one
+is.
 
 The model is the list of batches as they were written, with their offsets.
 """

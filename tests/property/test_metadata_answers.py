@@ -1,4 +1,6 @@
-"""Metadata answers from kept entries are, byte for byte, those that would be made anew, whatever changes in between."""
+"""Metadata answers from kept entries equal, byte for byte, answers that are built from scratch, whatever changes in
+between.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner over any view: what it never does, what it always gets right, and that it comes to rest."""
+"""The planner over any view: it never breaks a rule, it always gets some things right, and it comes to rest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """`plan_rebuild` against a model (`tests/fixtures/rebuild_world.py`): whatever happened, and whenever the catalogue was
-written, what a rebuild makes readable is what was, and nothing that was deleted."""
+written, a rebuild makes readable exactly the live records, and no deleted ones.
+"""
 
 from __future__ import annotations
 

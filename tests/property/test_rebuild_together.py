@@ -1,5 +1,6 @@
-"""Catalogues that two compactors write at once (`tests/fixtures/rebuild_together.py`): whatever was acknowledged comes
-back where it was, or is listed, and nobody says that all is well; without faults nobody says that it is not."""
+"""Catalogues that two compactors write at once (`tests/fixtures/rebuild_together.py`): every acknowledged record comes
+back in its place, or is listed as missing and the result is not called complete; without faults it is called complete.
+"""
 
 from __future__ import annotations
 

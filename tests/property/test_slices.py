@@ -1,4 +1,4 @@
-"""A partition deduped in slices: batch for batch what the embedded engine leaves with a buffer large enough.
+"""A partition deduped in slices: batch for batch the same as the embedded engine's result with a large enough buffer.
 
 Hypothesis draws seeds and prints the one that fails. Each is a random partition (`cleaner_partitions.py`), cut at
 random into extents and slices, some batches unreadable, some extents damaged.

@@ -1,4 +1,4 @@
-"""A compactor that is killed while a driver works for it: the driver ends, the next goes on with what is done."""
+"""A compactor is killed while a driver works for it: the driver ends, and the next one goes on with the finished units."""
 
 from __future__ import annotations
 

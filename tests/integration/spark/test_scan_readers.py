@@ -1,4 +1,4 @@
-"""A reader that fails, that threads share, that is forked, that the collector finds; and pins as they are taken."""
+"""Readers that fail, that threads share, that are forked, or that the garbage collector finds; and the taking of pins."""
 
 from __future__ import annotations
 

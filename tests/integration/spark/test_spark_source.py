@@ -1,6 +1,6 @@
 """`format("siltstone")` in a real Spark: found without registration, batch and stream, restarts, errors.
 
-What is planned and read, and what is lost when, is in `test_spark_source_readers.py`; here is the way there and back.
+`test_spark_source_readers.py` tests plans, reads and losses; this module tests the whole way through Spark.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Spark calls of `format("siltstone")`, called without a Spark: plans, pins, losses, restarts."""
+"""Spark's calls of `format("siltstone")`, made without a Spark: plans, pins, losses, restarts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics exported to tables: what is read back is what was produced, once, whatever was killed or done at once."""
+"""Topics exported to tables: every record is read back exactly once, also after kills and concurrent exports."""
 
 from __future__ import annotations
 

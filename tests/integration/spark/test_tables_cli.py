@@ -1,4 +1,4 @@
-"""`siltstone tables export` as it is typed, on S3, on Spark, over several ticks, and by what it says of bad input."""
+"""`siltstone tables export` as a user types it: on S3, on Spark, over several runs, and its answers to bad input."""
 
 from __future__ import annotations
 

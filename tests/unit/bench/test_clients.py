@@ -1,4 +1,4 @@
-"""What the client benchmarks read out of other programs' output, and the sums they make of it."""
+"""The client benchmarks' readers of other programs' output, and their sums."""
 
 from __future__ import annotations
 

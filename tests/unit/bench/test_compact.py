@@ -1,4 +1,4 @@
-"""The compaction benchmark in a tiny size: that its inputs are what clients send, and that all is measured."""
+"""The compaction benchmark in a tiny size: its inputs are like those of clients, and every step is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the kernels in a tiny size: that it runs and that its steps do what they are timed for."""
+"""The benchmark of the kernels in a tiny size: it runs, and its steps do the work that they time."""
 
 from __future__ import annotations
 

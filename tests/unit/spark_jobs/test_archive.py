@@ -1,4 +1,4 @@
-"""What belongs into the archive for a cluster, and what is said where it cannot be made."""
+"""The contents of the archive for a cluster, and the errors when it cannot be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of an Iceberg catalog, or a table's place, that is away or refuses."""
+"""The errors when an Iceberg catalog, or a table's place, is away or refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it finds, and of what Spark says when it does not start."""
+"""The doctor's judgement of its findings, and of Spark's output when it does not start."""
 
 from __future__ import annotations
 

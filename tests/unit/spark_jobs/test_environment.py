@@ -1,4 +1,4 @@
-"""Which Java Spark is given, and what is said where none fits."""
+"""The Java that Spark gets, and the error if none fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long Spark waits for a metadata store: a little where it was never reached, longer where it was."""
+"""Spark's wait for a metadata store: short if it was never reached, longer if it was."""
 
 from __future__ import annotations
 

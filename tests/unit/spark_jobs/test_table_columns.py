@@ -1,4 +1,4 @@
-"""Which columns JSON values get, and what becomes of those that get none: their bytes stay, with the reason."""
+"""The columns of JSON values, and values without a column: their bytes stay, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `siltstone file inspect` finds in merged files: properties, block indexes, flagged extents, damage in each."""
+"""The findings of `siltstone file inspect` in merged files: properties, block indexes, flagged extents, damage in each."""
 
 from __future__ import annotations
 

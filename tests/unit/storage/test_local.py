@@ -1,4 +1,4 @@
-"""What only a directory has: modes, leftovers, full disks, directories that come and go."""
+"""Cases that only a directory has: modes, leftovers, full disks, directories that come and go."""
 
 from __future__ import annotations
 

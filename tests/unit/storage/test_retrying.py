@@ -1,4 +1,4 @@
-"""`Retrying` over a faulty memory store: what is tried again, what is not, and how doubt ends."""
+"""`Retrying` over a faulty memory store: the errors that it retries, those that it does not, and the end of a doubt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only S3 has: what goes over the wire, and what an answer, or none, means."""
+"""Cases that only S3 has: the requests on the wire, and the meaning of an answer or of a lost one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches of a flagged extent may be served: only those whose offsets are certain."""
+"""The batches of a flagged extent that may be served: only those whose offsets are certain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Metered` counts and `Faulty` strikes, by operation; both leave everything else as it is."""
+"""`Metered` counts and `Faulty` strikes, by operation; both leave everything else unchanged."""
 
 from __future__ import annotations
 

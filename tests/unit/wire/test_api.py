@@ -1,4 +1,4 @@
-"""Whole frames: headers, versions, and what is refused."""
+"""Whole frames: headers, versions, and refusals."""
 
 from __future__ import annotations
 

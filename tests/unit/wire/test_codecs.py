@@ -1,4 +1,4 @@
-"""The four codecs: the framings Kafka's clients write and read, and what happens to bytes that are none of them."""
+"""The four codecs: the framings that Kafka's clients write and read, and the errors for other bytes."""
 
 from __future__ import annotations
 

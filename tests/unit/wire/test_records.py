@@ -1,4 +1,4 @@
-"""Records inside a batch: the walk and every way its input can lie, and the batches we build."""
+"""Records inside a batch: the walk, every way in which its input can be wrong, and the batches we build."""
 
 from __future__ import annotations
 

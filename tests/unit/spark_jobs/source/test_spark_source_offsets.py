@@ -1,4 +1,4 @@
-"""Offsets of a stream: written the same way always, and shared out fairly under a limit."""
+"""Offsets of a stream: always the same text for the same position, and a fair share for each partition under a limit."""
 
 from __future__ import annotations
 

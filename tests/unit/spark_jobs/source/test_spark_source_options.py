@@ -1,4 +1,4 @@
-"""Options of `format("siltstone")`: what Spark hands over as text, read or refused."""
+"""Options of `format("siltstone")`: Spark hands them over as text; they are read or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records and keys lie: by the kernel and by Python alike. Damage: tests/property/test_kernels_walks.py."""
+"""The places of records and keys: by the kernel and by Python alike. Damage: tests/property/test_kernels_walks.py."""
 
 from __future__ import annotations
 
