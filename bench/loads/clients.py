@@ -320,7 +320,7 @@ def _consumer(bootstrap: str, topic: str, partitions: int, offset: int, **more: 
 
 
 def _at_hand(consumer: Any, count: int, timeout_s: float) -> list[Any]:
-    """The messages at hand as soon as there is one: `consume` alone would wait for all `count`, or for the whole time."""
+    """The messages at hand as soon as there is one: `consume` alone would wait for all `count`, or the whole time."""
     first = consumer.poll(timeout_s)
     return [] if first is None else [first, *consumer.consume(count - 1, 0)]
 

@@ -63,7 +63,7 @@ class Jars:
 
 
 def find_jars(environ: Mapping[str, str] | None = None) -> Jars | None:
-    """The jars; None if Kafka cannot be run. Raises RuntimeError when a variable names a folder without Kafka's jars."""
+    """The jars; None if Kafka cannot run. Raises RuntimeError when a variable names a folder without Kafka's jars."""
     environ = os.environ if environ is None else environ
     java_home = environ.get("JAVA_HOME", "")
     java = f"{java_home}/bin/java" if java_home else shutil.which("java", path=environ.get("PATH"))
@@ -186,7 +186,7 @@ def parse_consumer_perf(output: str) -> ConsumerPerf:
 def producer_perf(
     jars: Jars, *, bootstrap: str, topic: str, records: int, record_bytes: int, properties: Mapping[str, str]
 ) -> ProducerPerf:
-    """Send as fast as possible. Raises ValueError, subprocess.TimeoutExpired, RuntimeError when records were refused."""
+    """Send as fast as possible. Raises ValueError, subprocess.TimeoutExpired, RuntimeError for refused records."""
     given = {"bootstrap.servers": bootstrap, "acks": "all", **properties}
     arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes)]
     arguments += ["--throughput", "-1", "--producer-props", *(f"{name}={value}" for name, value in given.items())]

@@ -1,4 +1,4 @@
-"""The packages that the image installs besides Siltstone itself: `python requirements.py EXTRAS`, beside pyproject.toml.
+"""The packages of the image besides Siltstone itself: `python requirements.py EXTRAS`, beside pyproject.toml.
 
 Prints one requirement per line: those of pyproject.toml and of the named extras. constraints.txt pins the versions. It
 leaves out the Postgres of `siltstone dev`: 73 MB of a server that no container here starts.

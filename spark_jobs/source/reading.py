@@ -96,7 +96,7 @@ def read_through(whole: Slice, scan: ScanOptions, *, read: Read, replan: Replan)
                     remedy="run the query again; a larger pinTtl keeps files longer",
                 ) from gone
             replans += 1
-            _log.warning("a file has gone, planning anew", partition=part.partition, offset=next_offset, key=gone.key)
+            _log.warning("a file has gone, planning again", partition=part.partition, offset=next_offset, key=gone.key)
             waiting = list(replan(next_offset))
             if any(piece.key == gone.key for part in waiting for piece in part.pieces):
                 lost.add(gone.key)

@@ -108,7 +108,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one run added."""
+    """The result of one run."""
 
     commits: tuple[str, ...] = ()
     files: int = 0

@@ -27,7 +27,7 @@ def fields_of_json_schema(text: str) -> list[Field]:
     except RecursionError:
         raise BadTableError(
             "the schema has lists or objects inside of each other, too many to be read",
-            remedy=f"columns go {DEPTH_MAX} deep: what is deeper is JSON text, and needs no more than its name",
+            remedy=f"columns go {DEPTH_MAX} deep: anything deeper is JSON text, and needs only its name",
         ) from None
     properties: Any = cast("Any", schema).get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties:

@@ -1,6 +1,6 @@
 """Finds the batches of a flagged extent that may be served, and their offsets. Pure: bytes in, in order; parts out.
 
-A merge found that an extent is not what it should be and copied it unchanged. Most of its batches are sound, as a rule
+A merge found an extent damaged and copied it unchanged. Most of its batches are sound, as a rule
 all but one, and their own CRC-32C proves it. But that CRC does not cover the base offset and the length. A record under
 a wrong offset is worse than none, so offsets must follow from something else:
 

@@ -1,4 +1,4 @@
-"""Any log, over all levels, with the gaps that dedupe leaves: its slices read the same as its batches in plain Python."""
+"""Any log, over all levels, with the gaps that dedupe leaves: its slices read like its batches in plain Python."""
 
 from __future__ import annotations
 

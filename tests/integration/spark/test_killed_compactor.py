@@ -1,4 +1,4 @@
-"""A compactor is killed while a driver works for it: the driver ends, and the next one goes on with the finished units."""
+"""A compactor is killed while a driver works for it: the driver ends, and the next one keeps the finished units."""
 
 from __future__ import annotations
 

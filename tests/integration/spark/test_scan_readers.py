@@ -1,4 +1,4 @@
-"""Readers that fail, that threads share, that are forked, or that the garbage collector finds; and the taking of pins."""
+"""Readers that fail, that threads share, that are forked, or that the garbage collector finds; and taking pins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`siltstone spark` with a real Java, a real Spark, and an archive that is unpacked where Siltstone is not installed."""
+"""`siltstone spark` with a real Java, a real Spark, and an archive that is unpacked where nothing of ours is."""
 
 from __future__ import annotations
 

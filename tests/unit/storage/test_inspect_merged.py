@@ -1,4 +1,4 @@
-"""The findings of `siltstone file inspect` in merged files: properties, block indexes, flagged extents, damage in each."""
+"""`siltstone file inspect` over merged files: properties, block indexes, flagged extents, damage in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets of a stream: always the same text for the same position, and a fair share for each partition under a limit."""
+"""Offsets of a stream: always the same text for the same position, and fair shares under a limit."""
 
 from __future__ import annotations
 
