@@ -296,7 +296,7 @@ class TopicStream:
 
     def _lost_topic(self, offset: StreamOffset) -> None:
         self._lost(
-            f"topic {self._scan.topic!r} was deleted and created again: the checkpoint's offsets belong to its predecessor"
+            f"topic {self._scan.topic!r} was deleted and created again: the checkpoint's offsets are of its predecessor"
             f" ({offset.topic_id})",
             "start with a new checkpoint",
         )

@@ -83,5 +83,5 @@ def check_outside(destination: ObjectStoreUrl, records: str) -> None:
     if inside:
         raise BadTableError(
             f"{destination} lies in the object store of the records ({theirs})",
-            remedy="name a place beside it by --to or --warehouse: the janitor sweeps everything in there that is not a record's",
+            remedy="name a place beside it by --to or --warehouse: the janitor deletes everything else in there",
         )
