@@ -1,7 +1,7 @@
 """Time as an argument. Nothing else in the tree reads a clock or sleeps on one (ruff bans it).
 
-`wall_ms` is milliseconds since the epoch (record timestamps, keys); durable tables use Postgres's clock
-instead. `monotonic_ms` never goes back and is what timers and latencies use.
+`wall_ms` is milliseconds since the epoch (record timestamps, keys); durable tables use Postgres's clock instead.
+`monotonic_ms` never goes back; timers and latencies use it.
 """
 
 from __future__ import annotations

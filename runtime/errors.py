@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class Outcome(StrEnum):
-    """Whether the thing that was asked for happened."""
+    """Whether the requested action happened."""
 
     NOT_DONE = "not done"
     """It certainly did not happen; asking again is safe."""
@@ -41,18 +41,18 @@ class SiltstoneError(Exception):
 
 
 class BadInputError(SiltstoneError):
-    """The operator or client asked for something that cannot be; nothing was changed."""
+    """The operator or client asked for something impossible; nothing was changed."""
 
 
 class UnavailableError(SiltstoneError):
-    """Something we depend on does not answer; nothing was changed; try again later."""
+    """A service that we depend on does not answer; nothing was changed; try again later."""
 
     retriable = True
 
 
 class FencedError(SiltstoneError):
-    """Somebody with a newer epoch has taken our place; stop acting under the old one."""
+    """Another process with a newer epoch has taken our place; stop acting under the old epoch."""
 
 
 class BugError(SiltstoneError):
-    """A state that our own rules exclude; please report it with the message."""
+    """A state that our own rules exclude: a bug. Please report it with the message."""

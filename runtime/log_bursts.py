@@ -1,8 +1,8 @@
-"""How many lines of one kind are shown: a storm of errors must neither fill a disk nor hide what else is said. Pure.
+"""Limits the lines of one kind, so that a storm of errors neither fills a disk nor hides other lines. Pure.
 
 Lines are of one kind when their module and their constant text are the same. In each window of WINDOW_MS the first
-`lines_max` of a kind are shown and the rest only counted. The count is said with the next line of the kind that is
-shown, or, when the storm is over, by `ended`.
+`lines_max` lines of a kind are shown, and the others are counted. The next shown line of the kind carries the count; if
+none comes, `ended` returns it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 WINDOW_MS = 10_000.0
 KINDS_MAX = 1_000
-"""Kinds kept in mind. Texts are constants, so there are fewer; a library's might not be."""
+"""Kinds that are remembered. Our texts are constants, so there are fewer; a library's texts may vary."""
 
 Kind = tuple[str, str]
 """(module, text)"""
@@ -31,7 +31,7 @@ class Bursts:
         self._windows: dict[Kind, _Window] = {}
 
     def admit(self, kind: Kind, now_ms: float) -> int | None:
-        """None: leave this line out. Else how many of its kind were left out since the last that was shown."""
+        """None: leave this line out. Else the number of lines of its kind left out since the last one shown."""
         if not self._lines_max:
             return 0
         window = self._windows.get(kind)
@@ -48,7 +48,8 @@ class Bursts:
         return left_out
 
     def ended(self, now_ms: float, *, all_of_them: bool = False) -> list[tuple[Kind, int]]:
-        """Kinds whose window is over (or all, when the process ends) and of which lines were left out; told once."""
+        """Kinds with lines left out in a window that is over (or in any window, when the process ends). Each only
+        once."""
         over = {
             kind: window.left_out
             for kind, window in self._windows.items()

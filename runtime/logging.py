@@ -1,13 +1,14 @@
-"""What processes say, on stderr: one line an event, text for people or JSON for programs.
+"""The log of a process, on stderr: one line per event, as text for people or JSON for programs.
 
-An event is a short constant lower-case message; what varies goes into fields (`log.info("file sealed", bytes=n)`), so
-that lines can be counted and searched. Passwords inside URLs are masked. Warnings of libraries come out the same way.
-A stderr that is gone (its reader was killed) is not an error: an agent must still be able to drain.
+An event is a short constant lower-case message. Its facts are fields (`log.info("file sealed", bytes=n)`), so that
+lines can be counted and searched. Passwords inside URLs are masked. Warnings of libraries take the same way. A stderr
+that is gone (its reader was killed) is not an error: an agent must still be able to drain.
 
-On whose behalf a line is written (a client's request, a file, a merge) is `LOG_CONTEXT`; its facts are added to every
-line that does not say them itself. They are only asked for when a line is shown, so what a request pays is setting a
-variable. Of lines of one kind no more than `log.burst.lines` are shown in ten seconds (`runtime/log_bursts.py`),
-those of level debug excepted: who asks for them wants them all. `docs/operations/logs-and-traces.md` lists the fields.
+`LOG_CONTEXT` is the work on whose behalf a line is written: a client's request, a file, a merge. Its facts are added to
+each line that lacks them. They are computed only when a line is shown, so the context costs a request one variable.
+
+At most `log.burst.lines` lines of one kind are shown in ten seconds (`runtime/log_bursts.py`). Lines of level debug are
+excepted, because a reader who turns them on wants them all. `docs/operations/logs-and-traces.md` lists the fields.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ class Logger(Protocol):
 
 class LogContext(Protocol):
     def log_facts(self) -> Mapping[str, Any]:
-        """For every line written meanwhile."""
+        """Fields for every line that is written while this context is set."""
         ...
 
 
 class About:
-    """A context of facts that are known beforehand."""
+    """A context whose facts are known beforehand."""
 
     __slots__ = ("_facts",)
 
@@ -70,7 +71,7 @@ LOG_CONTEXT: Final[ContextVar[LogContext | None]] = ContextVar("log_context", de
 
 @contextmanager
 def log_context(context: LogContext | None) -> Generator[None]:
-    """Lines that are written while the block runs, by it and by tasks it begins, are on behalf of `context`."""
+    """Lines written while the block runs, by the block and by tasks that it starts, get the facts of `context`."""
     token = LOG_CONTEXT.set(context)
     try:
         yield
@@ -86,13 +87,12 @@ def get_logger(name: str) -> Logger:
 
 
 def shows_debug() -> bool:
-    """Whether lines of level debug are shown: ask before gathering many facts for one."""
+    """Whether lines of level debug are shown. Check it before gathering facts that are expensive."""
     return _shown.level <= logging.DEBUG
 
 
 def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock: Clock | None = None) -> None:
-    """Set what is shown from now on, by loggers made before too: `log.level`, `log.format` and `log.burst.lines` of
-    the settings."""
+    """Set `log.level`, `log.format` and `log.burst.lines`, also for loggers that exist already."""
     global _shown  # one process, one stderr
     _shown = _Shown(LEVELS[level], Bursts(burst_lines), clock or SystemClock())
     chain: list[structlog.typing.Processor] = [
@@ -102,7 +102,7 @@ def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if format == "json":
-        # tracebacks as text: the structured ones hold local variables, that is clients' records
+        # Tracebacks as text: structured ones hold local variables, and so clients' records.
         chain += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
         plain = structlog.dev.plain_traceback
@@ -121,8 +121,10 @@ def configure(level: str, format: str, *, burst_lines: int = BURST_LINES, clock:
 
 
 def tell_left_out(*, all_of_them: bool = False) -> None:
-    """Say how many lines were left out of storms that are over; or of all, when the process ends. To be called now
-    and then: a storm's last count has no other line to go with."""
+    """Log how many lines each storm that is over lost; or every storm, when the process ends.
+
+    Processes call this now and then, because no later line of the kind may come to carry the last count.
+    """
     for (module, event), lines in _shown.bursts.ended(_shown.clock.monotonic_ms(), all_of_them=all_of_them):
         with log_context(None):
             get_logger(module).warning(LEFT_OUT, of=event, left_out=lines)
@@ -139,7 +141,7 @@ _shown = _Shown(logging.WARNING, Bursts(BURST_LINES), SystemClock())
 
 
 def _leave_out_bursts(_: Any, method: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """First of all: what is left out costs little."""
+    """Runs first, so that a line that is left out costs little."""
     if method == "debug" or line["event"] == LEFT_OUT:
         return line
     left_out = _shown.bursts.admit((line.get("module", ""), line["event"]), _shown.clock.monotonic_ms())
@@ -159,14 +161,14 @@ def _add_context(_: Any, __: str, line: structlog.typing.EventDict) -> structlog
 
 
 class _Libraries(logging.Handler):
-    """What libraries say through the standard library's logging."""
+    """Passes on the lines of libraries that use the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Raises nothing: whoever complains, in a `__del__` perhaps, does not expect it."""
+        """Raises nothing, because a library that logs, perhaps in a `__del__`, does not expect an error."""
         try:
             self._say(record)
         except Exception:
-            # its arguments do not fit; or the interpreter ends, and nothing can be imported: plain words have to do
+            # The arguments do not fit the text, or the interpreter ends and cannot import: write the raw text instead.
             with suppress(Exception):
                 _Stderr().write(_masked(f"{record.name}: {record.msg} {record.args or ''}\n"))
 
@@ -177,7 +179,7 @@ class _Libraries(logging.Handler):
 
 
 class _Stderr:
-    """The stderr of the moment of writing. What cannot be written is lost."""
+    """The `sys.stderr` at the moment of writing. A line that cannot be written is lost."""
 
     def write(self, text: str) -> None:
         try:
@@ -193,10 +195,10 @@ class _Stderr:
 
 
 def _mask_passwords(_: Any, __: str, line: Any) -> str:
-    """Last of all, so that no fact and no traceback gets past."""
+    """Runs last, so that it also covers facts and tracebacks."""
     return _masked(line)
 
 
 def _masked(text: str) -> str:
-    # a function: to read a template, `re` imports a module, which it cannot while the interpreter ends
+    # A function, because `re` imports a module to parse a template, which fails while the interpreter ends.
     return _PASSWORD.sub(lambda found: f"{found[1]}:***@", text)

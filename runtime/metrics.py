@@ -1,9 +1,9 @@
 """Every metric of every process, in one table, over a Prometheus registry of our own.
 
-Rooms use the attributes of `Metrics`; nobody declares a metric elsewhere. `docs/metrics.md` is generated from here.
-Labels have few values, all known beforehand (an API's name, an outcome), never a client, a key or a partition. Topics
-and groups are labels of the gauges named in docs/operations/monitoring.md alone, at most `metrics.groups.max` pairs and
-`metrics.topics.max` topics; what is left out is summed.
+All code uses the attributes of `Metrics`; no metric is declared elsewhere. `docs/metrics.md` is generated from here.
+A label has few values, all known beforehand (an API's name, an outcome), never a client, a key or a partition. Only the
+gauges named in docs/operations/monitoring.md have topics and groups as labels: at most `metrics.groups.max` pairs and
+`metrics.topics.max` topics, with a sum of the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 _OF_THE_PROCESS: tuple[tuple[str, Kind, str], ...] = (
-    ("cpu_seconds_total", "counter", "Processor time of the process, of the user and of the system."),
+    ("cpu_seconds_total", "counter", "Processor time of the process, user and system."),
     ("resident_memory_bytes", "gauge", "Memory of the process in RAM."),
     ("virtual_memory_bytes", "gauge", "Address space of the process."),
     ("open_fds", "gauge", "Open files and sockets."),
-    ("max_fds", "gauge", "How many there may be."),
+    ("max_fds", "gauge", "Limit of open files and sockets."),
     ("start_time_seconds", "gauge", "When the process started, in seconds since 1970."),
 )
-"""What prometheus_client's ProcessCollector exports, under the names that every Prometheus client uses."""
+"""The metrics of prometheus_client's ProcessCollector, with the names that every Prometheus client uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,14 @@ class Metrics:
     def _declare_clients(self) -> None:
         self.requests_total = self._counter("requests_total", "Kafka requests answered.", "api")
         self.request_seconds = self._histogram(
-            "request_seconds", "From a request read to its answer written, waiting included.", SECONDS, "api"
+            "request_seconds", "From a request read to its answer written, with all waits.", SECONDS, "api"
         )
         self.connections = self._gauge("connections", "Client connections open.")
         self.connections_refused_total = self._counter(
             "connections_refused_total", "Connections closed at once because `connections.max` was reached."
         )
         self.protocol_errors_total = self._counter(
-            "protocol_errors_total", "Connections closed because of what they sent.", "reason"
+            "protocol_errors_total", "Connections closed because of malformed input.", "reason"
         )
         self.produce_bytes_total = self._counter("produce_bytes_total", "Bytes of record batches acknowledged.")
         self.produce_batches_total = self._counter(
@@ -100,7 +100,7 @@ class Metrics:
         )
         self.write_stall_delay_seconds = self._gauge(
             "write_stall_delay_seconds",
-            "How long answers to produce are held back because of too many live L0 files; above 0: see to merging.",
+            "Delay of answers to produce because of too many live L0 files. Above 0: merging lags.",
         )
         self.write_stall_refusing = self._gauge(
             "write_stall_refusing", "1 while produce is refused because of too many live L0 files."
@@ -110,11 +110,11 @@ class Metrics:
             "Live L0 files above which answers are delayed (`stall`) or produce is refused (`refuse`); 0: never.",
             "limit",
         )
-        self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for produce requests that wait.")
+        self.buffered_bytes = self._gauge("buffered_bytes", "Bytes held for waiting produce requests.")
 
     def _declare_files(self) -> None:
         self.l0_files_total = self._counter(
-            "l0_files_total", "L0 files sealed, by what sealed them: `size`, `linger`, `early` or `drain`.", "reason"
+            "l0_files_total", "L0 files sealed, by reason: `size`, `linger`, `early` or `drain`.", "reason"
         )
         self.l0_bytes_total = self._counter("l0_bytes_total", "Bytes of the L0 files sealed.")
         self.l0_file_bytes = self._histogram("l0_file_bytes", "Size of L0 files.", BYTES)
@@ -138,7 +138,7 @@ class Metrics:
     def _declare_reads_and_health(self) -> None:
         self.fetch_bytes_total = self._counter(
             "fetch_bytes_total",
-            "Record bytes answered to fetches, by where they came from: `memory` or `store`.",
+            "Record bytes in answers to fetches, by source: `memory` or `store`.",
             "source",
         )
         self.cache_bytes = self._gauge("cache_bytes", "Bytes in the block cache: `hot` or `cold`.", "pool")
@@ -148,27 +148,29 @@ class Metrics:
         self.fetch_sessions = self._gauge("fetch_sessions", "Fetch sessions (KIP-227) that the agent keeps.")
         self.fetch_session_partitions = self._gauge("fetch_session_partitions", "Partitions of all fetch sessions.")
         self.fetch_session_evictions_total = self._counter(
-            "fetch_session_evictions_total", "Fetch sessions that made room for others, or outgrew what there is."
+            "fetch_session_evictions_total", "Fetch sessions closed to make room, or because they outgrew the limit."
         )
         self.index_bytes = self._gauge("index_bytes", "Memory of the index of live L0 files.")
         self.index_extents = self._gauge("index_extents", "Extents in the index of live L0 files.")
         self.live_l0_files = self._gauge("live_l0_files", "Live L0 files known; many mean that merging lags.")
-        self.tail_files_total = self._counter("tail_files_total", "L0 files heard of from Postgres.")
+        self.tail_files_total = self._counter(
+            "tail_files_total", "L0 files of other agents that the agent learned of from Postgres."
+        )
         self.tail_gaps = self._gauge("tail_gaps", "Partitions with an extent that waits for an earlier one.")
         self.tail_errors_total = self._counter("tail_errors_total", "Polls of the tail that failed.")
         self.clock_ahead_seconds = self._gauge(
-            "clock_ahead_seconds", "This machine's clock less the metadata store's, at an agent's last beat."
+            "clock_ahead_seconds", "This machine's clock minus the metadata store's, at an agent's last heart-beat."
         )
         self.lease_errors_total = self._counter("lease_errors_total", "Heart-beats of the agent's lease that failed.")
 
     def _declare_groups(self) -> None:
         self.groups = self._gauge(
             "groups",
-            "Consumer groups in the hands of this agent, by state: `Empty`, `PreparingRebalance`,"
+            "Consumer groups that this agent coordinates, by state: `Empty`, `PreparingRebalance`,"
             " `CompletingRebalance`, `Stable` or `Dead`.",
             "state",
         )
-        self.group_bytes = self._gauge("group_bytes", "Memory they take, about.")
+        self.group_bytes = self._gauge("group_bytes", "Approximate memory of these groups.")
         self.group_rebalances_total = self._counter(
             "group_rebalances_total", "Generations begun: all members of a group have joined."
         )
@@ -181,9 +183,11 @@ class Metrics:
             " owns it) or `failed` (Postgres did not answer).",
             "outcome",
         )
-        self.committed_offsets_total = self._counter("committed_offsets_total", "Offsets in those that were committed.")
+        self.committed_offsets_total = self._counter(
+            "committed_offsets_total", "Offsets in the offset commits that were stored."
+        )
         self.offset_commit_seconds = self._histogram(
-            "offset_commit_seconds", "Writing one lot of offset commits to Postgres.", SECONDS
+            "offset_commit_seconds", "Writing one batch of offset commits to Postgres.", SECONDS
         )
 
     def _declare_merges(self) -> None:
@@ -210,14 +214,16 @@ class Metrics:
             "merge_trimmed_extents_total", "Output extents stored dead because their records were deleted meanwhile."
         )
         self.heavy_merges_total = self._counter(
-            "heavy_merges_total", "Of `merges_total`, those that ran elsewhere (Spark): the same outcomes.", "outcome"
+            "heavy_merges_total", "The part of `merges_total` that ran on Spark.", "outcome"
         )
         self.merge_jobs = self._gauge("merge_jobs", "Merges planned and not ended: `ready` or `running`.", "state")
-        self.merge_memory_bytes = self._gauge("merge_memory_bytes", "Memory set aside for merges that run here.")
-        self.level_files = self._gauge(
-            "level_files", "Live files by level (`0`, `1`, `2`); those of 0 and 1 are the backlog.", "level"
+        self.merge_memory_bytes = self._gauge(
+            "merge_memory_bytes", "Memory reserved for merges that run in this compactor."
         )
-        self.level_bytes = self._gauge("level_bytes", "Their bytes.", "level")
+        self.level_files = self._gauge(
+            "level_files", "Live files by level (`0`, `1`, `2`); levels 0 and 1 are the backlog.", "level"
+        )
+        self.level_bytes = self._gauge("level_bytes", "Bytes of live files by level.", "level")
         self.l0_oldest_seconds = self._gauge("l0_oldest_seconds", "Age of the oldest live L0 file; 0 when none.")
         self.compactor_errors_total = self._counter(
             "compactor_errors_total",
@@ -232,13 +238,13 @@ class Metrics:
         )
 
     def _declare_dedupe(self) -> None:
-        self.cleaned_bytes_total = self._counter("cleaned_bytes_total", "Bytes that dedupe left out.")
-        self.cleaned_records_total = self._counter("cleaned_records_total", "Records that dedupe left out.")
+        self.cleaned_bytes_total = self._counter("cleaned_bytes_total", "Bytes that dedupe removed.")
+        self.cleaned_records_total = self._counter("cleaned_records_total", "Records that dedupe removed.")
         self.recopy_percent = self._gauge("recopy_percent", "Bytes written per 100 read by the last dedupe.")
         self.dedupe_buffer_percent = self._gauge(
-            "dedupe_buffer_percent", "How full the last dedupe's fullest partition made the buffer of keys."
+            "dedupe_buffer_percent", "Fill of the dedupe buffer at the largest partition of the last dedupe."
         )
-        self.dedupe_seconds = self._gauge("dedupe_seconds", "How long the last dedupe took.")
+        self.dedupe_seconds = self._gauge("dedupe_seconds", "Duration of the last dedupe.")
         self.dedupe_overflows_total = self._counter(
             "dedupe_overflows_total", "Partitions with more keys than the buffer holds; their next pass is deep."
         )
@@ -248,126 +254,141 @@ class Metrics:
         self.dirty_bytes = self._gauge("dirty_bytes", "Dirty bytes of all compacted partitions.")
         self.seconds_since_clean_max = self._gauge(
             "seconds_since_clean_max",
-            "Since the last pass from the log start, of the dirty partition that waits longest (never passed: since its"
-            " oldest file was written).",
+            "Time since the last pass from the log start over the dirty partition that waits longest; without a pass:"
+            " since its oldest file was written.",
         )
         self.uncleanable_partitions = self._gauge(
-            "uncleanable_partitions", "Compacted partitions with bytes that cannot be read; these are copied as is."
+            "uncleanable_partitions", "Compacted partitions with unreadable bytes, which merges copy as they are."
         )
-        self.uncleanable_bytes = self._gauge("uncleanable_bytes", "Those bytes.")
+        self.uncleanable_bytes = self._gauge("uncleanable_bytes", "Unreadable bytes in compacted partitions.")
         self.compacted_topic_bytes = self._gauge(
             "compacted_topic_bytes",
-            "Live bytes of a compacted topic, L1 and up; of the largest topics, as many as `metrics.topics.max`.",
+            "Live bytes of a compacted topic, L1 and up; only for the largest `metrics.topics.max` topics.",
             "topic",
         )
         self.compacted_topics_rest_bytes = self._gauge(
-            "compacted_topics_rest_bytes", "Those of all other compacted topics together."
+            "compacted_topics_rest_bytes", "Live bytes of all other compacted topics together."
         )
 
     def _declare_deletion(self) -> None:
-        self.expired_extents_total = self._counter("expired_extents_total", "Extents that retention took.")
-        self.expired_bytes_total = self._counter("expired_bytes_total", "Bytes that retention took.")
-        self.expired_producers_total = self._counter("expired_producers_total", "Silent producers forgotten.")
+        self.expired_extents_total = self._counter("expired_extents_total", "Extents that retention deleted.")
+        self.expired_bytes_total = self._counter("expired_bytes_total", "Bytes that retention deleted.")
+        self.expired_producers_total = self._counter(
+            "expired_producers_total", "Silent producers whose state was deleted."
+        )
         self.dead_bytes = self._gauge("dead_bytes", "Bytes of live files that no live extent needs.")
         self.dead_files_waiting = self._gauge("dead_files_waiting", "Dead files not deleted yet (in grace, pinned).")
-        self.dead_bytes_waiting = self._gauge("dead_bytes_waiting", "Their bytes.")
+        self.dead_bytes_waiting = self._gauge("dead_bytes_waiting", "Bytes of dead files not deleted yet.")
         self.deleted_files_total = self._counter("deleted_files_total", "Dead files whose deletion was confirmed.")
-        self.deleted_bytes_total = self._counter("deleted_bytes_total", "Their bytes.")
-        self.delete_failures_total = self._counter(
-            "delete_failures_total", "Objects that the store did not delete; they are tried again."
+        self.deleted_bytes_total = self._counter(
+            "deleted_bytes_total", "Bytes of dead files whose deletion was confirmed."
         )
-        self.orphans = self._gauge("orphans", "Old objects that nothing referred to at the last listing.")
-        self.orphans_spared = self._gauge("orphans_spared", "Of these, those whose writer is still at work.")
+        self.delete_failures_total = self._counter(
+            "delete_failures_total", "Objects that the store failed to delete; the janitor tries again."
+        )
+        self.orphans = self._gauge("orphans", "Old objects that no metadata named at the last listing.")
+        self.orphans_spared = self._gauge(
+            "orphans_spared", "Orphans that are kept because their writer is still at work."
+        )
         self.orphans_refused = self._gauge(
-            "orphans_refused", "1 while there are too many orphans to be true, or clocks differ: none is deleted."
+            "orphans_refused", "1 while no orphan is deleted, because there are implausibly many or clocks differ."
         )
         self.orphans_deleted_total = self._counter("orphans_deleted_total", "Orphans deleted.")
         self.foreign_objects = self._gauge(
-            "foreign_objects", "Objects at the last listing whose keys are not ours; they are left alone."
+            "foreign_objects", "Objects at the last listing with keys of other programs; they are left alone."
         )
         self.multiparts_aborted_total = self._counter("multiparts_aborted_total", "Stale uploads aborted.")
         self.janitor_halted = self._gauge(
             "janitor_halted",
-            "1 while nothing is deleted because Postgres was restored or failed over; see to it, then run"
+            "1 while nothing is deleted because Postgres was restored or failed over: check it, then run"
             " `siltstone fsck --adopt`.",
         )
         self.catalog_age_seconds = self._gauge(
-            "catalog_age_seconds", "Since the last catalogue snapshot that this compactor knows of."
+            "catalog_age_seconds", "Time since the last catalogue snapshot that this compactor knows of."
         )
-        self.catalog_bytes = self._gauge("catalog_bytes", "Size of the last catalogue snapshot that it wrote.")
-        self.catalog_seconds = self._gauge("catalog_seconds", "How long that took.")
+        self.catalog_bytes = self._gauge(
+            "catalog_bytes", "Size of the last catalogue snapshot that this compactor wrote."
+        )
+        self.catalog_seconds = self._gauge("catalog_seconds", "Duration of writing that snapshot.")
         self.catalog_failures_total = self._counter(
             "catalog_failures_total", "Catalogue snapshots and increments that could not be written."
         )
         self.catalog_increments_total = self._counter(
             "catalog_increments_total", "Increments of the catalogue written."
         )
-        self.catalog_increment_bytes_total = self._counter("catalog_increment_bytes_total", "Their bytes.")
+        self.catalog_increment_bytes_total = self._counter(
+            "catalog_increment_bytes_total", "Bytes of the catalogue increments written."
+        )
 
     def _declare_observed_cluster(self) -> None:
         self.group_lag_offsets = self._gauge(
             "group_lag_offsets",
-            "Offsets between what a group committed and the end of the log, over the partitions it committed; of a"
-            " compacted topic not all of them have a record. The pairs that lag most, as many as `metrics.groups.max`.",
+            "Offsets between a group's commits and the end of the log, over the partitions that it committed; in a"
+            " compacted topic some have no record. Only for the `metrics.groups.max` pairs with the largest lag.",
             "group",
             "topic",
         )
         self.group_commit_age_seconds = self._gauge(
-            "group_commit_age_seconds", "Since the newest commit of these pairs.", "group", "topic"
+            "group_commit_age_seconds", "Time since the newest commit of the pair.", "group", "topic"
         )
-        self.group_lag_pairs = self._gauge("group_lag_pairs", "Pairs of a group and a topic that it committed, in all.")
+        self.group_lag_pairs = self._gauge(
+            "group_lag_pairs", "All pairs of a group and a topic with committed offsets."
+        )
         self.group_lag_rest_offsets = self._gauge(
-            "group_lag_rest_offsets", "Lag of the pairs that are not exported by themselves, together."
+            "group_lag_rest_offsets", "Summed lag of the pairs without a metric of their own."
         )
         self.live_agents = self._gauge("live_agents", "Agents with a running lease: `serving` or `draining`.", "state")
         self.live_compactors = self._gauge("live_compactors", "Compactors with a running lease.")
         self.observation_seconds = self._gauge(
-            "observation_seconds", "How long it took to ask Postgres for all this, the last time."
+            "observation_seconds", "Duration of the last round of queries to Postgres for these metrics."
         )
 
     def _declare_observed_postgres(self) -> None:
         self.postgres_oldest_xmin_transactions = self._gauge(
             "postgres_oldest_xmin_transactions",
-            "How many transactions ago the oldest snapshot was taken that keeps vacuum from removing dead rows, by who"
-            " holds it: a `session`, a replication `slot` or a `prepared` transaction.",
+            "Age, in transactions, of the oldest snapshot that keeps vacuum from removing dead rows, by holder: a"
+            " `session`, a replication `slot` or a `prepared` transaction.",
             "holder",
         )
         self.postgres_longest_transaction_seconds = self._gauge(
-            "postgres_longest_transaction_seconds", "Age of the longest transaction that runs in this database."
+            "postgres_longest_transaction_seconds", "Age of the oldest running transaction in this database."
         )
         self.postgres_connections = self._gauge(
             "postgres_connections",
-            "Sessions of clients, of all databases: `active`, `idle`, `idle_in_transaction`, `other`, or `hidden` from"
-            " our role, which then sees no ages either (`GRANT pg_read_all_stats`).",
+            "Client sessions of all databases: `active`, `idle`, `idle_in_transaction`, `other`, or `hidden` from our"
+            " role, which then cannot see ages either (`GRANT pg_read_all_stats`).",
             "state",
         )
         self.postgres_connections_max = self._gauge("postgres_connections_max", "Postgres's `max_connections`.")
         self.postgres_xid_age_transactions = self._gauge(
-            "postgres_xid_age_transactions", "Age of the oldest transaction id not frozen; at 2^31 Postgres stops."
+            "postgres_xid_age_transactions", "Age of the oldest unfrozen transaction id; at 2^31 Postgres stops."
         )
         self.postgres_wal_bytes_total = self._counter(
-            "postgres_wal_bytes_total", "Write-ahead log that Postgres wrote while this compactor had the duty."
+            "postgres_wal_bytes_total",
+            "Bytes of write-ahead log that Postgres wrote while this compactor had the duty `observe`.",
         )
         self.postgres_slot_retained_bytes = self._gauge(
-            "postgres_slot_retained_bytes", "Write-ahead log that the slowest replication slot keeps on the disk."
+            "postgres_slot_retained_bytes", "Bytes of write-ahead log that the slowest replication slot keeps on disk."
         )
-        self.postgres_live_rows = self._gauge("postgres_live_rows", "Rows of our tables, as Postgres counts.", "table")
+        self.postgres_live_rows = self._gauge(
+            "postgres_live_rows", "Live rows of our tables, by Postgres's statistics.", "table"
+        )
         self.postgres_dead_rows = self._gauge("postgres_dead_rows", "Dead rows that vacuum has not removed.", "table")
-        self.postgres_table_bytes = self._gauge("postgres_table_bytes", "A table with its indexes.", "table")
+        self.postgres_table_bytes = self._gauge("postgres_table_bytes", "Size of a table with its indexes.", "table")
 
     def _declare_process(self) -> None:
         self.build_info = self._gauge(
             "build_info", "Always 1; `role` is `agent` or `compactor`.", "role", "version", "python"
         )
-        self.ready = self._gauge("ready", "1 while `/readyz` says so.", "role")
+        self.ready = self._gauge("ready", "1 while `/readyz` answers that the process is ready.", "role")
         self.event_loop_lag_seconds = self._histogram(
             "event_loop_lag_seconds",
-            "How much later than asked a sleeping task was woken: four times a second.",
+            "Delay with which a sleeping task was woken, measured four times a second.",
             SECONDS,
         )
         self.postgres_pool_wait_seconds = self._histogram(
             "postgres_pool_wait_seconds",
-            "Waiting for a connection of the pool, with the look whether it lives, or making it.",
+            "Wait for a connection of the pool, including the check that it is alive, or its creation.",
             SECONDS,
         )
         self.postgres_pool_connections = self._gauge(

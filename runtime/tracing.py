@@ -1,11 +1,11 @@
-"""Traces, as the rooms see them: a span may have children, links and attributes, and ends once.
+"""Traces as the rest of the product sees them: a span may have children, links and attributes, and ends once.
 
-Nobody but `runtime/tracing_otel.py` knows OpenTelemetry. Where tracing is off (the default) there is no span
-anywhere: `Tracing.on` is False, `CURRENT_SPAN` is None, and what a caller pays is one `if`.
+Only `runtime/tracing_otel.py` knows OpenTelemetry. While tracing is off (the default) there are no spans: `Tracing.on`
+is False, `CURRENT_SPAN` is None, and tracing costs a caller one `if`.
 
-A span that somebody works under is `CURRENT_SPAN`; tasks inherit it, as they do all context. Work that is done for many
-(the file that carries the records of many requests) has a span of its own, linked to those it was done for. A span
-that is never ended is never told of, so whoever starts one ends it however the work ends.
+The span of the present work is `CURRENT_SPAN`; tasks inherit it like all context. Work for many requests (a file with
+the records of many) has a span of its own, linked to theirs. A span that is never ended is never exported, so the code
+that starts a span must end it on every path.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NO_ATTRIBUTES: Final[Attributes] = {}
 
 
 class SpanKind(StrEnum):
-    """OpenTelemetry's, as far as we need them."""
+    """The kinds of OpenTelemetry that are used here."""
 
     INTERNAL = "internal"
     SERVER = "server"
     """A client's request."""
     CLIENT = "client"
-    """Our own request to a store."""
+    """A request of ours to a store."""
 
 
 class Span(Protocol):
@@ -41,7 +41,7 @@ class Span(Protocol):
         attributes: Attributes = NO_ATTRIBUTES,
         ago_ms: float = 0.0,
     ) -> Span:
-        """A span under this one, begun now or `ago_ms` before."""
+        """A span below this one that began now, or `ago_ms` ago."""
         ...
 
     def set(self, attributes: Attributes) -> None: ...
@@ -49,15 +49,15 @@ class Span(Protocol):
     def rename(self, name: str) -> None: ...
 
     def event(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> None:
-        """Something that happened at this moment."""
+        """Record a moment within the span."""
         ...
 
     def link(self, other: Span) -> None:
-        """Related, but neither above nor below."""
+        """Relate two spans of which neither is above the other."""
         ...
 
     def end(self, *, error: str = "") -> None:
-        """`error`: the kind of error it ended with (few values: a Kafka error, an exception's name). Again: nothing."""
+        """`error`: the kind of error (few values: a Kafka error, an exception's name). A second call does nothing."""
         ...
 
 
@@ -66,7 +66,7 @@ class Tracing(Protocol):
     def on(self) -> bool: ...
 
     def samples(self) -> bool:
-        """Whether the request that has just come is one of those to be traced."""
+        """Whether to trace the request that has just arrived."""
         ...
 
     def start(
@@ -78,7 +78,7 @@ class Tracing(Protocol):
         attributes: Attributes = NO_ATTRIBUTES,
         ago_ms: float = 0.0,
     ) -> Span:
-        """A span with nothing above it."""
+        """A span without a parent."""
         ...
 
 
@@ -126,7 +126,7 @@ NO_SPAN: Final[Span] = _NoSpan()
 NO_TRACING: Final[Tracing] = _NoTracing()
 
 CURRENT_SPAN: Final[ContextVar[Span | None]] = ContextVar("current_span", default=None)
-"""What the work at hand is part of, where that is traced."""
+"""The span of the present work; None if it is not traced."""
 
 
 @contextmanager

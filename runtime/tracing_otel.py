@@ -1,11 +1,10 @@
-"""Traces by OpenTelemetry, sent over OTLP/HTTP: the only module that imports it, and only where tracing is switched on.
+"""Traces by OpenTelemetry, sent over OTLP/HTTP. Only this module imports OpenTelemetry, and only if tracing is on.
 
-Which requests are traced we choose ourselves, before anything is made for them: a request that is not costs one random
-number. Where spans go, how they are batched and what is dropped when the collector does not keep up say the standard
-variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT`, `OTEL_SERVICE_NAME`,
-`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`). The exporter has a thread and a bounded queue of its own; a collector
-that is slow or gone costs spans, never requests. No global of OpenTelemetry is set: a program that uses our API keeps
-its own.
+Siltstone samples requests itself, before it makes a span: a request that is not traced costs one random number. The
+standard variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_BSP_*`, `OTEL_SPAN_*_LIMIT`, `OTEL_SERVICE_NAME`,
+`OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`) set where spans are sent, how they are batched, and which are dropped
+when the collector does not keep up. The exporter has a thread and a bounded queue of its own, so a collector that is
+slow or gone costs spans, never requests. No global of OpenTelemetry is set: a program that uses our API keeps its own.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from runtime.ids import IdSource
 from runtime.tracing import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, SpanKind
 
 CHILDREN_MAX = 256
-"""Of one span: a merge may make thousands of requests. More are counted, not shown."""
+"""Children of one span. A merge may make thousands of requests; further ones are counted, not exported."""
 _KINDS = {
     SpanKind.INTERNAL: OtelSpanKind.INTERNAL,
     SpanKind.SERVER: OtelSpanKind.SERVER,
@@ -76,9 +75,9 @@ class OtelTracing:
         return _Span(self._tracer, span)
 
     def flush(self, timeout_ms: float) -> bool:
-        """Send what is left and end; blocks, for so long at most. False when some of it may not have been sent.
+        """Send the remaining spans and end; blocks for `timeout_ms` at most. False if some may not have been sent.
 
-        The SDK's own bounds are 30 s and more; a thread that is left behind ends with the process.
+        A thread, because the SDK's own timeouts are 30 s and more. A thread that is left behind ends with the process.
         """
         thread = threading.Thread(target=self._provider.shutdown, name="trace flush", daemon=True)
         thread.start()

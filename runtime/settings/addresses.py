@@ -1,4 +1,4 @@
-"""Addresses in settings: `HOST:PORT` read and written, and which of them may be listened on."""
+"""Addresses in settings: parsing and formatting `HOST:PORT`, and the rules about listening on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.settings.values import SettingsError
 
 
 class AddressInUseError(BadInputError):
-    """An address cannot be listened on, mostly because somebody else does already."""
+    """An address cannot be listened on, mostly because another process listens on it."""
 
     def __init__(self, name: str, address: str, error: OSError) -> None:
         taken = error.errno == errno.EADDRINUSE
@@ -33,7 +33,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """True for `localhost` and addresses of the loopback net; other names are never looked up, and so are not."""
+    """True for `localhost` and loopback addresses. Other names are never looked up, so they count as not loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -41,21 +41,21 @@ def is_loopback(host: str) -> bool:
 
 
 def check_addresses(*, listen: str, metrics_listen: str, advertised_host: str, insecure: bool) -> None:
-    """Raises SettingsError for an address that cannot be, or that others could reach without `insecure`."""
+    """Raises SettingsError for a malformed address, or one that other machines can reach without `insecure`."""
     for name, address in (("listen", listen), ("metrics.listen", metrics_listen)):
         if name == "metrics.listen" and not address:
             continue
         host, _ = parse_address(address, name=name)
         if not is_loopback(host) and not insecure:
             raise SettingsError(
-                f"{name} {address} can be reached from other machines, and nobody is authenticated",
+                f"{name} {address} can be reached from other machines, and clients are not authenticated",
                 remedy="listen on 127.0.0.1, or pass --insecure (setting `insecure`) on a network you trust",
             )
     host, _ = parse_address(listen)
     if host in ("0.0.0.0", "::") and not advertised_host:  # noqa: S104
         raise SettingsError(
-            f"listen {listen} is no address that clients can be told to connect to",
-            remedy="set advertised.host to the name or address by which they reach this machine",
+            f"listen {listen} is not an address to which clients can connect",
+            remedy="set advertised.host to the name or address at which they reach this machine",
         )
     if not _is_host(advertised_host):
         raise SettingsError(f"advertised.host must be a host without a port, not {advertised_host!r}")

@@ -96,7 +96,7 @@ def _check_values(settings: SparkSettings) -> None:
     master, driver_memory = settings.spark_master, settings.spark_driver_memory
     if not is_local_master(master) and not _CLUSTER_MASTER.fullmatch(master):
         raise SettingsError(
-            f"spark.master is no master that Spark knows: {master!r}",
+            f"spark.master is not a master that Spark knows: {master!r}",
             remedy="write local[*], spark://HOST:PORT, k8s://https://HOST:PORT or yarn",
         )
     try:

@@ -30,7 +30,7 @@ class HttpEndpoint:
         self._host, self._port = parse_address(listen, name="metrics.listen")
         if not is_loopback(self._host) and not insecure:
             raise SettingsError(
-                f"metrics.listen {listen} can be reached from other machines, and nobody is authenticated",
+                f"metrics.listen {listen} can be reached from other machines, and clients are not authenticated",
                 remedy="listen on 127.0.0.1, or pass --insecure on a network you trust",
             )
         self._metrics = metrics
