@@ -223,7 +223,8 @@ class Settings:
         "local[*]",
         _SPARK,
         "For `local`: the number of cores, as `local[CORES]`. For `spark-submit`: `spark://HOST:PORT`,"
-        " `k8s://https://HOST:PORT` or `yarn`; if this stays `local`, `spark.submit.args` or Spark's own configuration names the master.",
+        " `k8s://https://HOST:PORT` or `yarn`; if this stays `local`, `spark.submit.args` or Spark's own configuration"
+        " names the master.",
     )
     spark_submit_path: str = setting("", _SPARK, "Path of `spark-submit`. Empty: that of the installed PySpark.")
     spark_submit_args: str = setting(

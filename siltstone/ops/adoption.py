@@ -1,12 +1,12 @@
-"""What stands against adopting the metadata after a restore or failover, and what becomes of what it does not know.
+"""Obstacles to adopting the metadata after a restore or failover, and the objects that the metadata does not know.
 
-While the metadata's history is not adopted (`metadata/rules/history.py`) the janitor deletes nothing. The person who
+Until the metadata's history is adopted (`metadata/rules/history.py`), the janitor deletes nothing. The person who
 adopts it lets the janitor go on, by rows that may be older than the objects. So:
 
-- with any invariant broken but FILE-2 nothing is adopted: an object that a row needs is missing or wrong, and another
-  that nothing names may hold the last copy of its records;
-- FILE-2 is what a halted janitor leaves behind (dead files past their grace, orphans past their age) and what a restore
-  makes (objects newer than the metadata). It stands against nothing, but it is told: the janitor will delete them.
+- if any invariant but FILE-2 is broken, nothing is adopted: an object that a row needs is missing or wrong, and an
+  object without a row may hold the last copy of its records;
+- FILE-2 is no obstacle. A halted janitor leaves such objects (dead files past their grace, orphans past their age), and
+  so does a restore (objects newer than the metadata). They are reported, because the janitor will delete them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ NO_OBSTACLE = frozenset({"FILE-2"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """Objects with keys of ours that no row names, of any age."""
+    """Objects of any age with keys of Siltstone that no row names."""
 
     listed: int
-    """Objects in all."""
+    """All objects that were listed."""
     objects: Sequence[ObjectStat]
-    """By time of writing."""
+    """Ordered by time of writing."""
 
     @property
     def size_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Unknown:
 
 
 async def unknown_objects(metadata: MetadataStore, store: ObjectStore) -> Unknown:
-    """Objects are listed first, then the rows are read: an object whose commit was under way has its row by then."""
+    """Lists the objects first and reads the rows after, so that an object whose commit was under way has its row."""
     listed = [stat for level in LEVEL_PREFIXES async for stat in store.list(level)]
     known = {file.key for file in await all_files(metadata)}
     unknown = [stat for stat in listed if stat.key not in known and _is_ours(stat.key)]
@@ -52,12 +52,12 @@ async def unknown_objects(metadata: MetadataStore, store: ObjectStore) -> Unknow
 
 
 def obstacles(findings: Sequence[Finding]) -> Sequence[str]:
-    """Ids of the invariants that must be mended before anything may be deleted."""
+    """Ids of the invariants that must hold before the janitor may delete anything."""
     return [finding.id for finding in findings if finding.violations and finding.id not in NO_OBSTACLE]
 
 
 def adopted_changes(history: History) -> str:
-    """What differs between the adopted and the present server, both values of each."""
+    """The properties of the adopted and of the present server, with both values of those that differ."""
     old, new = history.adopted, history.present
     pairs = (
         ("system identifier", old.system_identifier, new.system_identifier),
@@ -70,7 +70,7 @@ def adopted_changes(history: History) -> str:
 
 
 def allowances(settings: Settings) -> Allowances:
-    """How long this system's janitor may leave an object lying: until it may go, and until the janitor comes round."""
+    """How old an object may be before FILE-2 calls it superfluous: the janitor's own waits, and time for its rounds."""
     late_ms = Allowances().late_ms  # longer than two of the janitor's rounds (`compactor/intervals.py`)
     return Allowances(grace_ms=settings.gc_grace_ms, late_ms=late_ms, orphan_ms=settings.orphan_age_ms + late_ms)
 

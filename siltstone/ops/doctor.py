@@ -1,6 +1,6 @@
-"""What `siltstone doctor` makes of the facts: pure judgement, one `Check` per question.
+"""The judgement of `siltstone doctor` about the facts: one `Check` per question. Pure.
 
-FAIL means that Siltstone cannot run there or could lose what it acknowledged; WARN, that something will hurt later.
+FAIL: Siltstone cannot run here, or could lose acknowledged records. WARN: something will cause trouble later.
 Facts come from `metadata/postgres/probe.py` and `storage/probe.py`.
 """
 
@@ -18,11 +18,12 @@ POSTGRES_VERSION_MIN = 150_000
 PYTHON_VERSION_MIN = (3, 11)
 SKEW_WARN_MS = 2_000
 SKEW_FAIL_MS = 60_000
-"""Keys are filed by the hour of the writer's clock and orphans aged by the store's: a minute apart, they mislead."""
+"""Keys contain the hour of the writer's clock, and the store's clock gives the age of orphans. A minute apart, the
+two mislead the janitor."""
 SNAPSHOT_WARN_MS = 60_000
-"""A snapshot held this long makes the hot rows of the commit slow: vacuum cannot remove what it may still see."""
+"""A snapshot held this long slows commits down: vacuum cannot remove dead versions of their hot rows."""
 STORE_CLOCK_RESOLUTION_MS = 1_000
-"""S3 tells times in whole seconds."""
+"""S3 gives times in whole seconds."""
 CONNECTIONS_MIN = 50
 
 
@@ -62,11 +63,11 @@ def judge_python(version: tuple[int, int, int]) -> Check:
 
 
 def judge_skew(name: str, theirs_ms: int, ours_ms: int, *, resolution_ms: int = 0) -> Check:
-    """How far another clock is from ours; `resolution_ms` is what theirs is rounded to."""
+    """The distance of another clock from ours; their times are rounded to `resolution_ms`."""
     skew_ms = max(0, abs(theirs_ms - ours_ms) - resolution_ms)
     direction = "ahead of" if theirs_ms > ours_ms else "behind"
     detail = f"{skew_ms / 1000:.1f} s {direction} ours" if skew_ms >= 100 else "agrees with ours"
-    remedy = "let both machines follow NTP"
+    remedy = "synchronize both machines by NTP"
     if skew_ms > SKEW_FAIL_MS:
         return failure(name, detail, remedy)
     if skew_ms > SKEW_WARN_MS:
@@ -75,7 +76,7 @@ def judge_skew(name: str, theirs_ms: int, ours_ms: int, *, resolution_ms: int = 
 
 
 def judge_postgres(facts: PostgresFacts, now_ms: int) -> Sequence[Check]:
-    """Every question about Postgres; `now_ms` is our clock when its clock was read."""
+    """All questions about Postgres. `now_ms` is our clock at the moment its clock was read."""
     return [
         _version(facts),
         _durability(facts),
@@ -90,31 +91,33 @@ def judge_postgres(facts: PostgresFacts, now_ms: int) -> Sequence[Check]:
 
 
 def judge_store(facts: ProbeResult) -> Sequence[Check]:
-    """Every question about an object store that a probe of its behaviour answers."""
+    """All questions about an object store that a probe of its behaviour answers."""
     create = passed("store conditional create", facts.detail)
     if not facts.honours_if_none_match:
         create = failure("store conditional create", facts.detail, REMEDY)
     checksum = passed("store checksums", "kept")
     if not facts.keeps_crc32c:
-        checksum = passed("store checksums", "not kept: a PUT in doubt is settled by reading the object")
+        checksum = passed("store checksums", "not kept: after a PUT with an unknown outcome the object is read back")
     clock = judge_skew("store clock", facts.store_clock_ms, facts.clock_ms, resolution_ms=STORE_CLOCK_RESOLUTION_MS)
     return [create, checksum, clock]
 
 
 def judge_bucket(facts: BucketFacts) -> Check:
-    """Whether what is deleted is gone."""
+    """Whether deleted objects are really gone."""
     name = "store versioning"
     if facts.versioned is None:
-        return warning(name, "the store does not say", "grant s3:GetBucketVersioning, or see that it is off")
+        return warning(
+            name, "the store does not tell", "grant s3:GetBucketVersioning, or make sure that versioning is off"
+        )
     if not facts.versioned:
-        return passed(name, "off: what is deleted is gone")
+        return passed(name, "off: deleted objects are gone")
     if facts.noncurrent_days is None:
         return warning(
             name,
             "on, and no lifecycle rule removes noncurrent versions",
-            "deleted records would stay for ever: add NoncurrentVersionExpiration for the prefix, or do not version it",
+            "deleted records stay for ever: add NoncurrentVersionExpiration for the prefix, or turn versioning off",
         )
-    return passed(name, f"on, noncurrent versions go after {facts.noncurrent_days} d")
+    return passed(name, f"on, noncurrent versions are deleted after {facts.noncurrent_days} d")
 
 
 def _version(facts: PostgresFacts) -> Check:
@@ -131,7 +134,7 @@ def _durability(facts: PostgresFacts) -> Check:
         return failure(
             name,
             f"synchronous_commit is {facts.synchronous_commit} for this role",
-            "set it to on: what was acknowledged could be lost",
+            "set it to on: acknowledged records could be lost",
         )
     return passed(name, f"fsync on, synchronous_commit {facts.synchronous_commit}")
 
@@ -139,12 +142,12 @@ def _durability(facts: PostgresFacts) -> Check:
 def _failover(facts: PostgresFacts) -> Check:
     name = "postgres failover"
     if facts.is_standby:
-        return failure(name, "this is a standby, which takes no writes", "name the primary")
+        return failure(name, "this is a standby, which takes no writes", "use the address of the primary")
     if not facts.synchronous_standbys:
         return warning(
             name,
             "no synchronous standby",
-            "a failover must lose nothing: configure synchronous_standby_names, or a service that does (Multi-AZ)",
+            "a failover may lose commits: set synchronous_standby_names, or use a service that does (Multi-AZ)",
         )
     return passed(name, f"synchronous standbys: {facts.synchronous_standbys}")
 
@@ -154,28 +157,28 @@ def _pooler(facts: PostgresFacts) -> Check:
     if not facts.direct:
         return failure(
             name,
-            "a pooler stands between",
-            "connect to Postgres itself: LISTEN, session settings and prepared statements need one backend",
+            "the connection goes through a pooler",
+            "connect to Postgres itself: LISTEN, session settings and prepared statements need one backend process",
         )
-    return passed(name, "none between")
+    return passed(name, "none: the connection is direct")
 
 
 def _schema(facts: PostgresFacts) -> Check:
     name = "schema"
     present, wanted = facts.schema, facts.revision_needed
     if present.revision is None:
-        return failure(name, "the database has none", "run `siltstone migrate`")
+        return failure(name, "the database has no schema", "run `siltstone migrate`")
     if present.revision == wanted:
         return passed(name, f"revision {wanted}")
     if present.takes(wanted):
         return warning(
             name,
-            f"revision {present.revision} is newer than this release's {wanted}, and takes it",
-            "an upgrade is under way: end it by starting the newer release everywhere",
+            f"revision {present.revision} is newer than this release's {wanted}, and accepts it",
+            "an upgrade is under way: finish it by starting the newer release everywhere",
         )
     if present.is_newer_than(wanted):
         remedy = "start the release that migrated the database, or a newer one"
-        return failure(name, f"revision {present.revision} does not take this release, which is for {wanted}", remedy)
+        return failure(name, f"revision {present.revision} does not accept this release, which needs {wanted}", remedy)
     return failure(name, f"revision {present.revision}, this release needs {wanted}", "run `siltstone migrate`")
 
 
@@ -208,6 +211,6 @@ def _snapshots(facts: PostgresFacts) -> Check:
         return warning(
             name,
             f"a transaction has held a snapshot for {facts.oldest_snapshot_ms // 1000} s",
-            "end it (pg_stat_activity shows it): commits grow slower while it lasts",
+            "end it (pg_stat_activity shows it): commits get slower and slower while it lasts",
         )
-    return passed(name, "no old one is held")
+    return passed(name, "no old snapshot is held")

@@ -1,13 +1,15 @@
 """`siltstone fsck`: the invariants of `metadata/invariants*.py`, checked on a live system. Reads, never writes.
 
-What is read, in this order, so that a running system is not accused of what it did in between: the list of objects,
-file rows and producers, then one view of everything that lives (watermarks only grow: what was seen first must lie
-below what was seen later) and one of the consumer groups, then the objects, which stay for a grace after they are
-replaced. What was found wrong with an object is looked at again at the end: its file may have been merged away, or the
-janitor may have come by.
+The order of reads matters, so that changes of a running system meanwhile do not look like faults:
 
-L0 objects are read whole, once for CRC and batches and once more for the producers' sequences, a few ahead; larger
-ones stream by in chunks. So memory is bounded by READ_AHEAD files or chunks.
+1. the list of objects, the file rows and the producers;
+2. one view of everything that lives, and one of the consumer groups. Watermarks only grow, so offsets seen before must
+   lie below those seen later;
+3. the objects, which stay for the grace after they are replaced;
+4. again the objects that looked wrong: a merge may have replaced the file, or the janitor may have deleted it.
+
+L0 objects are read whole, a few ahead: once for CRC and batches, and once for the producers' sequences. Larger objects
+are streamed in chunks. So memory is bounded by READ_AHEAD files or chunks.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ READ_AHEAD = 8
 CHUNK_BYTES = 8 << 20
 
 INVARIANTS = {
-    "LOG-1": "offsets of a partition are given once, in order",
-    "LOG-2": "what was acknowledged is readable at its offset",
+    "LOG-1": "each offset of a partition is given once, in order",
+    "LOG-2": "every acknowledged record is readable at its offset",
     "LOG-3": "live extents are disjoint and leave no gap",
     "FILE-1": "a live file's object exists, with its length and CRC",
     "FILE-2": "every object is live, in grace, pinned, in flight or a young orphan",
@@ -65,7 +67,7 @@ INVARIANTS = {
 }
 
 Progress = Callable[[int, int], None]
-"""Told (files done, files in all)."""
+"""Called with (files done, all files)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class Finding:
     rule: str
     checked: int
     unit: str
-    """What was counted in `checked`."""
+    """The unit of `checked`."""
     violations: Sequence[Violation]
 
 
@@ -88,9 +90,9 @@ async def check_system(
     progress: Progress,
     allowances: Allowances | None = None,
 ) -> Sequence[Finding]:
-    """Check every invariant; `quick` leaves out what needs the objects' bytes (FILE-1 looks at lengths alone).
+    """Check every invariant. `quick` reads no bodies of objects: FILE-1 then compares only lengths.
 
-    Raises the errors of both services; what is wrong with the data is in the findings.
+    Raises the errors of both services. Faults of the data are in the findings.
     """
     objects = [(stat.key, stat.last_modified_ms) for level in LEVEL_PREFIXES async for stat in store.list(level)]
     files = await all_files(metadata)
@@ -178,7 +180,7 @@ def _writer_of(key: str) -> int | None:
 async def _looked_at_again(
     violations: Sequence[Violation], metadata: MetadataStore, store: ObjectStore
 ) -> Sequence[Violation]:
-    """Those that still hold: the file of a missing object is live yet, a superfluous object is there yet."""
+    """The violations that still hold: the file of a missing object is still live, a superfluous object still exists."""
     if not any(violation.key for violation in violations):
         return violations
     states = {file.key: file.state for file in await all_files(metadata)}
@@ -212,7 +214,8 @@ async def _check_objects(
     quick: bool,
     progress: Progress,
 ) -> list[Violation]:
-    """FILE-1 and the bytes of every live file. Counts L0 files twice, for their two passes, if they are read."""
+    """FILE-1 and the bytes of every live file. `progress` counts L0 files twice if they are read, for their two
+    passes."""
     l0 = [file for file in live if file.level == 0]
     leveled = [file for file in live if file.level > 0]
     total = (1 if quick else 2) * len(l0) + len(leveled)
@@ -292,9 +295,9 @@ async def _check_l0(
 
 
 class ReadAhead:
-    """Objects fetched a few ahead, in the order in which they will be asked for; each key is asked for in a row.
+    """Fetches objects a few ahead, in the order of `keys`, in which the caller must ask for them.
 
-    An object that is not there is None, as the invariants want it.
+    The caller may ask for the present key several times. A missing object is None, as the invariants expect.
     """
 
     def __init__(
@@ -305,7 +308,7 @@ class ReadAhead:
         assumed_crc32c: Mapping[str, int] | None = None,
         on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        """`assumed_crc32c` (by key) leaves the bodies unread and stands in where the store keeps no CRC."""
+        """With `assumed_crc32c` (by key) no body is read; its values are used if the store keeps no CRC."""
         self._store = store
         self._assumed_crc32c = assumed_crc32c
         self._on_read = on_read
@@ -338,7 +341,7 @@ class ReadAhead:
     async def _find(self, key: str) -> tuple[ObjectStat, bytes] | None:
         if self._current[0] != key:
             if not self._ahead or self._ahead[0][0] != key:
-                raise KeyError(f"object {key} is asked for out of turn")
+                raise KeyError(f"object {key} is not the next one in the order of keys")
             _, task = self._ahead.popleft()
             self._fill()
             self._current = (key, await task)

@@ -1,4 +1,4 @@
-"""A consumer group as it is shown: how far it has read, who reads what, what a reset of its offsets changes. Pure."""
+"""A consumer group for display: its lag, its members' partitions, and the effect of a reset of offsets. Pure."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class PartitionLag:
     topic: str
     partition: int
     committed: int | None
-    """None: nothing yet."""
+    """None: no committed offset."""
     log: LogEnds | None
     """None: the partition is gone."""
     member: Member | None
-    """Who reads it now."""
+    """The member that is assigned the partition now."""
 
     @property
     def lag(self) -> int | None:
-        """Offsets from the committed one to the end, as Kafka's tools count it; None where either is not known."""
+        """Offsets from the committed one to the end, as Kafka's tools count them; None if either is not known."""
         return None if self.committed is None or self.log is None else max(0, self.log.end - self.committed)
 
     @property
     def fraction(self) -> float | None:
-        """How much of what the log holds is read, 0 to 1."""
+        """The share of the log's offsets that is read, 0 to 1."""
         if self.committed is None or self.log is None:
             return None
         held = self.log.end - self.log.start
@@ -48,13 +48,13 @@ class PartitionLag:
 
     @property
     def note(self) -> str:
-        """What the numbers alone do not say; "" = nothing."""
+        """A remark beside the numbers; "" = none."""
         if self.log is None:
             return "the partition is gone"
         if self.committed is None:
             return ""
         if self.committed < self.log.start:
-            return f"committed below the log start {self.log.start}: what lies between is gone"
+            return f"committed below the log start {self.log.start}: the records between are gone"
         return (
             f"committed above the log's end by {self.committed - self.log.end}" if self.committed > self.log.end else ""
         )
@@ -67,10 +67,10 @@ def lags(
     *,
     partitions: Mapping[str, int] | None = None,
 ) -> Sequence[PartitionLag]:
-    """What is committed or assigned, by topic and partition.
+    """Rows for committed and assigned partitions, by topic and partition.
 
-    `partitions`: how many a topic has. Of a topic that the group reads all are shown, for one without an offset is
-    unread, not up to date.
+    `partitions` gives the number of partitions of each topic. All partitions of a topic that the group reads are shown,
+    because one without a committed offset is unread, not up to date.
     """
     readers = assigned(group)
     read_topics = {topic for topic, _ in (*committed, *readers)}
@@ -98,7 +98,7 @@ def assigned(group: GroupDescription) -> Mapping[TopicPartition, Member]:
 
 
 def total_lag(rows: Sequence[PartitionLag]) -> int:
-    """Of the partitions where it is known."""
+    """Summed over the partitions with a known lag."""
     return sum(each.lag or 0 for each in rows)
 
 
@@ -127,7 +127,7 @@ def lag_cells(row: PartitionLag) -> list[str]:
 
 
 def bar(fraction: float | None) -> str:
-    """What is read against what the log holds; full only when all is."""
+    """The share that is read; full only when everything is."""
     if fraction is None:
         return ""
     cells = BAR_CELLS if fraction >= 1 else min(BAR_CELLS - 1, int(fraction * BAR_CELLS))
@@ -135,7 +135,7 @@ def bar(fraction: float | None) -> str:
 
 
 def short_member_id(member_id: str) -> str:
-    """Coordinators make ids of the client's id and a UUID: its beginning is enough for a table."""
+    """A coordinator makes a member id from the client's id and a UUID; a table needs only the beginning of the UUID."""
     head, dash, tail = member_id[:-36], member_id[-37:-36], member_id[-36:]
     if dash == "-" and head and tail.count("-") == 4:
         return f"{head}{tail[:8]}…"
@@ -190,7 +190,7 @@ class Reset:
     after: int
     log: LogEnds
     moved: bool = False
-    """What was asked for lies outside the log: `after` is its nearer end."""
+    """The requested offset lies outside the log, so `after` is the nearer end of the log."""
 
     @property
     def lag(self) -> int:
@@ -202,7 +202,7 @@ def resets(
     committed: Mapping[TopicPartition, Committed],
     logs: Mapping[TopicPartition, LogEnds],
 ) -> Sequence[Reset]:
-    """`wanted` offsets, each held within its log. (ConsumerGroupCommand.checkOffsetsRange)"""
+    """The `wanted` offsets, each moved into its log if it lies outside (ConsumerGroupCommand.checkOffsetsRange)."""
     found: list[Reset] = []
     for topic, partition in sorted(wanted):
         log = logs[topic, partition]

@@ -1,9 +1,9 @@
-"""The levels as they are shown: what lies in L0, L1 and L2, by class and by run. Pure: from a CompactionView.
+"""The files of L0, L1 and L2 as `siltstone levels` shows them, by class and by run. Pure: from a CompactionView.
 
-A *run* is what one merge wrote, one file or several. Sizes are bytes of live files: live bytes are those of live
-extents, the rest of a file is dead until a merge rewrites it or its last extent dies. The share that lives is counted
-of the *payload*: a file of which nothing has died lives whole, whatever its own index takes. Where something has, how
-large that index is is not known here, and the size of the file stands for it.
+A *run* is the output of one merge: one file or several. Sizes are bytes of live files. Live bytes are those of live
+extents; the rest of a file is dead until a merge rewrites the file, or its last extent dies. The live share is counted
+of the *payload*, so a file without dead extents is 100 % live, whatever its index takes. For a file with dead extents
+the size of its index is not known here, so the size of the whole file is used instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from metadata.rules.jobs import rests
 from runtime.text import age_text, plural, size_text
 
 RUNS_SHOWN = 12
-"""Of one level and class in a picture; JSON has all."""
+"""Runs of one level and class in a picture; JSON has all of them."""
 BAR_CELLS = 40
 BAR_CELLS_MIN = 8
 NOTES_CELLS = 56
-"""Of a line beside its bar, as a rule."""
+"""Usual width of the text beside a bar."""
 COLUMNS = BAR_CELLS + NOTES_CELLS
 LIVE, DEAD = "█", "░"
 
@@ -40,12 +40,12 @@ class Run:
     payload_bytes: int
     lo: int
     hi: int
-    """The range of L0 file ids it stands for."""
+    """The range of L0 file ids from which it was merged."""
     created_ms: int
     busy: bool
-    """Something of it is input of a live job."""
+    """A live job has some of its files as input."""
     in_trouble: bool
-    """A merge of it failed and it is left alone for now."""
+    """A merge of it failed, and it is left alone for now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class LevelClass:
 
 
 def levels_of(view: CompactionView) -> Sequence[LevelClass]:
-    """L0 first, then L1 and L2, plain before compacted; what is empty is left out."""
+    """L0 first, then L1 and L2, plain before compacted, without empty ones."""
     groups: dict[tuple[int, str], list[FileView]] = defaultdict(list)
     for file in view.files:
         groups[(file.level, "" if file.file_class is None else _CLASS_ORDER[file.file_class])].append(file)
@@ -117,7 +117,7 @@ def _run(files: Sequence[FileView], view: CompactionView) -> Run:
 
 
 def payload_bytes_of(file: FileView) -> int:
-    """What `live_bytes` is a share of."""
+    """The bytes of which `live_bytes` is a share."""
     return file.live_bytes if file.oldest_dead_ms is None else file.size_bytes
 
 
@@ -160,8 +160,8 @@ def levels_json(levels: Iterable[LevelClass]) -> list[dict[str, Any]]:
 def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS_SHOWN, columns: int = COLUMNS) -> str:
     """The levels as text: a heading for each level and class, a bar for each run, as long as its bytes.
 
-    All bars share one scale, that of the largest; the dead share of a bar is shaded. The largest runs are shown where
-    there are more than `runs_shown`, still in order of `lo`. Where a terminal has fewer `columns`, bars are shorter.
+    All bars share one scale, that of the largest run; the dead share of a bar is shaded. With more than `runs_shown`
+    runs only the largest are shown, still in order of `lo`. Bars are shorter on a terminal with fewer `columns`.
     """
     if not levels:
         return "no live files"
@@ -183,7 +183,7 @@ def picture(levels: Sequence[LevelClass], now_ms: int, *, runs_shown: int = RUNS
 
 
 def bar(size_bytes: int, live_fraction: float, scale_bytes: int, cells: int = BAR_CELLS) -> str:
-    """Filled for what lives, shaded for what is dead; nothing that is there is drawn as nothing."""
+    """Filled for live bytes, shaded for dead ones. Any size but 0 gets at least one cell."""
     if not size_bytes:
         return ""
     drawn = max(1, round(size_bytes / max(scale_bytes, 1) * cells))

@@ -1,6 +1,6 @@
-"""Where one record lies, or why it is not there: what was found out, and how it is told. Pure.
+"""The findings about one record, where it lies or why it is gone, as text and JSON. Pure.
 
-Reading is in `record_trace.py`.
+`record_trace.py` does the reading.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Verdict(StrEnum):
 
     @property
     def is_fault(self) -> bool:
-        """Something that was acknowledged is not there as it was."""
+        """Whether an acknowledged record is lost or changed."""
         return self in (Verdict.UNREADABLE, Verdict.DAMAGED, Verdict.MISSING)
 
 
@@ -35,7 +35,7 @@ class Stretch:
 
     level: int
     file_id: int | None
-    """None where it is known from the object alone."""
+    """None if only the object is known, not its row."""
     key: str
     base_offset: int
     last_offset: int
@@ -74,7 +74,7 @@ class BatchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A file that held the offset, now or before."""
+    """A file that holds or held the offset."""
 
     file_id: int
     level: int
@@ -94,23 +94,23 @@ class Diagnosis:
     high_watermark: int
     cleaned_through_offset: int
     configs: Mapping[str, str]
-    """Overrides that have to do with what is kept."""
+    """Configs that decide which records are kept."""
     verdict: Verdict
     why: str
-    """More than the verdict says; "" = nothing."""
+    """Details beyond the verdict; "" = none."""
     remedy: str = ""
     home: Stretch | None = None
     batch: BatchFacts | None = None
     record: OutputRecord | None = None
     former: OutputRecord | None = None
-    """What compaction removed, where a file that still holds it could be read."""
+    """The record that compaction removed, if a file that still holds it could be read."""
     superseded_by: int | None = None
     """The offset of a newer record of the same key."""
     steps: Sequence[Step] = ()
 
 
 def pairs_of(found: Diagnosis) -> dict[str, str]:
-    """Names and values, as a person reads them."""
+    """Names and values for people."""
     pairs = {
         "record": f"{found.topic} partition {found.partition} offset {found.offset}",
         "verdict": found.verdict.value,
@@ -144,7 +144,7 @@ def batch_pairs(batch: BatchFacts) -> dict[str, str]:
         "LogAppendTime": batch.is_log_append_time,
     }
     newest = time_text(batch.max_timestamp_ms)
-    # Kafka keeps the horizon in the field of the first timestamp: tombstones of the batch may go from then on
+    # Kafka keeps the delete horizon in the field of the first timestamp: tombstones of the batch may go after it.
     times = (
         {"times": f"to {newest}", "tombstones stay until": time_text(batch.base_timestamp_ms)}
         if batch.has_delete_horizon

@@ -1,11 +1,11 @@
-"""Finding one record by topic, partition and offset: what the metadata say, and the bytes of the files themselves.
+"""Finds one record by topic, partition and offset, from the metadata and the bytes of the files themselves.
 
-No agent is asked and no cache stands between: the file that covers the offset is looked up, its batch is found by its
-block index (in L0 by counting, for there offsets are not in the bytes), and everything is checked that a reader relies
-on. Reads only. A merge that replaces the file meanwhile makes it look again, once.
+No agent and no cache is involved. The trace looks up the file that covers the offset, finds the batch by the file's
+block index (in L0 by counting, because the bytes there hold no offsets), and checks everything on which a reader
+relies. It only reads. If a merge replaces the file meanwhile, the trace starts again, once.
 
-Of a record that compaction removed the key is known only while a file that held it is still there (dead files are
-deleted some time after the merge). Then a newer record of the key is looked for, in the SCAN_BYTES_MAX behind it.
+The key of a record that compaction removed is known only while a file that held the record still exists (dead files are
+deleted some time after the merge). With the key, the trace looks for a newer record of it in the next SCAN_BYTES_MAX.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from wire.records import walk
 SCAN_BYTES_MAX = 64 << 20
 READ_BYTES = 8 << 20
 INSPECTED_MAX = 64
-"""Files whose own account is read, to follow a record through merges."""
+"""Files whose footers are read to follow a record through merges."""
 KEEPING_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes", "delete.retention.ms", "min.compaction.lag.ms")
 
 
@@ -50,7 +50,7 @@ class FoundBatch(NamedTuple):
 async def diagnose(
     metadata: MetadataStore, store: ObjectStore, topic: str, partition: int, offset: int, words: HintOptions
 ) -> Diagnosis:
-    """Raises NoSuchTopicError, BadInputError for a partition that is not there, and errors of both stores."""
+    """Raises NoSuchTopicError, BadInputError for an unknown partition, and errors of both stores."""
     try:
         return await _Trace(metadata, store, words).run(topic, partition, offset)
     except ObjectNotFoundError:
@@ -66,7 +66,9 @@ class _Trace:
         views = await self._metadata.operators.partition_views(found.topic_id)
         view = next((each for each in views if each.partition == partition), None)
         if view is None:
-            raise BadInputError(f"{topic} has no partition {partition}", remedy=f"it has {len(views)}, counted from 0")
+            raise BadInputError(
+                f"{topic} has no partition {partition}", remedy=f"its partitions are 0 to {len(views) - 1}"
+            )
         known = Diagnosis(
             topic=topic,
             partition=partition,
@@ -85,11 +87,11 @@ class _Trace:
         home = next((each for each in stretches if each.covers(offset)), None)
         known = replace(known, home=home, steps=await self._steps(view, home, files, offset))
         if offset < view.log_start_offset:
-            there = " Its bytes still lie in the file until all of that extent has expired." if home else ""
+            there = " Its bytes stay in the file until the whole extent has expired." if home else ""
             why = f"retention or DeleteRecords moved the log start to {view.log_start_offset}.{there}"
             return replace(known, verdict=Verdict.BELOW_START, why=why)
         if home is None:
-            return replace(known, remedy=f"run `siltstone fsck{self._words.places}` and report what it says")
+            return replace(known, remedy=f"run `siltstone fsck{self._words.places}` and report its findings")
         if home.flagged_reason is not None:
             return replace(known, verdict=Verdict.UNREADABLE, why=home.flagged_reason)
         return await self._inside(known, home, view, files, stretches)
@@ -102,7 +104,7 @@ class _Trace:
         files: Sequence[FileInfo],
         stretches: Sequence[Stretch],
     ) -> Diagnosis:
-        """What the bytes say."""
+        """Decide by the bytes of the file that covers the offset."""
         try:
             batch = await self._batch(home, known.offset)
             known = replace(known, batch=None if batch is None else batch.facts)
@@ -115,7 +117,7 @@ class _Trace:
         if record is not None:
             return replace(known, verdict=Verdict.FOUND, record=record)
         if batch is not None and batch.facts.is_control:
-            return replace(known, verdict=Verdict.FOUND, why="a control record: clients are not shown it")
+            return replace(known, verdict=Verdict.FOUND, why="a control record, which clients do not see")
         return await self._compacted(known, view, files, stretches)
 
     def _inspect(self, home: Stretch) -> str:
@@ -124,7 +126,7 @@ class _Trace:
     # -- what covers it
 
     async def _stretches(self, partition_id: int, offset: int) -> Sequence[Stretch]:
-        """Live ones that end at or behind the offset, in order."""
+        """Live stretches that end at or after the offset, in order."""
         leveled = await self._metadata.readers.leveled_extents(partition_id, offset)
         l0 = [
             Stretch(
@@ -145,7 +147,7 @@ class _Trace:
         return sorted([*merged, *(each for each in l0 if each.last_offset > above)], key=lambda each: each.base_offset)
 
     async def _batch(self, stretch: Stretch, offset: int) -> FoundBatch | None:
-        """The batch that covers the offset; None where none does."""
+        """The batch that covers the offset; None if there is none."""
         async with aclosing(self._batches(stretch, offset)) as batches:
             async for batch in batches:
                 if batch.facts.last_offset >= offset:
@@ -153,7 +155,10 @@ class _Trace:
         return None
 
     async def _batches(self, stretch: Stretch, offset: int) -> AsyncGenerator[FoundBatch]:
-        """Those from the one with the offset on, or some before it. Raises CorruptBatchError, CorruptFileError."""
+        """The batches from the one with the offset on, perhaps with some before it.
+
+        Raises CorruptBatchError, CorruptFileError.
+        """
         blocks = [0]
         if stretch.block_index_length:
             packed = await self._store.get_range(stretch.key, stretch.block_index_position, stretch.block_index_length)
@@ -176,7 +181,8 @@ class _Trace:
     async def _steps(
         self, view: PartitionView, home: Stretch | None, files: Sequence[FileInfo], offset: int
     ) -> Sequence[Step]:
-        """The L0 file that took it, as long as its row has an index, and merged ones whose objects are still there."""
+        """The L0 file that received the record, while its row has an index, and merged files whose objects still
+        exist."""
         by_id = {file.file_id: file for file in files}
         found: dict[int, Step] = {}
         for file in files:
@@ -192,7 +198,7 @@ class _Trace:
             try:
                 report = await inspect_file(self._store, file.key, verify=False)
             except (ObjectNotFoundError, CorruptFileError):
-                continue  # deleted meanwhile, or its index cannot be read: it tells nothing
+                continue  # deleted meanwhile, or unreadable: nothing to learn from it
             covers = any(
                 extent.row.topic_id == view.topic_id
                 and extent.row.partition == view.partition
@@ -216,8 +222,8 @@ class _Trace:
         former = await self._former(known, view, files)
         if former is None:
             why = (
-                "a pass removed it: superseded by a newer record of its key, or a tombstone that had its time"
-                " (delete.retention.ms). The files that held it are gone, so that its key is not known any more"
+                "a pass removed it: a newer record of its key superseded it, or it was a tombstone older than"
+                " delete.retention.ms. The files that held it are gone, so its key is not known any more"
             )
             return replace(known, why=why)
         key = shown_field(former.key)
@@ -225,14 +231,14 @@ class _Trace:
         try:
             newer = await self._newer(former, stretches)
         except (CorruptBatchError, CodecError, CorruptFileError, ObjectNotFoundError):
-            newer = None  # of something else than what was asked about: it is not the time to complain
+            newer = None  # damage elsewhere in the log is not the question here
         if newer is not None:
             return replace(known, superseded_by=newer, why=f"superseded: offset {newer} has the same key, {key}")
         if former.value is None:
-            return replace(known, why=f"a tombstone of {key} that had its time (delete.retention.ms)")
+            return replace(known, why=f"it was a tombstone of {key}, older than delete.retention.ms")
         why = (
-            f"superseded by a newer record of {key}; the next {SCAN_BYTES_MAX >> 20} MiB of the log have none any more,"
-            " so that it may have been a tombstone"
+            f"a newer record of {key} superseded it; the next {SCAN_BYTES_MAX >> 20} MiB of the log hold none any more,"
+            " so the newer one may have been a tombstone"
         )
         return replace(known, why=why)
 
@@ -282,7 +288,7 @@ def _stretch_of(extent: LeveledExtent) -> Stretch:
 
 
 def _row_of(file: FileInfo, partition_id: int, offset: int) -> Stretch | None:
-    """Of an L0 file, whatever its state: the stretch that covers the offset."""
+    """The stretch of an L0 file, in any state, that covers the offset."""
     if file.level or not file.index:
         return None
     for row in iter_index(file.index):

@@ -51,7 +51,7 @@ def committed(**offsets: int) -> dict[tuple[str, int], Committed]:
         (99, 1, "█" * 15 + "░", ""),
         (55, 45, "█" * 8 + "░" * 8, ""),
         (10, 90, "░" * 16, ""),
-        (3, 97, "░" * 16, "committed below the log start 10: what lies between is gone"),
+        (3, 97, "░" * 16, "committed below the log start 10: the records between are gone"),
         (105, 0, "█" * 16, "committed above the log's end by 5"),
     ],
 )
