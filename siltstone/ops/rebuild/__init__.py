@@ -1,1 +1,1 @@
-"""`siltstone rebuild`: the metadata again from the bucket, after Postgres was lost with its backups."""
+"""`siltstone rebuild`: makes the metadata again from the bucket, after Postgres was lost with its backups."""

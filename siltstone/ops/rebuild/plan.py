@@ -1,11 +1,11 @@
-"""What `siltstone rebuild` writes into an empty database, decided from what the bucket tells. Pure.
+"""Decides, from the content of the bucket, the rows that `siltstone rebuild` writes into an empty database. Pure.
 
-`plan_rebuild` takes the newest catalogue snapshot with its increments, the listing of the files and the footers of the
-merged files that the snapshot does not have. It rolls the state forward (`rebuild_state.py`), chooses what holds each
-offset (`rebuild_tiling.py`), and makes rows of it. What was acknowledged and cannot come back is in `losses`.
+`plan_rebuild` takes the newest catalogue snapshot with its increments, the listing of the files, and the footers of the
+merged files that the snapshot does not have. It rolls the state forward (`state.py`), chooses the stretch that holds
+each offset (`tiling.py`), and makes rows of both. `losses` lists acknowledged records that cannot come back.
 
-What is in no stretch although it lies between log start and high watermark is a *hole*. One at the log start moves it;
-others are filled by empty extents, so that readers go on behind them and no offset is given twice.
+Offsets between log start and high watermark that no stretch holds are a *hole*. A hole at the log start moves the log
+start; others are filled by empty extents, so that readers go on after them and no offset is given twice.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from siltstone.ops.rebuild.uncommitted import uncommitted_l0
 
 INT31 = 2**31 - 1
 NEWER_L0 = "newer L0"
-"""What is lost where only the offsets are; it may be appended."""
+"""The kind of loss where only the offsets are lost; the records may be appended."""
 
 
 class Lost(NamedTuple):
-    """Records that were acknowledged and do not come back."""
+    """Acknowledged records that do not come back."""
 
     what: str
     topic: str
     partition: int
     records: int
-    """At most, where dedupe may have taken some."""
+    """An upper bound: dedupe may have removed some."""
     detail: str
 
 
 class Hole(NamedTuple):
-    """Offsets that no file holds; an empty extent will."""
+    """Offsets that no file holds; an empty extent will stand for them."""
 
     partition_id: int
     topic_id: uuid.UUID
@@ -67,7 +67,7 @@ class Hole(NamedTuple):
 
 
 class L0Extent(NamedTuple):
-    """Of a footer of L0: how many records there are, no offsets."""
+    """An extent in the footer of an L0 file: it tells the number of records, but no offsets."""
 
     topic_id: uuid.UUID
     partition: int
@@ -75,12 +75,12 @@ class L0Extent(NamedTuple):
 
 
 class NewStretch(NamedTuple):
-    """A stretch above what the snapshot knew: its batches tell what their producers did."""
+    """A stretch above the end in the snapshot; its batches continue the states of their producers."""
 
     partition_id: int
     stretch: Stretch
     row: IndexRow
-    """Where it lies."""
+    """Its place in the file."""
     known_end: int
     """The snapshot's next offset: batches below it are in its producers' states."""
 
@@ -96,14 +96,14 @@ class RebuildPlan:
     losses: list[Lost]
     new_stretches: list[NewStretch]
     newer_l0: dict[str, list[int]]
-    """Keys of L0 files that nobody knows the offsets of, in the order in which their writers sealed them -> the ids of
-    the partitions in them that do not come back otherwise."""
+    """Keys of L0 files with unknown offsets, in the order in which their writers sealed them -> the ids of the
+    partitions in them that do not come back otherwise."""
     unknown_topics: list[str]
-    """Files of topics, or partitions, that the catalogue never heard of."""
+    """Files of topics or partitions that the catalogue does not know."""
     uncommitted_l0: list[str]
-    """Keys of L0 files that were never committed: nobody was told that they are stored."""
+    """Keys of L0 files that were never committed, so that no client got an acknowledgement."""
     superseded: int = 0
-    """Merged files that nothing needs: dead."""
+    """Number of merged files that nothing needs; their rows are dead."""
     places: dict[int, Place] = field(default_factory=dict[int, Place])
 
     @property
@@ -119,8 +119,8 @@ def plan_rebuild(
     *,
     now_ms: int,
 ) -> RebuildPlan:
-    """`listing`: sizes by key under l0/, l1/ and l2/. `footers`: of all merged files there that the snapshot does not
-    have and that can be read; `l0_footers`: of L0 files that the catalogue does not have. Times are those of `now_ms`.
+    """`listing`: sizes by key under l0/, l1/ and l2/. `footers`: those of all readable merged files that the snapshot
+    does not have; `l0_footers`: those of L0 files that the catalogue does not have. New rows get the time `now_ms`.
     """
     state = rolled_forward(catalogued)
     of_snapshot = {row["key"]: row for row in catalogued.tables["files"]}
@@ -162,7 +162,7 @@ def plan_rebuild(
         places={partition_id: state.place(partition_id) for partition_id in state.partitions},
     )
     _find_holes(plan, state, taken)
-    _Files(plan, state, catalogued, by_key, there, taken, now_ms).write()
+    _Files(plan, catalogued, material, taken, now_ms).write()
     _find_newer_l0(plan, state, material, taken, l0_footers)
     _write_others(plan, state, catalogued, listing, now_ms)
     return plan
@@ -171,7 +171,7 @@ def plan_rebuild(
 def _unexplained(
     state: State, catalogued: Catalogued, missing: frozenset[str], taken: Mapping[int, Taken]
 ) -> Sequence[str]:
-    """Those of the missing files that held what nothing else does."""
+    """The missing files that held offsets which no stretch holds now."""
     keys = {row["file_id"]: row["key"] for row in catalogued.tables["files"] if row["key"] in missing}
     held = [
         (keys[row["file_id"]], row["partition_id"], row["base_offset"], row["last_offset"])
@@ -191,7 +191,8 @@ def _unexplained(
 
 
 def _move_ends(state: State, footers: Iterable[Footer]) -> None:
-    """No high watermark below what any footer proves to have been given, used or not; no job id a second time."""
+    """Raise the next offsets and the job ids above all that any footer names, used or not, so that none is given
+    twice."""
     for footer in footers:
         state.sequences["job_ids"] = max(state.sequences["job_ids"], footer.job_id)
         for extent in footer.extents:
@@ -220,16 +221,13 @@ class _Files:
     def __init__(
         self,
         plan: RebuildPlan,
-        state: State,
         catalogued: Catalogued,
-        footers: Mapping[str, Footer],
-        there: set[str],
+        material: Material,
         taken: Mapping[int, Taken],
         now_ms: int,
     ) -> None:
-        self._plan, self._state, self._catalogued = plan, state, catalogued
-        self._footers, self._there, self._now_ms = footers, there, now_ms
-        self._taken = taken
+        self._plan, self._catalogued, self._taken, self._now_ms = plan, catalogued, taken, now_ms
+        self._state, self._footers, self._there = material.state, material.footers, material.present
         self._of_key: defaultdict[str, list[tuple[int, Stretch]]] = defaultdict(list)
         for partition_id, of_partition in taken.items():
             for stretch in of_partition.stretches:
@@ -263,10 +261,10 @@ class _Files:
         self._find_new()
 
     def _of_snapshot(self, row: Row) -> None:
-        """Of L1 and up, or dead."""
+        """A file of L1 or L2, or a dead one."""
         live = len(self._of_key[row["key"]])
         is_live = live > 0 and row["state"] == "live"
-        # whoever dies now, or was dead, waits for a whole grace: its readers may be there yet
+        # A file that dies now, or was dead before, waits for a whole grace, because it may still have readers.
         dead_ms = None if is_live else self._now_ms
         state = "live" if is_live else "dead"
         self._files.append({**row, "state": state, "dead_ms": dead_ms, "live_extents": live if is_live else 0})
@@ -280,7 +278,7 @@ class _Files:
         self._files.append({**row, **changed})
 
     def _of_footer(self, footer: Footer, file_id: int) -> int:
-        """Returns how many rows were made."""
+        """Returns the number of rows made."""
         live = {stretch.extent: id_ for id_, stretch in self._of_key[footer.key] if stretch.extent is not None}
         if not live and not self._is_superseded(footer):
             return 0
@@ -313,7 +311,7 @@ class _Files:
         return 1
 
     def _is_superseded(self, footer: Footer) -> bool:
-        """All that it holds is held by others, or was deleted."""
+        """Whether other stretches hold all its offsets, or they were deleted."""
         for extent in footer.extents:
             if extent.topic_id not in self._state.topics and extent.topic_id not in self._state.deleted_topics:
                 return False
@@ -321,14 +319,14 @@ class _Files:
             if partition_id is None or footer.kind == FILLED_KIND:
                 continue
             if self._plan.places[partition_id] in self._lossy:
-                return False  # perhaps somebody can make something of it
+                return False  # kept as an unknown object: a person may recover records from it
             start = max(extent.base_offset, self._state.log_start(partition_id))
             if not self._taken[partition_id].covers(start, extent.last_offset):
                 return False
         return True
 
     def _span(self, key: str, otherwise: int) -> tuple[int, int]:
-        """The range of L0 files that it stands for, as well as its inputs tell; a hint for whom to merge with."""
+        """The range of L0 file ids from which it was merged, as far as its inputs tell. Only a hint for the planner."""
         footer = self._footers.get(key)
         if footer is None or key in self._spans:
             return self._spans.get(key, (otherwise, otherwise))
@@ -364,7 +362,7 @@ def _find_newer_l0(
     taken: Mapping[int, Taken],
     l0_footers: Mapping[str, Sequence[L0Extent]],
 ) -> None:
-    """L0 files whose commits, if there were any, nobody wrote down; and merged files of topics nobody knows."""
+    """Find L0 files whose commits, if any, the catalogue does not have, and merged files of unknown topics."""
     copied = {
         (name, partition_id)
         for partition_id, of_partition in taken.items()
@@ -376,7 +374,9 @@ def _find_newer_l0(
     never = frozenset(plan.uncommitted_l0)
     records: defaultdict[Place, list[int]] = defaultdict(lambda: [0, 0])
     known, unknown = state.topics.keys() | state.deleted_topics, dict[str, None]()
-    for key in sorted(l0_footers, key=lambda key: key.rpartition("/")[2].split("-", 2)[-1]):  # by their time
+    for key in sorted(
+        l0_footers, key=lambda key: key.rpartition("/")[2].split("-", 2)[-1]
+    ):  # by the time in their keys
         for extent in () if key in never else l0_footers[key]:
             partition_id = state.partition_id(extent.topic_id, extent.partition)
             if extent.topic_id not in known or (partition_id is None and extent.topic_id in state.topics):
@@ -388,7 +388,7 @@ def _find_newer_l0(
             counted[0] += extent.records
             counted[1] += 1
     for place, (number, files) in sorted(records.items()):
-        detail = f"in {files} L0 file{'' if files == 1 else 's'} whose offsets nothing tells"
+        detail = f"in {files} L0 file{'' if files == 1 else 's'} with unknown offsets"
         plan.losses.append(Lost(NEWER_L0, place.topic, place.partition, number, detail))
     plan.unknown_topics += unknown
     for footer in material.footers.values():
@@ -400,7 +400,7 @@ def _find_newer_l0(
 def _write_others(
     plan: RebuildPlan, state: State, catalogued: Catalogued, listing: Mapping[str, int], now_ms: int
 ) -> None:
-    """Everything but files and extents."""
+    """Make the rows of all tables but files and extents."""
     tables, given = plan.tables, catalogued.tables
     sequences = state.sequences
     for name in sequences:
@@ -416,14 +416,15 @@ def _write_others(
         {
             **state.cluster,
             "next_producer_id": state.cluster["next_producer_id"] + PRODUCER_IDS_ABOVE,
-            # who knows an older change begins anew
+            # an agent that knows only an older change loads everything again
             "forgotten_change_id": sequences["change_ids"],
         }
     ]
     tables["writers"] = [
         {**row, "epoch": max(row["epoch"], epochs[row["writer_id"]]) + 1, "last_seq": -1}
         for row in given["writers"]
-        if row["host"] != REBUILT_HOST  # of an earlier rebuild: its name is the next one's, and it writes no more
+        if row["host"]
+        != REBUILT_HOST  # the writer of an earlier rebuild: it writes no more, and the new one takes its name
     ]
     sequences["node_ids"] += 1
     tables["writers"].append(

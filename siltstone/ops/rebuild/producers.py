@@ -1,9 +1,9 @@
-"""What producers did on a partition since a catalogue snapshot, from the headers of their batches. Pure.
+"""The states of a partition's producers since a catalogue snapshot, from the headers of their batches. Pure.
 
-The state of the snapshot goes on with every batch that comes back, in the order of offsets, as the commit would have
-taken it: so a batch that is in the log is a duplicate when it is sent again, and none that is not in it is taken for
-one. Where batches are missing between two (they were lost, or dedupe dropped them) the state begins anew behind them:
-the client's next one does not follow, it hears OUT_OF_ORDER_SEQUENCE_NUMBER and begins with another epoch.
+The state in the snapshot is continued with every recovered batch, in the order of offsets, by the rules of the commit.
+So a batch that is in the log counts as a duplicate when its producer sends it again, and a batch that is not in the log
+never does. If batches are missing between two (lost, or dropped by dedupe), the state starts again after the gap: the
+client's next batch does not follow, gets OUT_OF_ORDER_SEQUENCE_NUMBER, and the client takes another epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProducerBatch(NamedTuple):
 
 
 def producer_batch(base_offset: int, header: BatchHeader) -> ProducerBatch | None:
-    """None for what no idempotent producer sent."""
+    """None for a batch that no idempotent producer sent."""
     if header.producer_id == NO_PRODUCER or header.producer_epoch < 0 or header.base_sequence < 0 or header.is_control:
         return None
     last = (header.base_sequence + header.last_offset_delta) % SEQUENCES
@@ -38,14 +38,14 @@ def producer_batch(base_offset: int, header: BatchHeader) -> ProducerBatch | Non
 
 
 class PartitionProducers:
-    """Of one partition; `rows` of the snapshot."""
+    """The producers of one partition, from `rows` of the snapshot."""
 
     def __init__(self, partition_id: int, rows: Iterable[Row], *, now_ms: int) -> None:
         self._partition_id, self._now_ms = partition_id, now_ms
         self._rows = {row["producer_id"]: dict(row) for row in rows}
 
     def add(self, batch: ProducerBatch) -> None:
-        """In the order of offsets."""
+        """Batches must come in the order of offsets."""
         row = self._rows.get(batch.producer_id)
         if row is not None and batch.epoch < row["epoch"]:
             return

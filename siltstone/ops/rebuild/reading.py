@@ -1,8 +1,8 @@
-"""What a rebuild reads of the bucket: the catalogue, the listing, the footers. Writes nothing.
+"""Reads the bucket for a rebuild: the catalogue, the listing, the footers. Writes nothing.
 
-The newest snapshot that is whole wins: its manifest is there and sound, and so is every table, by length and CRC-32C.
-One that is not is passed over for the one before, and said; the increments since that one are read then. A snapshot of
-another cluster or by a newer release ends the rebuild: to pass over it would bring back a state that is too old.
+The newest whole snapshot is used: one with a sound manifest and sound tables, by length and CRC-32C. A damaged one is
+passed over for the one before, with a message, and the increments since the older one are read. A snapshot of another
+cluster or of a newer release ends the rebuild, because passing over it would bring back a state that is too old.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from wire.crc import crc32c, joined_crc32c
 
 READS_AT_ONCE = 16
 INCREMENTS_BEFORE_MS = 60_000
-"""An increment that was begun before a snapshot may hold what the snapshot does not."""
+"""Increments this much older than the snapshot are read too: one begun before it may hold changes that it lacks."""
 WALK_BYTES = 8 << 20
 BATCH_BYTES_MAX = 256 << 20
-"""A longer batch is taken for damage."""
+"""A batch with a greater length counts as damage."""
 
 V = TypeVar("V")
 
 
 class NoCatalogError(BadInputError):
-    """There is no whole catalogue snapshot. Nothing was changed."""
+    """The bucket has no whole catalogue snapshot. Nothing was changed."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What lies in the bucket."""
+    """The content of the bucket."""
 
     catalogued: Catalogued
     snapshot: str
@@ -62,7 +62,7 @@ class Found:
     """Damaged parts of the catalogue, and why."""
     listing: dict[str, int] = field(default_factory=dict[str, int])
     newest_ms: int = 0
-    """When the last object was written, by the store's clock."""
+    """Time of the last write, by the store's clock."""
     footers: list[Footer] = field(default_factory=list[Footer])
     l0_footers: dict[str, Sequence[L0Extent]] = field(default_factory=dict[str, Sequence[L0Extent]])
     unreadable: list[str] = field(default_factory=list[str])
@@ -70,7 +70,7 @@ class Found:
 
 
 async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str], None]) -> Found:
-    """Raises NoCatalogError, BackupRefusedError, and what the store raises."""
+    """Raises NoCatalogError, BackupRefusedError, and the errors of the store."""
     found = await _read_catalogue(store, cluster_id)
     say(f"catalogue snapshot {found.snapshot} and {plural(len(found.catalogued.increments), 'increment')}")
     for prefix in LEVEL_PREFIXES:
@@ -81,7 +81,7 @@ async def read_bucket(store: ObjectStore, cluster_id: str, *, say: Callable[[str
     known = {row["key"] for row in found.catalogued.tables["files"]}
     heard = {file.key for each in found.catalogued.increments for file in each.files}
     new = [key for key in found.listing if key not in known and key not in heard]
-    say(f"{plural(len(found.listing), 'file')}, of {len(new):,} the footers are read")
+    say(f"{plural(len(found.listing), 'file')}; reading the footers of {len(new):,}")
 
     async def read(key: str) -> Footer | Sequence[L0Extent] | str:
         try:
@@ -133,7 +133,7 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
     for id_ in sorted(written_ms, reverse=True):
         try:
             if written_ms[id_] is None:
-                raise BackupDamagedError("it has no manifest: whoever wrote it did not come to its end")
+                raise BackupDamagedError("it has no manifest, so its writer did not finish it")
             manifest = decode_manifest(await store.get(snapshot_key(id_, MANIFEST)), cluster_id=cluster_id)
             tables = {name: await _table(store, name, entry) for name, entry in manifest.tables.items()}
             if len(tables["cluster"]) != 1:
@@ -145,20 +145,22 @@ async def _read_catalogue(store: ObjectStore, cluster_id: str) -> Found:
         increments, damaged = await _increments(store, since, cluster_id)
         behind = len(increments) - len(linked(manifest.instant, increments))
         if behind:
-            damaged.append(f"what came before {behind} of the increments since snapshot {id_} is not there")
+            damaged.append(
+                f"{behind} of the increments since snapshot {id_} do not follow: increments before them are missing"
+            )
         catalogued = Catalogued(instant=manifest.instant, tables=tables, increments=increments, is_whole=not damaged)
         return Found(catalogued=catalogued, snapshot=id_, passed_over=passed_over + damaged)
     raise NoCatalogError(
         f"there is no whole catalogue snapshot under {SNAPSHOTS_PREFIX}"
         + (f"; {passed_over[0]}" if passed_over else ""),
-        remedy="restore a backup of Postgres: footers alone do not tell what was deleted",
+        remedy="restore a backup of Postgres; without a catalogue nothing tells which records were deleted",
     )
 
 
 async def _table(store: ObjectStore, name: str, entry: TableEntry) -> list[Row]:
     body = await store.get(entry.key)
     if (len(body), crc32c(body)) != (entry.size_bytes, entry.crc32c):
-        raise BackupDamagedError(f"table {name} is not as it was written")
+        raise BackupDamagedError(f"table {name} differs from its length or CRC-32C in the manifest")
     rows = await asyncio.to_thread(read_table, name, body)
     if len(rows) != entry.rows:
         raise BackupDamagedError(f"table {name} has {len(rows)} rows, the manifest says {entry.rows}")
@@ -166,7 +168,8 @@ async def _table(store: ObjectStore, name: str, entry: TableEntry) -> list[Row]:
 
 
 async def _increments(store: ObjectStore, since: tuple[int, int], cluster_id: str) -> tuple[list[Increment], list[str]]:
-    """`since`: by the clock of names, or by the store's: one of them may have been wrong."""
+    """`since`: by the clock in the names and by the store's clock. Either may have been wrong, so one of them
+    suffices."""
     increments: list[Increment] = []
     damaged: list[str] = []
     async for stat in store.list(INCREMENTS_PREFIX):
@@ -224,20 +227,20 @@ async def _footer(store: ObjectStore, report: FileReport) -> Footer:
 
 
 async def _file_crc(store: ObjectStore, report: FileReport) -> int:
-    """Of the whole object, from the CRCs of its parts, which follow one another: extents, sections, index, trailer."""
+    """The CRC of the whole object, joined from those of its parts in order: extents, sections, index, trailer."""
     crc = end = 0
     parts = [(each.row.position, each.row.length, each.row.crc32c) for each in report.extents]
     parts += [(section.position, section.length, section.crc32c) for section in report.sections]
     parts.append((report.trailer.index_position, report.trailer.index_length, report.trailer.index_crc32c))
     for position, length, part_crc in sorted(parts):
         if position != end:
-            raise CorruptFileError(f"nothing says what lies at {end} to {position}")
+            raise CorruptFileError(f"no part covers the bytes {end} to {position}")
         crc, end = joined_crc32c(crc, part_crc, length), end + length
     return crc32c(await store.get_range(report.key, report.size_bytes - TRAILER_BYTES, TRAILER_BYTES), crc)
 
 
 async def object_crc(store: ObjectStore, key: str) -> int:
-    """As the store keeps it, else of the bytes."""
+    """The CRC-32C that the store keeps, else that of the bytes."""
     stat = await store.head(key)
     return crc32c(await store.get(key)) if stat.crc32c is None else stat.crc32c
 
@@ -246,8 +249,7 @@ async def object_crc(store: ObjectStore, key: str) -> int:
 
 
 async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple[int, BatchHeader]]:
-    """(base offset, header) of each batch, as far as they can be read. What is damaged ends it: the producers of what
-    follows begin anew."""
+    """(base offset, header) of each batch up to the first damage. After that the producers' states start again."""
     row, offset = new.row, new.row.base_offset
     is_l0 = new.stretch.l0_row is not None
     left, at, end = b"", row.position, row.position + row.length
@@ -273,7 +275,7 @@ async def batches_of(store: ObjectStore, new: NewStretch) -> AsyncIterator[tuple
 
 
 def by_partition(stretches: Iterable[NewStretch]) -> Mapping[int, list[NewStretch]]:
-    """In offset order."""
+    """By partition id, in offset order."""
     found: dict[int, list[NewStretch]] = {}
     for each in stretches:
         found.setdefault(each.partition_id, []).append(each)

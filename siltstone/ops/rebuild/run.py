@@ -1,11 +1,11 @@
-"""`siltstone rebuild`: metadata out of the bucket, into an empty Postgres. The shell around `rebuild_plan.py`.
+"""`siltstone rebuild`: metadata from the bucket into an empty Postgres. The shell around `plan.py`.
 
-In this order: read the bucket, plan, and then write: the schema, if there is none; files of empty extents for holes;
-everything else in one transaction. A crash before its commit leaves an empty database, and objects that the next run
-takes no notice of: begin again, with the same database or a fresh one. After it, a second run finds the database
-rebuilt and does no more than append what it is asked to append, one commit for each file, idempotent by its key.
+The order: read the bucket, plan, then write. First come files of empty extents for holes, then the schema if there is
+none, then everything else in one transaction. A crash before its commit leaves an empty database and objects that the
+next run ignores: run it again, with the same database or a fresh one. After the commit, another run finds the database
+rebuilt; it only appends the files that it is asked to append, one commit per file, idempotent by the file's key.
 
-The bucket keeps its cluster id. The janitor deletes nothing until somebody has looked: `siltstone fsck --adopt`.
+The bucket keeps its cluster id. The janitor deletes nothing until a person runs `siltstone fsck --adopt`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from wire.batch import iter_headers
 from wire.crc import crc32c
 
 ALIVE_MS = 300_000
-"""Somebody who wrote into the bucket so recently may be writing yet."""
+"""If an object is younger than this, its writer may still be at work."""
 
 
 class StillAliveError(BadInputError):
-    """The cluster whose bucket this is may be at work. Nothing was changed."""
+    """The cluster of this bucket may still be at work. Nothing was changed."""
 
 
 class Appended(NamedTuple):
-    """Records that came back at other offsets than they had."""
+    """Records that came back at new offsets."""
 
     topic: str
     partition: int
@@ -62,25 +62,25 @@ class Rebuilt:
     found: Found
     plan: RebuildPlan
     was_rebuilt: bool = False
-    """By an earlier run: this one wrote no rows."""
+    """An earlier run rebuilt the database; this run wrote no rows."""
     is_dry: bool = False
     would_append: bool = False
-    """Dry, and newer L0 files were asked to be appended."""
+    """A dry run with --append-newer-l0."""
     appended: list[Appended] = field(default_factory=list[Appended])
     refused_batches: int = 0
-    """Of those to be appended: their producers had gone on, or sent them twice."""
+    """Batches to be appended that the commit refused: their producers had gone on, or the commit is forgotten."""
     producers: int | None = None
-    """None: not counted, for the records were not read."""
+    """None: not counted, because the records were not read."""
 
     @property
     def losses(self) -> list[Lost]:
-        """What did not come back at all; newer L0 files are not among them once they are appended."""
+        """Records that did not come back at all. Newer L0 files are not among them once they are appended."""
         appended = self.appended or self.would_append
         return [loss for loss in self.plan.losses if not (appended and loss.what == NEWER_L0)]
 
     @property
     def is_complete(self) -> bool:
-        """All records that were acknowledged came back, as far as a catalogue tells that can be read whole."""
+        """Whether all acknowledged records came back. That can be known only if the whole catalogue could be read."""
         listed = self.losses or self.plan.unknown_topics or self.found.unreadable or self.refused_batches
         return self.found.catalogued.is_whole and not listed
 
@@ -98,14 +98,14 @@ class Rebuild:
     append_newer_l0: bool = False
 
     async def run(self) -> Rebuilt:
-        """Raises NotEmptyError, StillAliveError, NoCatalogError, BackupRefusedError, ClusterMismatchError, and what
-        the stores raise."""
+        """Raises NotEmptyError, StillAliveError, NoCatalogError, BackupRefusedError, ClusterMismatchError, and the
+        errors of the stores."""
         cluster_id = await self._cluster_id()
-        target = await target_state(self.metadata_url)  # before the long part
+        target = await target_state(self.metadata_url)  # before reading the bucket, which takes long
         if target is not None and target.is_rebuilt and target.cluster_id != cluster_id:
             raise ClusterMismatchError(
-                f"the database was rebuilt as cluster {target.cluster_id}, the object store is cluster {cluster_id}'s",
-                remedy="correct one of the URLs, or name an empty database; nothing was changed",
+                f"the database was rebuilt as cluster {target.cluster_id}, but the store has cluster {cluster_id}",
+                remedy="correct one of the URLs, or give an empty database; nothing was changed",
             )
         found = await read_bucket(self.store, cluster_id, say=self.say)
         now_ms = self.runtime.clock.wall_ms()
@@ -132,7 +132,8 @@ class Rebuild:
             return decode_cluster_file(await self.store.get(CLUSTER_KEY)).cluster_id
         except ObjectNotFoundError as error:
             raise ClusterMismatchError(
-                f"the object store has no {CLUSTER_KEY}: it is nobody's bucket", remedy="correct the URL and its prefix"
+                f"the object store has no {CLUSTER_KEY}, so no cluster wrote here",
+                remedy="correct the URL and its prefix",
             ) from error
 
     def _check_alone(self, found: Found, now_ms: int) -> None:
@@ -141,7 +142,7 @@ class Rebuild:
             return
         said = f"the bucket was written to {max(age_ms, 0) // 1000} s ago: its cluster may be alive"
         if self.dry_run and not self.force:
-            self.say(f"note: {said}; the run itself would ask for --force")
+            self.say(f"note: {said}; a real run needs --force")
             return
         if not self.force:
             raise StillAliveError(
@@ -149,7 +150,7 @@ class Rebuild:
                 remedy="stop every agent and compactor, and the old Postgres, and wait 5 minutes; or pass --force if"
                 " you know that they are gone: two clusters on one bucket delete each other's records",
             )
-        self.say(f"warning: {said}; going on, as --force says")
+        self.say(f"warning: {said}; going on because of --force")
 
     # ---- what needs the bytes of files
     async def _complete(self, rebuilt: Rebuilt, now_ms: int) -> None:
@@ -167,7 +168,7 @@ class Rebuild:
     async def _producers(self, plan: RebuildPlan, now_ms: int) -> None:
         new = by_partition(plan.new_stretches)
         if new:
-            self.say(f"reading what producers did in {plural(len(plan.new_stretches), 'stretch')}")
+            self.say(f"reading the batches of producers in {plural(len(plan.new_stretches), 'stretch')}")
         rows: defaultdict[int, list[Row]] = defaultdict(list)
         for row in plan.tables["producers"]:
             rows[row["partition_id"]].append(row)
@@ -182,7 +183,7 @@ class Rebuild:
         plan.tables["producers"] = [row for of_one in rows.values() for row in of_one]
 
     async def _fill(self, plan: RebuildPlan, holes: Sequence[Hole], now_ms: int) -> None:
-        """A file of empty extents."""
+        """Write a file of empty extents in place of the holes."""
         writer = plan.tables["writers"][-1]
         topics = {row["topic_id"]: row for row in plan.tables["topics"]}
         file_class = "compacted" if holes[0].is_compacted else "plain"
@@ -238,7 +239,7 @@ class Rebuild:
 
     # ---- --append-newer-l0
     async def _append(self, rebuilt: Rebuilt) -> None:
-        """Commit the files whose offsets are lost once more, in the order in which their writers sealed them."""
+        """Commit the files whose offsets are lost again, in the order in which their writers sealed them."""
         plan = rebuilt.plan
         self.say(f"appending {plural(len(plan.newer_l0), 'L0 file')} at new offsets")
         given: dict[Place, list[int]] = {}
@@ -259,7 +260,7 @@ class Rebuild:
                 request = await self._request(lease, seq, key, frozenset(wanted), ids)
                 try:
                     committed = await metadata.agents.commit_l0(request)
-                except CommitRefusedError:  # as old as keys that were forgotten; the others are not
+                except CommitRefusedError:  # this file is as old as keys that the store forgot; others may be younger
                     rebuilt.refused_batches += len(request.batches)
                     continue
                 for batch, result in zip(request.batches, committed.results, strict=True):

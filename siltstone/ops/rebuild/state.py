@@ -1,7 +1,7 @@
-"""A catalogue snapshot rolled forward by its increments: the newest state of the metadata that the bucket tells. Pure.
+"""A catalogue snapshot rolled forward by its increments: the newest state of the metadata in the bucket. Pure.
 
-Changes are applied in the order of their ids, those alone that the snapshot does not have; what an increment repeats is
-nothing new. So increments may overlap, and where one cannot be read the others still tell what they know.
+Changes are applied in the order of their ids. A change that the snapshot or another increment has already is skipped,
+so increments may overlap, and if one cannot be read, the others are still of use.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from metadata.rules.packed_index import IndexRow, iter_index
 from metadata.rules.retention import retention_policy
 
 ABOVE = 1 << 20
-"""Numbers that may have been given after the last increment are skipped: so many of every sequence."""
+"""Numbers skipped in every sequence, because some may have been given after the last increment."""
 PRODUCER_IDS_ABOVE = 1 << 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogued:
-    """What was read under `catalog/`."""
+    """The catalogue as read from `catalog/`."""
 
     instant: BackupInstant
     tables: Mapping[str, Sequence[Row]]
     increments: Sequence[Increment] = ()
-    """Those taken since, and shortly before; by their names."""
+    """Those taken since the snapshot and shortly before, ordered by name."""
     is_whole: bool = True
-    """No increment was there that could not be read, and none between them is missing."""
+    """Whether every increment could be read and none between them is missing."""
 
 
 class KnownL0(NamedTuple):
     """An L0 file with the offsets that its commit gave."""
 
     row: Row
-    """Of `files`."""
+    """The row of `files`."""
     rows: tuple[IndexRow, ...]
 
 
@@ -52,21 +52,21 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """Of the metadata, as far as the catalogue knows."""
+    """The metadata, as far as the catalogue knows them."""
 
     known_ms: int
-    """What happened later is not known."""
+    """Later changes are not known."""
     topics: dict[uuid.UUID, Row]
     partitions: dict[int, Row]
     log_starts: dict[int, Row]
     next_offsets: dict[int, int]
     snapshot_ends: dict[int, int]
-    """The next offset of the snapshot: what the producers' states are of."""
+    """The next offset in the snapshot. The producers' states of the snapshot reach up to there."""
     l0_files: dict[str, KnownL0]
-    """Live in the snapshot, or committed since; by key."""
+    """Files live in the snapshot, or committed since, by key."""
     done: dict[str, tuple[int, int]]
-    """Key of an output of a merge that was committed since -> (job id, when). Ids tell the order: a merge was planned
-    after that whose outputs it reads was committed. Times do not, for clocks step back."""
+    """Key of an output of a merge committed since -> (job id, time). Job ids give the order, because a merge is planned
+    after the commit of the merges whose outputs it reads. Times do not, because clocks may step back."""
     deleted_topics: set[uuid.UUID]
     deleted_names: dict[str, int]
     cluster: Row
@@ -74,7 +74,7 @@ class State:
     _ids: dict[tuple[uuid.UUID, int], int] = field(default_factory=dict[tuple[uuid.UUID, int], int])
 
     def partition_id(self, topic_id: uuid.UUID, partition: int) -> int | None:
-        """None where it is not there any more, or not known."""
+        """None if the partition is deleted or unknown."""
         if not self._ids:
             self._ids = {(row["topic_id"], row["partition"]): id_ for id_, row in self.partitions.items()}
         return self._ids.get((topic_id, partition))
@@ -92,16 +92,15 @@ class State:
 
 
 def linked(instant: BackupInstant, increments: Sequence[Increment]) -> Sequence[Increment]:
-    """Those that tell, one after another, all that happened since the snapshot.
+    """The increments that continue the snapshot without a gap, one after another.
 
-    What another begins with is not known: whoever wrote it began with a snapshot that did not come to its end, or was
-    passed over.
+    The start of any other is unknown: its writer continued a snapshot that was never finished, or that was passed over.
     """
     writers, change_id = dict(instant.cursor.writers), instant.cursor.change_id
     newest = max(writers, default=-1)
 
     def is_heard(cursor: Cursor) -> bool:
-        # who was there before the snapshot, and is not in it, is gone: an earlier rebuild's own writer
+        # An older writer that is not in the snapshot is gone: the writer of an earlier rebuild.
         return cursor.change_id <= change_id and all(
             writers.get(writer_id, (0, -1)) >= last
             for writer_id, last in cursor.writers.items()
@@ -187,7 +186,7 @@ def _heard_files(state: State, instant: BackupInstant, increment: Increment) -> 
 
 
 def new_file_row(**values: Any) -> Row:
-    """A live file; what is not given is not known or not so."""
+    """The row of a live file; columns that are not given are unknown or do not apply."""
     empty: Row = dict.fromkeys(
         (
             *("class", "writer_id", "epoch", "seq", "lo", "hi", "dead_ms", "max_ts_ms", "job_id", "config_version"),
@@ -202,7 +201,7 @@ def _seen(state: State, sequence: str, number: int) -> None:
 
 
 def _apply(state: State, change: Change, at_ms: int) -> None:
-    """`at_ms`: when it was heard of."""
+    """`at_ms`: the time of the increment that has the change."""
     detail, topic_id = change.detail, change.topic_id
     match change.kind:
         case ChangeKind.TOPIC_CREATED if topic_id is not None:
@@ -234,7 +233,7 @@ def _apply(state: State, change: Change, at_ms: int) -> None:
             for topic in state.topics.values():
                 topic["config_version"] += 1
         case _:
-            pass  # MERGED: the jobs say more; the rest is of topics that are gone
+            pass  # MERGED: the jobs tell more. All others concern topics that are deleted.
 
 
 def _add_partitions(state: State, topic_id: uuid.UUID, ids: Sequence[int], at_ms: int) -> None:

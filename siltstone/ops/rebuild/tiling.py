@@ -1,18 +1,19 @@
-"""Which stretch of which file holds which offsets of a partition, when a rebuild has to say so. Pure.
+"""Decides, in a rebuild, which stretch of which file holds which offsets of a partition. Pure.
 
-The merged files that the catalogue does not know are of three kinds, and what tells them apart is not in them:
+The merged files that the catalogue does not know are of three kinds, which cannot be told apart by their content:
 
-- outputs of merges that were **committed** since (increments name them). They replace what they overlap: the newest
-  first, then the older ones that are not overlapped, then what the snapshot calls live.
-- outputs of merges that were **not known to be committed**. They are orphans, or were committed in the last seconds. A
-  merge that dedupes drops old values, and tombstones whose old values it saw go; half of it beside half of its inputs
-  would bring a deleted key back. Its inputs are all still there (nothing is deleted before the catalogue says that it
-  is dead), so they stay, and such outputs are not used.
-- of these, **copies**: a merge of L0 files only stamps offsets. Where the catalogue does not know the offsets of an L0
-  file, a copy is the only thing that does, and it is taken, if all of it lies where nothing but L0 can have been.
+- outputs of merges that were **committed** since the snapshot (increments name them). They replace the stretches that
+  they overlap: the newest output is taken first, then older ones that do not overlap it, then the stretches that are
+  live in the snapshot.
+- outputs of merges **not known to be committed**: orphans, or committed in the last seconds. A deduping merge drops old
+  values, and tombstones of old values that it saw. Half of its output beside half of its inputs would bring a deleted
+  key back. All its inputs still exist (nothing is deleted before the catalogue calls it dead), so the inputs are used,
+  and not the outputs.
+- **copies** among these: a merge of L0 files only stamps offsets. If the catalogue does not know the offsets of an L0
+  file, only a copy does. A copy is used if the whole of it lies where only L0 files can have been.
 
-What a committed merge read is dead, though its output be lost: in a compacted topic it does not come back, and the
-offsets are a hole. An offset is in one stretch only: whatever would overlap a stretch that was taken is not.
+The inputs of a committed merge are dead even if its output is lost: in a compacted topic they are not used again, and
+the offsets are a hole. Each offset is in one stretch only: a stretch that overlaps a taken one is not taken.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from metadata.rules.packed_index import IndexRow
 from siltstone.ops.rebuild.state import State
 
 LEVEL_KIND, PLAIN, FILLED_KIND = "level", "plain", "rebuild"
-"""Of a file's properties: a merge that only copies L0; the class of topics that are not compacted; what a rebuild
-itself writes in place of what was lost."""
+"""In a file's properties: the kind of merges that only copy L0, the class of topics that are not compacted, and the
+kind of the files that a rebuild writes in place of lost offsets."""
 
 
 class FooterExtent(NamedTuple):
@@ -52,7 +53,7 @@ class FooterExtent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a merged file says of itself."""
+    """The index and properties of a merged file."""
 
     key: str
     size_bytes: int
@@ -69,18 +70,18 @@ class Footer:
 
     @property
     def is_copy(self) -> bool:
-        """No record was dropped by the merge."""
+        """Whether the merge dropped no record."""
         return self.kind == LEVEL_KIND or self.file_class == PLAIN
 
 
 class Stretch(NamedTuple):
-    """Offsets of a partition, and what holds them: just one of the last three."""
+    """Offsets of a partition, and their holder: exactly one of the last three fields is set."""
 
     base_offset: int
     last_offset: int
     key: str
     row: Row | None = None
-    """Of `extents`, in the snapshot."""
+    """The row of `extents` in the snapshot."""
     extent: FooterExtent | None = None
     l0_row: IndexRow | None = None
 
@@ -100,7 +101,7 @@ class Taken:
         return not list(self.gaps(base_offset, last_offset + 1))
 
     def gaps(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """(first, last) of what is in no stretch, from `start` to before `end`."""
+        """(first, last) of each gap between the stretches, from `start` to before `end`."""
         for each in self.overlapping(start, end - 1):
             if each.base_offset > start:
                 yield start, each.base_offset - 1
@@ -109,7 +110,7 @@ class Taken:
             yield start, end - 1
 
     def take(self, stretch: Stretch) -> bool:
-        """False, and nothing happens, where something overlaps it."""
+        """Returns False and does nothing if a stretch overlaps it."""
         if self.overlapping(stretch.base_offset, stretch.last_offset):
             return False
         insort(self.stretches, stretch, key=lambda each: each.base_offset)
@@ -118,28 +119,27 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """All that there is to choose from; objects that are not in the listing are not in it."""
+    """All candidates; only objects that are in the listing."""
 
     state: State
     live_extents: Mapping[int, Sequence[tuple[Row, str]]]
-    """Of L1 and up, live in the snapshot, by partition: row and key of the file."""
+    """By partition id: (row, key of the file) of extents in L1 and L2 that are live in the snapshot."""
     footers: Mapping[str, Footer]
-    """Of merged files that the snapshot does not have."""
+    """Footers of merged files that the snapshot does not have, by key."""
     done: Mapping[str, tuple[int, int]]
-    """Keys among them whose merges were committed -> (job id, when)."""
+    """Key of such a file whose merge was committed -> (job id, time)."""
     present: frozenset[str]
-    """Keys of L0 files whose objects are there."""
+    """Keys of files whose objects exist."""
 
 
 def inferred_done(
     footers: Mapping[str, Footer], done: Mapping[str, tuple[int, int]], unexplained: Sequence[str]
 ) -> dict[str, tuple[int, int]]:
-    """Outputs of merges that must have been committed, beside those that are known, because an input that was live is
-    not there any more.
+    """`done` and the outputs of merges that must have been committed too, because an input that was live is missing.
 
-    `unexplained`: keys of files that the catalogue calls live, that the store does not have, and whose offsets nothing
-    else holds. That happens only when the catalogue cannot be read whole. Of several merges that read such a file it
-    was the last attempt of the newest job.
+    `unexplained`: keys of files that the catalogue calls live, that the store does not have, and whose offsets no other
+    file holds. This happens only if part of the catalogue cannot be read. If several merges read such a file, the last
+    attempt of the newest job was committed.
     """
     readers: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     of_attempt: defaultdict[tuple[int, int], list[Footer]] = defaultdict(list)
@@ -156,14 +156,14 @@ def inferred_done(
 
 
 def tilings(material: Material) -> dict[int, Taken]:
-    """By partition id, of all partitions."""
+    """By partition id, for all partitions."""
     state = material.state
     done: defaultdict[int, list[tuple[tuple[int, int], Footer, FooterExtent]]] = defaultdict(list)
     copies: defaultdict[int, list[tuple[Footer, FooterExtent]]] = defaultdict(list)
     read_by_done: set[str] = set()
     for key, footer in material.footers.items():
         if footer.kind == FILLED_KIND:
-            continue  # its extents are empty: what was lost then may be found now
+            continue  # its extents are empty, and this run may find the records that an earlier one missed
         if key in material.done:
             read_by_done.update(key for _, key in footer.inputs)
         for extent in footer.extents:
@@ -215,7 +215,7 @@ def _tiling(
 def _replaced(
     done: Sequence[tuple[tuple[int, int], Footer, FooterExtent]],
 ) -> Mapping[str, Sequence[tuple[int, int]]]:
-    """Key of an input of a committed merge that drops records -> between which offsets it read this partition."""
+    """Key of an input of a committed deduping merge -> the offset ranges of this partition that such merges read."""
     hulls: dict[tuple[int, int], tuple[int, int]] = {}
     inputs: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     for _, footer, extent in done:
@@ -241,7 +241,7 @@ def _take_copies(
     known_end: int,
     present: frozenset[str],
 ) -> None:
-    """Copies that tell of offsets which nothing else does. L0 rows that lie in one are taken out of `l0_rows`."""
+    """Take copies with offsets that nothing else has. L0 rows within a taken copy are removed from `l0_rows`."""
     in_turn = sorted(copies, key=_turn)
     for footer, extent in in_turn:
         base, last = extent.base_offset, extent.last_offset
@@ -263,7 +263,7 @@ def _take_copies(
 
 
 def _turn(copy: tuple[Footer, FooterExtent]) -> tuple[bool, int, int, int, str]:
-    """Of two that overlap: what was read from L0 first; then the later job, because an L0 file is free for it only when
-    the earlier one was not committed."""
+    """Sort key for overlapping copies: merges of L0 files first, then the later job, because that one could take an L0
+    file only if the earlier job was not committed."""
     footer, extent = copy
     return footer.kind != LEVEL_KIND, -footer.job_id, -footer.epoch, extent.base_offset, footer.key

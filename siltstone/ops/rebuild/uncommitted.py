@@ -1,11 +1,11 @@
-"""Which L0 files that the catalogue does not know were never committed, so that nobody was told they are stored. Pure.
+"""Finds L0 files unknown to the catalogue that were never committed, so that no client got an acknowledgement. Pure.
 
-A writer commits its files in the order in which it sealed them, and an epoch ends those before it. So of an older
-epoch than the catalogue knows, or sealed before a file whose commit it knows, nothing can have been committed that it
-does not know. What was sealed long before the newest snapshot, and was in it neither, has no client left that waits.
+A writer commits its files in the order in which it sealed them, and a new epoch ends the older ones. So an unknown file
+was never committed if the catalogue knows a newer epoch of its writer, or the commit of a file that the writer sealed
+later. A file sealed long before the newest snapshot, and not in it, was not committed either: no client waits any more.
 
-To append such a file would bring old values back: its client was refused, and sent the records again, or gave up. That
-holds only for a catalogue that can be read whole: what is not known may have been told by an increment that is damaged.
+Appending such a file would bring old values back, because its client was refused and sent the records again, or gave
+up. This holds only if the whole catalogue can be read: a damaged increment may have named the file.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from metadata.contract.backup import has_heard
 from siltstone.ops.rebuild.state import Catalogued
 
 ABANDONED_MS = 600_000
-"""Producers wait two minutes for an answer (`delivery.timeout.ms`) unless told otherwise."""
+"""Far longer than the two minutes for which producers wait for an answer by default (`delivery.timeout.ms`)."""
 
 
 class SealedL0(NamedTuple):
-    """What the key of an L0 file says."""
+    """The facts in the key of an L0 file."""
 
     writer_id: int
     epoch: int
@@ -31,19 +31,19 @@ class SealedL0(NamedTuple):
 
 
 def sealed_l0(key: str) -> SealedL0:
-    """Of a key that `parse_file_key` takes."""
+    """`key` must be one that `parse_file_key` accepts."""
     writer_id, epoch, unique = key.rpartition("/")[2].removesuffix(".silt").split("-", 2)
     return SealedL0(int(writer_id), int(epoch), uuid.UUID(unique).int >> 80)
 
 
 def uncommitted_l0(catalogued: Catalogued, unknown: Iterable[str]) -> list[str]:
-    """Those of `unknown`, keys of L0 files that the catalogue does not name, that were never committed."""
+    """The keys among `unknown` (L0 files that the catalogue does not name) that were never committed."""
     if not catalogued.is_whole:
         return []
     epochs, last = _known_commits(catalogued)
     instant = catalogued.instant
     since = [each.taken_ms for each in catalogued.increments if not has_heard(instant.cursor, each.cursor)]
-    abandoned_ms = min([instant.taken_ms, *since]) - ABANDONED_MS  # of a clock that went back, what it says now
+    abandoned_ms = min([instant.taken_ms, *since]) - ABANDONED_MS  # the earliest, because clocks may have gone back
     never: list[str] = []
     for key in sorted(unknown):
         file = sealed_l0(key)
@@ -55,7 +55,7 @@ def uncommitted_l0(catalogued: Catalogued, unknown: Iterable[str]) -> list[str]:
 
 
 def _known_commits(catalogued: Catalogued) -> tuple[defaultdict[int, int], dict[int, tuple[int, int, int]]]:
-    """By writer: its newest epoch; (epoch, seq, sealed when) of its newest file."""
+    """By writer: its newest epoch, and (epoch, seq, time of sealing) of its newest file."""
     epochs: defaultdict[int, int] = defaultdict(lambda: -1)
     last: dict[int, tuple[int, int, int]] = {}
     for cursor in (catalogued.instant.cursor, *(each.cursor for each in catalogued.increments)):
