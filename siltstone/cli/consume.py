@@ -176,7 +176,7 @@ def _in_group(client: RetryingClient, bootstrap: str, name: str, asked: _Asked, 
 
     group = GroupClient(bootstrap, name, clock, patience_ms=PATIENCE_MS, told=_tell)
     member = GroupMember(group, asked.topics, counts, clock)
-    return GroupReader(client, group, member, clock, first=asked.span.first, to_end=not asked.follow, told=_tell)
+    return GroupReader(client, member, clock, first=asked.span.first, to_end=not asked.follow, told=_tell)
 
 
 async def _print(batches: AsyncGenerator[Sequence[OutputRecord]], written: Written) -> None:

@@ -81,7 +81,7 @@ def dev(
           's3://bucket/dev?endpoint=http://127.0.0.1:9000&region=us-east-1'
       siltstone dev --object-store memory://  # keeps nothing after its end
     """
-    from siltstone.embedded.stack import run_stack
+    from siltstone.embedded.stack import StackSize, run_stack
 
     options = {
         "listen": listen,
@@ -99,11 +99,9 @@ def dev(
         run_stack(
             settings,
             data=data,
-            agents=agents,
+            size=StackSize(agents=agents, compactors=compactors, zones=names),
             on_ready=_tell,
             on_compactors=_tell_compactors,
-            zones=names,
-            compactors=compactors,
         )
     )
 

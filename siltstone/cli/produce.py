@@ -10,7 +10,7 @@ import select
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,7 +23,15 @@ from runtime.text import plural, size_text
 from siltstone.cli.options.agent_options import agent_options, given_agents, name_hints
 from siltstone.cli.options.usage import WrongUsageError, as_usage
 from siltstone.kafka.client import KafkaClient
-from siltstone.kafka.producing import BATCH_BYTES, ProduceOptions, Refused, Stored, TopicWriter, input_bytes
+from siltstone.kafka.producing import (
+    BATCH_BYTES,
+    ProduceOptions,
+    Refused,
+    Stored,
+    TopicWriter,
+    WriteResults,
+    input_bytes,
+)
 from siltstone.kafka.record_format import (
     VALUE_LINES,
     InputRecord,
@@ -241,11 +249,9 @@ async def _produce(
             client,
             topic,
             partitions,
-            options,
+            replace(options, first_partition=int(SystemIds().jitter() * partitions)),
             clock,
-            first_partition=int(SystemIds().jitter() * partitions),
-            stored=tally.stored,
-            refused=tally.refused,
+            WriteResults(stored=tally.stored, refused=tally.refused),
         )
         if source.stream is None or source.reader is None:
             await writer.write(source.given)

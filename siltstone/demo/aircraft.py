@@ -1,26 +1,25 @@
-"""The demo's second half: the same flights as a compacted topic, where only the latest flight of each aircraft stays.
+"""The second part of the demo: the same flights in a compacted topic, which keeps the latest flight of each aircraft.
 
-Every flight that names an aircraft is written again under its tail number; the demo asks for what
-`siltstone compact aircraft --now` asks for, the stack's compactor merges the topic from L0 through L1 to L2, and what
-is left is read from the first offset on and compared, record by record, with a plain dict that was kept while writing:
-one record for each aircraft, at the offset where its last flight was acknowledged, with that flight's bytes.
+The demo writes every flight with a tail number again, with that number as key. It stores the same request as
+`siltstone compact aircraft --now`, and the compactor of the stack merges the topic from L0 through L1 to L2. Then the
+demo reads the topic from the first offset and compares it, record by record, with a plain dict that it kept while
+writing: one record for each aircraft, at the offset where its last flight was acknowledged, with the same bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
 
 from metadata.contract.compactors import CompactionView
 from metadata.urls import open_metadata
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.text import size_text
 from siltstone.demo import clients
+from siltstone.demo.display import Display
 from siltstone.demo.flights import Flight
 from siltstone.demo.ledger import Ledger, MismatchError
 from siltstone.demo.stack import Stack
@@ -28,17 +27,16 @@ from siltstone.embedded.run_file import read_run_file
 from siltstone.kafka.client import connected
 from siltstone.ops.compaction import compact_now
 from siltstone.ops.levels_report import levels_of, picture
+from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import print_pairs
 
 TOPIC = "aircraft"
 COMPACT_TIMEOUT_MS = 300_000
 
-Shown = Callable[[compact_now.Progress], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last flight of one aircraft, as it was written."""
+    """The last flight of one aircraft that was written."""
 
     partition: int
     offset: int
@@ -46,17 +44,17 @@ class Last:
 
 
 class LatestFlights:
-    """The plain dict: what a compacted topic must come to. Takes note of flights on their way to the producer."""
+    """The plain dict of the records that compaction must leave. It notes flights on their way to the producer."""
 
     def __init__(self, partitions: int) -> None:
         self.by_tail_number: dict[bytes, Last] = {}
         self.records = 0
         self.left_out = 0
-        """Flights without a key."""
+        """The number of flights without a key."""
         self._next_offset = [0] * partitions
 
     def noted(self, source: Iterator[Flight]) -> Iterator[Flight]:
-        """The flights that have a key, each noted at the offset it will get."""
+        """The flights that have a key. Each is noted with the offset that it will get."""
         for flight in source:
             if flight.key is None:
                 self.left_out += 1
@@ -69,7 +67,7 @@ class LatestFlights:
 
 
 class LatestComparison:
-    """What is read, against the dict. Raises MismatchError at the first record that should not be there, or not so."""
+    """Compares the records that are read with the dict. Raises MismatchError at the first record that is wrong."""
 
     def __init__(self, expected: Mapping[bytes, Last]) -> None:
         self._expected = expected
@@ -79,29 +77,30 @@ class LatestComparison:
         where = f"partition {partition}, offset {offset}"
         last = self._expected.get(key) if key is not None else None
         if key is None or last is None:
-            raise MismatchError(f"{where}: a record with key {key!r}, which was never sent")
+            raise MismatchError(f"{where}: the record has the key {key!r}, which was never sent")
         if (partition, offset) != (last.partition, last.offset):
             raise MismatchError(
-                f"{where}: a flight of {key.decode()}, whose last is at offset {last.offset} of {last.partition}"
+                f"{where}: a flight of {key.decode()}, whose last flight is at offset {last.offset} of partition"
+                f" {last.partition}"
             )
         if value != last.value:
-            raise MismatchError(f"{where}: not the bytes that were sent for {key.decode()}")
+            raise MismatchError(f"{where}: the bytes differ from those sent for {key.decode()}")
         if key in self._seen:
             raise MismatchError(f"{where}: the last flight of {key.decode()} came twice")
         self._seen.add(key)
 
     def finish(self) -> int:
-        """How many aircraft were compared. Raises MismatchError when one has not come."""
+        """The number of aircraft that were compared. Raises MismatchError if one is missing."""
         missing = self._expected.keys() - self._seen
         if missing:
             example = min(missing).decode()
-            raise MismatchError(f"{len(missing):,} aircraft did not come back, {example} for one")
+            raise MismatchError(f"{len(missing):,} aircraft did not come back, for example {example}")
         return len(self._seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What came out."""
+    """The result of this part."""
 
     produced: clients.Produced
     compacted: compact_now.Compacted
@@ -115,25 +114,22 @@ def compact_flights(
     partitions: int,
     *,
     total: int,
-    console: Console,
-    clock: Clock,
-    progress: Callable[[str, int], AbstractContextManager[clients.Progress]],
-    shown: Callable[[Console], AbstractContextManager[Shown]],
+    display: Display,
 ) -> Compacted:
-    """Write, compact, read back, compare; prints as it goes. `total` bounds the flights, with or without a key.
+    """Write, compact, read back and compare, with output on the way. `total` is the number of flights in `source`.
 
-    Raises MismatchError, ProduceError, and what compacting raises.
+    Raises MismatchError, ProduceError, and the errors of compacting.
     """
     latest = LatestFlights(partitions)
     asyncio.run(_create_topic(stack.bootstrap, partitions))
-    with progress("producing again, keyed by tail number, to a compacted topic", total) as advance:
+    with display.progress("producing again, keyed by tail number, to a compacted topic", total) as advance:
         ledger = Ledger(partitions)
-        produced = clients.produce(stack.bootstrap, TOPIC, latest.noted(source), ledger, advance, clock)
+        produced = clients.produce(stack.bootstrap, TOPIC, latest.noted(source), ledger, advance, display.clock)
     if latest.left_out:
-        console.print(f"{latest.left_out:,} flights have no tail number and are left out", markup=False)
-    compacted = asyncio.run(_compact(stack, console, clock, shown))
+        display.console.print(f"{latest.left_out:,} flights have no tail number and are left out", markup=False)
+    compacted = asyncio.run(_compact(stack, display))
     comparison = LatestComparison(latest.by_tail_number)
-    read_ms = asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, clock))
+    read_ms = asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, partitions, comparison.add, display.clock))
     return Compacted(produced=produced, compacted=compacted, aircraft=comparison.finish(), read_ms=read_ms)
 
 
@@ -155,30 +151,28 @@ async def _create_topic(bootstrap: str, partitions: int) -> None:
         await client.create_topic(TOPIC, partitions=partitions, configs={"cleanup.policy": "compact"})
 
 
-async def _compact(
-    stack: Stack, console: Console, clock: Clock, shown: Callable[[Console], AbstractContextManager[Shown]]
-) -> compact_now.Compacted:
+async def _compact(stack: Stack, display: Display) -> compact_now.Compacted:
     running = read_run_file(stack.data)
     if running is None:
-        raise SiltstoneError(f"the demo's own stack is gone from {stack.data}")
+        raise SiltstoneError(f"the stack of the demo does not run on {stack.data} any more")
     metadata = open_metadata(running.metadata_url)
     await metadata.open()
     try:
         view = await metadata.compactors.compaction_view()
-        _print_levels(console, "The levels before", view)
+        _print_levels(display.console, "The levels before", view)
         asked = await compact_now.request(metadata, TOPIC)
-        with shown(console) as show:
+        with shown_progress(display.console) as show:
             compacted = await compact_now.wait(
-                metadata, asked, clock=clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
+                metadata, asked, clock=display.clock, timeout_ms=COMPACT_TIMEOUT_MS, on_progress=show
             )
         view = await metadata.compactors.compaction_view()
-        _print_levels(console, "The levels after", view)
+        _print_levels(display.console, "The levels after", view)
     finally:
         await metadata.close()
     return compacted
 
 
 def _print_levels(console: Console, title: str, view: CompactionView) -> None:
-    legend = "a bar for each run: what one merge wrote; L0: one for all"
+    legend = "one bar for each run, the output of one merge; one bar for all of L0"
     drawn = picture(levels_of(view), view.now_ms, columns=console.width)
     console.print(f"\n{title} ({legend})\n{drawn}\n", markup=False)

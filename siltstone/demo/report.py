@@ -1,4 +1,4 @@
-"""What the demo shows at its end: how the records lie in the store, and what it took to write them."""
+"""The report at the end of the demo: the files in the store, and the requests and latencies of writing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from runtime.text import size_text
 
 Samples = Mapping[str, float]
-"""Metric name with its labels -> value."""
+"""The value by the name of the metric with its labels."""
 
 BAR_CELLS = 32
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -19,7 +19,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of a bar picture."""
+    """One row of a bar chart."""
 
     label: str
     count: int
@@ -42,12 +42,12 @@ def latency_text(latencies_ms: array[float]) -> str:
 
 
 def object_sizes(objects: Path, suffix: str = ".silt") -> Sequence[int]:
-    """Bytes of every file of records below a local object store's directory."""
+    """The sizes of all files of records in the directory of a local object store, sorted."""
     return sorted(path.stat().st_size for path in objects.rglob(f"*{suffix}"))
 
 
 def size_bars(sizes: Iterable[int]) -> Sequence[Bar]:
-    """How many files there are of each size, in classes that double, from the smallest there is to the largest."""
+    """The number of files by size, in classes that double, from the smallest file to the largest."""
     classes: dict[int, int] = {}
     for size in sizes:
         exponent = max(0, size - 1).bit_length()
@@ -61,7 +61,7 @@ def size_bars(sizes: Iterable[int]) -> Sequence[Bar]:
 
 
 def bar_picture(bars: Sequence[Bar], cells: int = BAR_CELLS) -> str:
-    """Horizontal bars in eighths of a cell; the longest has `cells` cells, and none that counts anything is empty."""
+    """Horizontal bars in eighths of a cell. The longest has `cells` cells; a bar above 0 has at least one eighth."""
     largest = max((bar.count for bar in bars), default=0)
     label_width = max((len(bar.label) for bar in bars), default=0)
     lines: list[str] = []
@@ -73,7 +73,7 @@ def bar_picture(bars: Sequence[Bar], cells: int = BAR_CELLS) -> str:
 
 
 def scrape(urls: Sequence[str]) -> Samples:
-    """The agents' counters, summed over agents, by name and labels: `name{label="value"}` -> value."""
+    """The counters, summed over all agents, by name and labels: `name{label="value"}`."""
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = {}
@@ -89,14 +89,14 @@ def scrape(urls: Sequence[str]) -> Samples:
 
 
 def rise(before: Samples, after: Samples) -> Samples:
-    """What each sample rose by; one that was not there before counts from 0."""
+    """The increase of each sample. A sample that did not exist before counts from 0."""
     return {key: value - before.get(key, 0.0) for key, value in after.items()}
 
 
 def counter_sum(samples: Samples, name: str, **labels: str) -> float:
-    """The sum of one counter over all label values but the given ones; 0 for label values that never occurred.
+    """The sum of one counter over all samples with the given labels; 0 if such label values never occurred.
 
-    Raises KeyError when there is no such counter at all.
+    Raises KeyError if there is no such counter at all.
     """
     family = {key: value for key, value in samples.items() if key.split("{")[0] == name}
     if not family:

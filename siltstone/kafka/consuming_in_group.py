@@ -16,7 +16,6 @@ from runtime.clock import Clock
 from runtime.errors import SiltstoneError
 from siltstone.kafka.client import KafkaClient
 from siltstone.kafka.consuming import Reach, reaches, read
-from siltstone.kafka.groups import GroupClient
 from siltstone.kafka.member import HEARTBEAT_MS, GroupMember, as_text
 from siltstone.kafka.offset_spec import OffsetRange, Place
 from siltstone.kafka.record_format import OutputRecord
@@ -39,7 +38,6 @@ class GroupReader:
     def __init__(
         self,
         client: RetryingClient,
-        group: GroupClient,
         member: GroupMember,
         clock: Clock,
         *,
@@ -47,7 +45,8 @@ class GroupReader:
         to_end: bool,
         told: Callable[[str], None],
     ) -> None:
-        self._client, self._group, self._member, self._clock = client, group, member, clock
+        self._client, self._member, self._clock = client, member, clock
+        self._group = member.group
         self._first, self._to_end, self._told = first, to_end, told
         self._taken: dict[TopicPartition, int] = {}
         """Offsets to commit: one past the last record that the caller has taken."""

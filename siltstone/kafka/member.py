@@ -52,7 +52,7 @@ class GroupMember:
     """Calls may raise KafkaError and UnavailableError. Only `beat` may run at the same time as another call."""
 
     def __init__(self, group: GroupClient, topics: Collection[str], counts: PartitionCounts, clock: Clock) -> None:
-        self._group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
+        self.group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
         self._member_id = ""
         self._shared_out: Mapping[str, int] | None = None
         """The number of partitions by topic that this member last assigned as leader; None if another member leads."""
@@ -61,7 +61,7 @@ class GroupMember:
     async def join(self) -> Sequence[TopicPartition]:
         """Join, and return the partitions of this member in the new generation. Raises ForeignAssignmentError."""
         while True:
-            joined = await self._group.run(self._join)
+            joined = await self.group.run(self._join)
             self._member_id = joined.member_id or self._member_id
             if joined.error_code == _MEMBER_ID_REQUIRED:
                 continue  # the coordinator has given this member its id: join again with it (KIP-394)
@@ -77,11 +77,11 @@ class GroupMember:
 
         async def work(client: KafkaClient, coordinator: str) -> int:
             request = heartbeat.HeartbeatRequest(
-                group_id=self._group.group_id, generation_id=self.generation, member_id=self._member_id
+                group_id=self.group.group_id, generation_id=self.generation, member_id=self._member_id
             )
             return self._passed((await client.call(request, heartbeat.HeartbeatResponse)).error_code, "heartbeat in")
 
-        return not self._is_refused(await self._group.run(work), "heartbeat in")
+        return not self._is_refused(await self.group.run(work), "heartbeat in")
 
     async def has_more_to_share_out(self) -> bool:
         """Whether a topic was created, deleted or grown since this member assigned partitions; then it must join again.
@@ -96,7 +96,7 @@ class GroupMember:
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         """Commit. False if nothing was committed because this client is not a member of the generation any more."""
         try:
-            await self._group.commit(offsets, member_id=self._member_id, generation=self.generation)
+            await self.group.commit(offsets, member_id=self._member_id, generation=self.generation)
         except KafkaError as error:
             if error.code not in _JOIN_AGAIN:
                 raise
@@ -110,16 +110,16 @@ class GroupMember:
 
         async def work(client: KafkaClient, coordinator: str) -> None:
             request = leave_group.LeaveGroupRequest(
-                group_id=self._group.group_id,
+                group_id=self.group.group_id,
                 members=[leave_group.MemberIdentity(member_id=self._member_id, reason="siltstone consume ends")],
             )
             self._passed((await client.call(request, leave_group.LeaveGroupResponse)).error_code, "leave")
 
-        await self._group.run(work)
+        await self.group.run(work)
 
     async def _join(self, client: KafkaClient, coordinator: str) -> join_group.JoinGroupResponse:
         request = join_group.JoinGroupRequest(
-            group_id=self._group.group_id,
+            group_id=self.group.group_id,
             session_timeout_ms=SESSION_TIMEOUT_MS,
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
             member_id=self._member_id,
@@ -146,7 +146,7 @@ class GroupMember:
     async def _sync(self, given: Mapping[str, Mapping[str, Sequence[int]]]) -> sync_group.SyncGroupResponse:
         async def work(client: KafkaClient, coordinator: str) -> sync_group.SyncGroupResponse:
             request = sync_group.SyncGroupRequest(
-                group_id=self._group.group_id,
+                group_id=self.group.group_id,
                 generation_id=self.generation,
                 member_id=self._member_id,
                 protocol_type=PROTOCOL_TYPE,
@@ -160,13 +160,13 @@ class GroupMember:
             self._passed(answer.error_code, "join")
             return answer
 
-        return await self._group.run(work)
+        return await self.group.run(work)
 
     def _parsed(self, data: bytes) -> Sequence[TopicPartition]:
         found = parse_assignment(data)
         if found is None:
             raise ForeignAssignmentError(
-                f"the leader of group {self._group.group_id!r} did not send an assignment of partitions",
+                f"the leader of group {self.group.group_id!r} did not send an assignment of partitions",
                 remedy="use another group with --group",
             )
         return sorted((topic, number) for topic, numbers in found.items() for number in numbers)
@@ -174,7 +174,7 @@ class GroupMember:
     def _is_refused(self, code: int, what: str) -> bool:
         """Whether this member must join again. Raises KafkaError for an error that joining again does not solve."""
         if code not in _JOIN_AGAIN:
-            check(code, self._group.named(what))
+            check(code, self.group.named(what))
             return False
         if code == _UNKNOWN_MEMBER:
             self._member_id = ""
@@ -183,7 +183,7 @@ class GroupMember:
     def _passed(self, code: int, what: str) -> int:
         """Return a code that the caller handles. Raises KafkaError for others; the client repeats temporary ones."""
         if code not in _JOIN_AGAIN and code != _MEMBER_ID_REQUIRED:
-            check(code, self._group.named(what))
+            check(code, self.group.named(what))
         return code
 
 

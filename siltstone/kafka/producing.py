@@ -50,6 +50,8 @@ class ProduceOptions:
     """The partition of all records that do not name one; None: the key decides."""
     headers: Headers = ()
     """Headers of all records, before a record's own."""
+    first_partition: int = 0
+    """Records without a key begin here. A random one, so that short runs do not all write to the same partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,14 @@ class Refused:
     records: Sequence[InputRecord]
     why: str
     remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteResults:
+    """The callbacks that get each batch when its outcome is known."""
+
+    stored: Callable[[Stored], None]
+    refused: Callable[[Refused], None]
 
 
 class Sequences:
@@ -107,7 +117,7 @@ class Sequences:
 
 
 class TopicWriter:
-    """Writes to one topic. `stored` and `refused` are called as it becomes known."""
+    """Writes to one topic."""
 
     def __init__(
         self,
@@ -116,18 +126,14 @@ class TopicWriter:
         partitions: int,
         options: ProduceOptions,
         clock: Clock,
-        *,
-        first_partition: int,
-        stored: Callable[[Stored], None],
-        refused: Callable[[Refused], None],
+        results: WriteResults,
     ) -> None:
-        """`first_partition` is where records without a key begin: any, so that short runs do not all write to one."""
         self._client, self._topic, self._partitions, self._options = client, topic, partitions, options
         self._clock = clock
-        self._stored, self._refused = stored, refused
+        self._results = results
         self._is_idempotent = options.acks == -1
         self._sequences = Sequences()
-        self._sticky = first_partition % partitions
+        self._sticky = options.first_partition % partitions
         self._sticky_bytes = 0
 
     async def write(self, records: Sequence[InputRecord]) -> None:
@@ -188,7 +194,7 @@ class TopicWriter:
         code = result.error_code
         if code in (0, _DUPLICATE):
             self._sequences.stored(partition, len(batch))
-            self._stored(Stored(partition, result.base_offset if not code else -1, batch))
+            self._results.stored(Stored(partition, result.base_offset if not code else -1, batch))
             return []
         error = KafkaError(code, f"partition {partition}", result.message or None)
         if code in _TOO_LARGE and len(batch) > 1:
@@ -211,7 +217,7 @@ class TopicWriter:
         return []
 
     def _refuse(self, records: Sequence[InputRecord], why: str, *, remedy: str) -> None:
-        self._refused(Refused(records, why, remedy))
+        self._results.refused(Refused(records, why, remedy))
 
     def _batches(self, records: Sequence[InputRecord]) -> dict[int, deque[list[InputRecord]]]:
         """The batches by partition, in order. A batch has at most about BATCH_BYTES, or a single record."""

@@ -86,9 +86,7 @@ class Reading:
         self.client = RetryingClient(bootstrap, CLOCK, told=self.told.append)
         self.group = GroupClient(bootstrap, "g", CLOCK)
         self.member = client_member.GroupMember(self.group, {"t"}, self.counts, CLOCK)
-        self.reader = GroupReader(
-            self.client, self.group, self.member, CLOCK, first=first, to_end=to_end, told=self.told.append
-        )
+        self.reader = GroupReader(self.client, self.member, CLOCK, first=first, to_end=to_end, told=self.told.append)
 
     async def counts(self, topics: Collection[str]) -> Mapping[str, int]:
         return await self.client.run(partial(partition_counts, topics=topics))

@@ -14,7 +14,7 @@ from runtime.errors import UnavailableError
 from siltstone.kafka.client import ConnectionLostError, KafkaClient, KafkaError
 from siltstone.kafka.consuming import Reach, read
 from siltstone.kafka.groups import GroupClient
-from siltstone.kafka.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter
+from siltstone.kafka.producing import IN_DOUBT, ProduceOptions, Refused, Stored, TopicWriter, WriteResults
 from siltstone.kafka.record_format import InputRecord, OutputRecord
 from siltstone.kafka.retrying import RetryingClient
 from tests.fixtures.agents import RunningAgent, read_all
@@ -81,9 +81,7 @@ class Told:
             partitions,
             options,
             SystemClock(),
-            first_partition=0,
-            stored=self.stored.append,
-            refused=self.refused.append,
+            WriteResults(stored=self.stored.append, refused=self.refused.append),
         )
 
 

@@ -29,7 +29,7 @@ from siltstone.cli import main
 from siltstone.embedded.attach import NothingHereError, attach
 from siltstone.embedded.postgres import postgres_processes
 from siltstone.embedded.run_file import RunFile, RunFileError, read_run_file, started_ticks, write_run_file
-from siltstone.embedded.stack import agent_settings, run_stack
+from siltstone.embedded.stack import StackSize, agent_settings, run_stack
 from siltstone.kafka.client import KafkaClient
 from wire.records import NewRecord, build_batch
 
@@ -363,7 +363,7 @@ def test_a_postgres_that_dies_ends_all_at_once_and_the_next_start_has_everything
 async def test_a_bad_url_is_told_before_anything_is_made(tmp_path: Path, places: dict[str, str], said: str) -> None:
     settings = Settings(listen="127.0.0.1:0", **places)  # type: ignore[arg-type]
     with pytest.raises(SiltstoneError, match=said) as refused:
-        await run_stack(settings, data=tmp_path / "silt", agents=1, on_ready=print)
+        await run_stack(settings, data=tmp_path / "silt", size=StackSize(agents=1), on_ready=print)
     assert refused.value.remedy and "u:pa" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
@@ -423,14 +423,14 @@ async def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressInUseError, match=f"{address} is taken by another process .*set listen to another"):
-            await run_stack(Settings(listen=address), data=tmp_path / "silt", agents=1, on_ready=print)
+            await run_stack(Settings(listen=address), data=tmp_path / "silt", size=StackSize(agents=1), on_ready=print)
     assert {path.name for path in (tmp_path / "silt").iterdir()} == {"lock"}
 
 
 async def test_several_agents_cannot_share_one_process_s_memory(tmp_path: Path) -> None:
     memory = Settings(listen="127.0.0.1:0", metadata_url="memory://", object_store_url="memory://")
     with pytest.raises(BadInputError, match="2 agents cannot share it"):
-        await run_stack(memory, data=tmp_path / "silt", agents=2, on_ready=print)
+        await run_stack(memory, data=tmp_path / "silt", size=StackSize(agents=2), on_ready=print)
 
 
 def test_zones_are_given_to_agents_in_turn_and_a_zone_has_a_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.errors import BadInputError
 from runtime.settings.table import Settings
-from siltstone.embedded.stack import child_settings, run_stack
+from siltstone.embedded.stack import StackSize, child_settings, run_stack
 from tests.integration.siltstone.test_dev import alive, children_in, descendants, dev, get, read, until, write
 
 SCALED = {"SILTSTONE_COMPACTION_L0_WAIT_MAX_MS": "300"}
@@ -78,7 +78,7 @@ def test_memory_is_compacted_in_the_same_process(tmp_path: Path) -> None:
 async def test_several_compactors_cannot_share_one_process_s_memory(tmp_path: Path) -> None:
     memory = Settings(listen="127.0.0.1:0", metadata_url="memory://", object_store_url="memory://")
     with pytest.raises(BadInputError, match="2 compactors cannot share it"):
-        await run_stack(memory, data=tmp_path / "silt", agents=1, compactors=2, on_ready=print)
+        await run_stack(memory, data=tmp_path / "silt", size=StackSize(agents=1, compactors=2), on_ready=print)
 
 
 def test_compactors_serve_their_metrics_on_the_ports_after_those_of_the_agents() -> None:

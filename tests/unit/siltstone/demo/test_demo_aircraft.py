@@ -40,9 +40,9 @@ def test_exactly_the_last_flights_compare_equal() -> None:
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        ((0, 0, b"N1", b"first of N1"), "whose last is at offset 1"),
-        ((1, 1, b"N1", b"last of N1"), "whose last is at offset 1 of 0"),
-        ((0, 1, b"N1", b"another"), "not the bytes that were sent for N1"),
+        ((0, 0, b"N1", b"first of N1"), "whose last flight is at offset 1"),
+        ((1, 1, b"N1", b"last of N1"), "whose last flight is at offset 1 of partition 0"),
+        ((0, 1, b"N1", b"another"), "the bytes differ from those sent for N1"),
         ((0, 1, b"N3", b"x"), "never sent"),
         ((0, 1, None, b"x"), "never sent"),
     ],
@@ -57,5 +57,5 @@ def test_an_aircraft_that_comes_twice_or_never_is_told() -> None:
     comparison.add(0, 1, b"N1", b"last of N1")
     with pytest.raises(MismatchError, match="N1 came twice"):
         comparison.add(0, 1, b"N1", b"last of N1")
-    with pytest.raises(MismatchError, match="1 aircraft did not come back, N2"):
+    with pytest.raises(MismatchError, match="1 aircraft did not come back, for example N2"):
         comparison.finish()

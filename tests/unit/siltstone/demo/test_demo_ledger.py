@@ -30,13 +30,13 @@ def test_the_same_records_give_the_same_sum(ledger: Ledger) -> None:
 def test_a_changed_value_is_found_at_its_place(ledger: Ledger) -> None:
     comparison = Comparison(ledger, 2)
     comparison.add(0, 0, b"a", b"1")
-    with pytest.raises(MismatchError, match="partition 0, offset 1: a record lies here that was never sent"):
+    with pytest.raises(MismatchError, match="partition 0, offset 1: the record here was never sent"):
         comparison.add(0, 1, b"b", b"X")
 
 
 def test_a_reordered_record_is_found_and_its_place_told(ledger: Ledger) -> None:
     comparison = Comparison(ledger, 2)
-    with pytest.raises(MismatchError, match="partition 0, offset 0: the record sent at place 2"):
+    with pytest.raises(MismatchError, match="partition 0, offset 0: the record here was sent at place 2"):
         comparison.add(0, 0, b"a", b"4")
 
 
@@ -55,7 +55,7 @@ def test_a_record_that_comes_twice_is_found(ledger: Ledger) -> None:
 def test_a_record_too_many_is_found(ledger: Ledger) -> None:
     comparison = Comparison(ledger, 2)
     comparison.add(1, 0, None, b"3")
-    with pytest.raises(MismatchError, match="partition 1, offset 1: a record lies here that was never sent"):
+    with pytest.raises(MismatchError, match="partition 1, offset 1: the record here was never sent"):
         comparison.add(1, 1, None, b"4")
 
 
