@@ -208,7 +208,7 @@ def _print(estimated: Cost, steps: Sequence[LingerStep]) -> None:
             for step in steps
         ],
         right=("linger (ms)", "produce p50 (ms)", "p99 (ms)", "PUT L0 ($)", "without early seals ($)"),
-        title="What if produce.linger.ms were (S3 takes 125 ms, at p99 250, by WarpStream's published latencies)",
+        title="Effect of produce.linger.ms (S3 takes 125 ms, at p99 250 ms, by WarpStream's published latencies)",
     )
     click.echo()
     if flow.agents < flow.agents_needed:

@@ -1,4 +1,4 @@
-"""`siltstone dev`: see `siltstone/embedded/stack.py`."""
+"""`siltstone dev`. The stack itself is in `siltstone/embedded/stack.py`."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def print_result(result: Compacted) -> None:
             "jobs": f"{len(result.compacted.jobs)} in {result.compacted.took_ms / 1000:.1f} s",
             "read": f"{result.aircraft:,} records in {result.read_ms / 1000:.1f} s, each compared with a plain dict",
         },
-        title="What compaction left",
+        title="After compaction",
     )
 
 

@@ -24,7 +24,7 @@ READ_STALL_MS = 30_000
 PRODUCER_SETTINGS = {
     "enable.idempotence": True,
     "compression.type": "zstd",
-    "linger.ms": 100,  # commits come every 250 ms at most: waiting 100 ms costs little and fills batches
+    "linger.ms": 100,  # commits happen at most every 250 ms, so 100 ms more cost little and fill batches
     "batch.size": 1_000_000,
     "queue.buffering.max.kbytes": 65_536,
     "client.id": "siltstone-demo",

@@ -101,7 +101,7 @@ def print_merged(merged: Merged) -> None:
             "jobs": f"{len(summary['jobs'])} in {summary['took_ms'] / 1000:.1f} s, including the start of Spark",
             "compared": f"{merged.routes:,} records with a plain dict",
         },
-        title="What the merge on Spark left",
+        title="After the merge on Spark",
     )
 
 

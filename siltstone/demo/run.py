@@ -138,7 +138,7 @@ def _show(stack: Stack, outcome: Outcome, console: Console) -> None:
             "read": f"{outcome.read_ms / 1000:.1f} s, {read_per_second:,.0f} records/s",
             "SHA-256": outcome.sha256,
         },
-        title="What was written",
+        title="Written",
     )
     console.print("File sizes (bytes: number of files)", markup=False)
     console.print(report.bar_picture(report.size_bars(sizes)), markup=False)

@@ -1,1 +1,1 @@
-"""The stack that `siltstone dev` brings along: Postgres from a wheel, a local directory as the object store, agents."""
+"""The stack of `siltstone dev`: Postgres from a wheel, a local directory as object store, agents and compactors."""

@@ -262,7 +262,7 @@ class EmbeddedPostgres:
             )
         new = Path(tempfile.mkdtemp(prefix="data.new-", dir=self.data_dir))
         run_as.give(new)
-        password = secrets.token_urlsafe(24)  # a secret, so never from a seeded source
+        password = secrets.token_urlsafe(24)  # a secret must not come from a seeded source
         _write_private(self.data_dir / "password", f"{password}\n")
         password_copy = self.data_dir / "password.initdb"
         _write_private(password_copy, f"{password}\n")

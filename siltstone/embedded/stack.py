@@ -351,7 +351,7 @@ async def _run_children(
     stopping: asyncio.Event,
     impatient: asyncio.Event,
 ) -> None:
-    their_end, our_end = os.pipe()  # neither is inherited unless passed on
+    their_end, our_end = os.pipe()  # a child inherits neither end unless it is passed on
     children: list[_Child] = []
     try:
         for number, settings in enumerate(agents, 1):

@@ -1,1 +1,1 @@
-"""A small Kafka client over our own codec, and the reading and writing that the commands do with it."""
+"""A small Kafka client over our own codec, and what the commands build on it: reading, writing and groups."""

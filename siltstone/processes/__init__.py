@@ -1,1 +1,1 @@
-"""Programs that run until they are stopped: the agent, the compactor, and what both open, watch and close."""
+"""The processes that run until they are stopped: agent and compactor, and the parts that both share."""

@@ -1,1 +1,1 @@
-"""What commands and the demo share to print: tables, JSON, live pictures, progress bars."""
+"""The output that the commands and the demo share: tables, JSON, live pictures, progress bars."""

@@ -1,4 +1,4 @@
-"""How commands print: tables for people, JSON for programs (`--json`)."""
+"""The output of commands: tables for people, JSON for programs (`--json`)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def warm() -> None:
     from wire import kernels
     from wire.kernels.code_cache import cache_directory
 
-    importlib.import_module("compactor.merging.execute")  # with it, all kernels that a merge uses
+    importlib.import_module("compactor.merging.execute")  # loads all kernels that a merge uses
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
     place = cache_directory()

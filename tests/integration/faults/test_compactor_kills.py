@@ -1,5 +1,5 @@
-"""Compactors that are killed or frozen in the middle of their work, under load: no record is lost, doubled or moved,
-no merge is committed twice, and in the end the bucket holds what the metadata names and nothing else."""
+"""Compactors that are killed or frozen in the middle of their work, under load: no record is lost, doubled or moved, no
+merge is committed twice, and at the end the bucket contains exactly the files that the metadata names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def merges_done(processes: Processes) -> int:
 
 
 def kill_at_random(processes: Processes, compactors: CompactorProcesses, seed: int, *, kills: int) -> None:
-    """One run: a topic of its own, writers, kills, and the comparison of everything."""
+    """One run: its own topic, writers, kills, and the comparison of everything."""
     chance = random.Random(seed)
     topic = f"t{seed}"
     create_topic(processes.bootstrap, topic, partitions=PARTITIONS)
@@ -76,7 +76,7 @@ def running_job_of(processes: Processes, node_id: int) -> int | None:
 
 
 def frozen_in_a_merge(processes: Processes, compactor: CompactorProcess) -> int:
-    """Freeze it until that has caught it with a job in its hands. Returns the job."""
+    """Freeze the compactor again and again until it is frozen while it holds a job. Returns the job."""
     node_id = compactor.node_id
     for _ in range(FREEZES_MAX):
         compactor.freeze()
@@ -98,7 +98,7 @@ def test_a_compactor_that_slept_past_its_lease_commits_nothing(
         load.until_more(50)
         job_id = frozen_in_a_merge(processes, sleeper)
         compactors.end_leases(sleeper.node_id)
-        # given: another takes its job over and ends it
+        # given: another compactor takes the job over and finishes it
         [heir] = compactors.start(1)
         wait_until(
             lambda: processes.postgres.value("SELECT state FROM merge_jobs WHERE job_id = $1", job_id) == "done", 60
@@ -106,10 +106,10 @@ def test_a_compactor_that_slept_past_its_lease_commits_nothing(
         row = processes.postgres.query("SELECT holder, epoch FROM merge_jobs WHERE job_id = $1", job_id)[0]
         assert (row["holder"], row["epoch"]) == (heir.node_id, 2)
         outputs = processes.postgres.value("SELECT count(*) FROM files WHERE job_id = $1", job_id)
-        # when it wakes up with the merge in its hands
+        # when the frozen compactor wakes up with the merge in progress
         sleeper.thaw()
         wait_until(lambda: sleeper.metric("merges_total", outcome="lost") == 1, 30)
-        # then: it has committed nothing of it, and goes on with other work
+        # then: it has committed nothing of that merge, and continues with other work
         assert processes.postgres.value("SELECT count(*) FROM files WHERE job_id = $1", job_id) == outputs
         done = sleeper.metric("merges_total", outcome="done")
         wait_until(lambda: sleeper.metric("merges_total", outcome="done") > done, 60)

@@ -1,5 +1,5 @@
-"""An agent that is frozen (SIGSTOP) under load for longer than its lease, and wakes up with requests, files and commits
-of another time in its hands."""
+"""An agent that is frozen (SIGSTOP) under load for longer than its lease. It wakes up with old requests, files and
+commits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.fixtures.idempotent_load import LibrdkafkaWriter, Load, MakeWriter, c
 from tests.fixtures.s3 import free_port
 
 PARTITIONS = 24
-"""So many that each of two agents is named for some of them: which are is chance, by the id of the topic."""
+"""Enough partitions that each of two agents is named for some. The id of the topic decides which, so it is chance."""
 REQUEST_MS = 2_000
-"""How long a client waits for an agent that says nothing."""
+"""A client waits this long for an agent that does not answer."""
 
 
 def patient_writer(name: str, **to: Any) -> LibrdkafkaWriter:
@@ -35,7 +35,7 @@ WRITERS: Sequence[MakeWriter] = (patient_writer, patient_writer)
 
 
 def agents_named_by(agent: AgentProcess) -> set[int]:
-    """Ports of the agents that a client is told of."""
+    """The ports of the agents that Metadata names."""
 
     async def ask() -> set[int]:
         async with connected(agent.address) as client:
@@ -45,20 +45,20 @@ def agents_named_by(agent: AgentProcess) -> set[int]:
 
 
 def files_committed(processes: Processes) -> Mapping[tuple[int, int], int]:
-    """(writer, epoch) -> how many files it has committed."""
+    """The number of committed files by writer and epoch."""
     rows = processes.postgres.query("SELECT writer_id, epoch, count(*) AS files FROM files GROUP BY 1, 2")
     return {(row["writer_id"], row["epoch"]): row["files"] for row in rows}
 
 
 def until_both_commit(processes: Processes) -> None:
-    """Clients write to an agent when they have heard of it."""
+    """Wait until clients can know every agent: they write only to agents that Metadata names."""
     before = files_committed(processes)
     wait_until(lambda: sum(now > before.get(key, 0) for key, now in files_committed(processes).items()) >= 2, 20)
 
 
 def lease_lost(processes: Processes, *, really: bool) -> None:
-    """A frozen agent's lease runs out; others serve its partitions; it wakes and goes on under the lease it has, which
-    nobody took: what it still holds is a retry to the metadata store, or has been stored in the meantime."""
+    """The lease of a frozen agent expires and others serve its partitions. It wakes and continues under its lease,
+    which nobody took. Everything it still holds is a retry for the metadata, or was stored in the meantime."""
     frozen, other = processes.start(2)
     create_topic(other.address, "t", partitions=PARTITIONS)
     with Load(processes.bootstrap, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:
@@ -69,7 +69,7 @@ def lease_lost(processes: Processes, *, really: bool) -> None:
             sleep(LEASE_MS / 1000 + 1)
         else:
             processes.postgres.end_lease(frozen.port)
-        # then: the other one is named for every partition, and is enough
+        # then: Metadata names the other agent for every partition, and that agent is enough
         wait_until(lambda: agents_named_by(other) == {other.port}, 10)
         load.until_more(200)
         frozen.thaw()
@@ -91,8 +91,8 @@ def test_a_frozen_agent_wakes_long_after_its_lease(processes: Processes) -> None
 
 
 def replaced(processes: Processes, *, frozen_s: float) -> None:
-    """Behind one address a new process takes the place of a frozen one, one of whose commits is on its way and arrives
-    after that; more requests lie in its sockets and were sent again elsewhere."""
+    """A new process replaces a frozen one behind the same address. One commit of the frozen process is on its way and
+    arrives later; more requests are in its sockets and were sent again elsewhere."""
     port = free_port()
     service = f"127.0.0.1:{port}"
     with (
@@ -122,7 +122,7 @@ def replaced(processes: Processes, *, frozen_s: float) -> None:
             address.to = ("127.0.0.3", port)
             address.cut_all()
             committed = files_committed(processes)[old]
-            # when: the commit arrives, and after a while its sender wakes
+            # when: the commit arrives, and its sender wakes some time later
             line.holding = False
             load.until_more(200)
             frozen.thaw()

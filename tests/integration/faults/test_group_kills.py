@@ -1,4 +1,4 @@
-"""kill -9 of the agents that coordinate a group and of its members: generations go on, every record is processed,
+"""kill -9 of the agents that coordinate a group and of its members: generations continue, every record is processed,
 commits never go back, and rebalances end."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTITIONS = 8
 KINDS = ("aiokafka", "aiokafka", "aiokafka", "confluent", "confluent", "confluent")
 SETTINGS = {"group_initial_rebalance_delay_ms": 200, "group_min_session_timeout_ms": 1_000}
 CALM_S_MAX = 60
-"""Until a group is whole again: a dead owner's lease, a dead member's session, a rebalance."""
+"""Time until a group is complete again: the lease of a dead owner, the session of a dead member, a rebalance."""
 
 
 async def address_of_owner(client: KafkaClient, group_id: str) -> str:
@@ -49,7 +49,7 @@ def owner_of(processes: Processes, group_id: str) -> AgentProcess:
 
 
 async def answered(member: GroupMember, addresses: Sequence[str]) -> ErrorCode:
-    """A heartbeat as clients do it: find the coordinator, ask, and again while that is not it."""
+    """A heartbeat as clients send it: find the coordinator, send, and repeat while the answer is NOT_COORDINATOR."""
     async with asyncio.timeout(30):
         for address in itertools.cycle(addresses):
             try:
@@ -57,7 +57,7 @@ async def answered(member: GroupMember, addresses: Sequence[str]) -> ErrorCode:
                     owner = await address_of_owner(client, member.group_id)
                 async with connected(owner) as member.client:
                     error = await member.heartbeat()
-            except Exception:  # it is dead; others will hear of it
+            except Exception:  # the agent is dead; the others will learn of it
                 error = ErrorCode.NOT_COORDINATOR
             if not error.retriable:
                 return error
@@ -120,7 +120,7 @@ class MemberProcess:
             self.kill()
 
     def lines(self, kind: str) -> Iterator[tuple[int, int]]:
-        """(partition, offset); the last line may be cut by a kill."""
+        """Pairs of partition and offset. A kill may have cut the last line."""
         for line in self._log.read_text().splitlines(keepends=True):
             words = line.split()
             if line.endswith("\n") and words[0] == kind:
@@ -134,7 +134,7 @@ class MemberProcess:
 
 
 class Crowd:
-    """The members of the group, and all that ever were."""
+    """The present members of the group, and all former ones."""
 
     def __init__(self, processes: Processes, folder: Path) -> None:
         self._processes, self._folder = processes, folder
@@ -150,7 +150,7 @@ class Crowd:
         self.alive.append(member)
 
     def kill_one(self, chance: random.Random) -> str:
-        """Another of its kind takes its place, under a name of its own."""
+        """A new member replaces it, under its own name."""
         victim = self.alive.pop(chance.randrange(len(self.alive)))
         victim.kill()
         self.add(victim.kind)
@@ -165,7 +165,7 @@ class Crowd:
 
 
 def kill_an_agent(processes: Processes, chance: random.Random) -> str:
-    """Half of the time the others hear of its death before it is back, half of the time it is the group's owner."""
+    """In half of the runs the others learn of its death before it is back. In half of the runs it owns the group."""
     victim = owner_of(processes, "g") if chance.random() < 0.5 else chance.choice(processes.agents)
     victim.kill()
     if chance.random() < 0.5:
@@ -213,7 +213,7 @@ def group_is_whole(processes: Processes) -> bool:
 
 
 def state(processes: Processes, crowd: Crowd) -> str:
-    """What to look at when it does not become whole."""
+    """The facts to print if the group does not become complete."""
     group = described(processes)
     lines = [f"{group.error_code} {group.group_state}, members: {sorted(each.member_id for each in group.members)}"]
     lines += [f"agent {agent.address}: {agent.log[-2000:]}" for agent in processes.agents]
@@ -241,7 +241,7 @@ def kill_and_check(processes: Processes, folder: Path, *, kills: Sequence[int], 
         ends_at: dict[int, int] = {}
         for partition, offset in acknowledged:
             ends_at[partition] = max(ends_at.get(partition, 0), offset + 1)
-        # then: rebalances end, and the group comes to the end of every partition
+        # then: rebalances end, and the group reaches the end of every partition
         started = time.monotonic()
         wait_until(lambda: group_is_whole(processes), CALM_S_MAX, lambda: state(processes, crowd))
         wait_until(lambda: watch.look() == ends_at, CALM_S_MAX, lambda: state(processes, crowd))

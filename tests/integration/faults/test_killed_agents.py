@@ -1,5 +1,5 @@
-"""kill -9 of agents under idempotent producers. Agents come back at their address, at once or when their lease is over;
-meanwhile the others take their partitions, in the middle of what clients have on their way."""
+"""kill -9 of agents under idempotent producers. Agents come back at their address, at once or after their lease has
+expired. Meanwhile the others take their partitions, while requests of clients are in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEAD_S_MAX = 1.0
 
 
 def kill_one(processes: Processes, chance: random.Random) -> AgentProcess:
-    """In half of the cases its lease ends with it, so that clients are told of others before it is back."""
+    """In half of the runs its lease expires first, so that clients learn of other agents before it is back."""
     victim = chance.choice([agent for agent in processes.agents if agent.is_running])
     victim.kill()
     if chance.random() < 0.5:
@@ -32,7 +32,7 @@ def kill_one(processes: Processes, chance: random.Random) -> AgentProcess:
 
 
 def kill_at_random(processes: Processes, seed: int, *, rounds: int) -> None:
-    """One run: a topic of its own, writers, kills, and the comparison of everything."""
+    """One run: its own topic, writers, kills, and the comparison of everything."""
     chance = random.Random(seed)
     topic = f"t{seed}"
     create_topic(processes.bootstrap, topic, partitions=PARTITIONS)
@@ -55,7 +55,7 @@ def kill_at_random(processes: Processes, seed: int, *, rounds: int) -> None:
 
 
 def orphans(processes: Processes) -> int:
-    """Objects that were stored and never committed: kills that struck in between."""
+    """Objects that were stored but never committed, because a kill came in between."""
     objects = len(list((processes.store_folder / "l0").rglob("*.silt")))
     return objects - int(processes.postgres.value("SELECT count(*) FROM files"))
 

@@ -1,5 +1,5 @@
-"""`kill -9` of `siltstone dev` or of its agent, under load: what was acknowledged is there once, at the offset that was
-told, in the order it was sent. Several agents on one Postgres are killed in `faults/test_killed_agents.py`."""
+"""`kill -9` of `siltstone dev` or of its agent, under load: every acknowledged record is there once, at the
+acknowledged offset, in the order of sending. `faults/test_killed_agents.py` kills several agents on one Postgres."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTITIONS = 4
 
 
 def agent_pids(dev: Dev) -> list[int]:
-    """Children of `siltstone dev` that are agents."""
+    """The children of `siltstone dev` that are agents."""
     found: list[int] = []
     for entry in Path("/proc").iterdir():
         try:

@@ -28,7 +28,7 @@ WRITERS = (LibrdkafkaWriter, LibrdkafkaWriter)
 
 @dataclass
 class System:
-    """Two agents and a load that goes to both."""
+    """Two agents, and a load on both."""
 
     postgres: Postgres
     fleet: Fleet
@@ -44,7 +44,7 @@ class System:
         return sum(each.metric("commits_total", outcome="in_doubt") for each in self.fleet.agents)
 
     async def goes_on(self) -> None:
-        """Writers are answered, and every agent beats again."""
+        """Wait until writers get answers and every agent renews its lease again."""
         left = await self._leases()
         await asyncio.to_thread(self.load.until_more, 50)
 
@@ -54,7 +54,7 @@ class System:
         await until(beaten, timeout_s=20)
 
     async def check(self) -> None:
-        """Everything was read back through the agent that is not the first, and every invariant holds."""
+        """Check that everything can be read through the second agent, and that every invariant holds."""
         acknowledged = await asyncio.to_thread(self.load.finish_and_check, self.fleet[1].address)
         await asyncio.to_thread(check_fsck, metadata_url=self.postgres.url, store_url=self.objects.as_uri())
         print(f"{len(acknowledged)} records, {self.commits_in_doubt:.0f} commits in doubt")
@@ -68,7 +68,7 @@ class System:
 async def system(
     start_agent: StartAgent, postgres: Postgres, tmp_path: Path, *, url: str = ""
 ) -> AsyncIterator[System]:
-    """Files are small and many, so that a commit is on its way most of the time."""
+    """Files are small and many, so that a commit is in flight most of the time."""
     objects = tmp_path / "objects"
     agents = fleet(start_agent, 2, metadata_url=url or postgres.url, store=LocalStore(objects), produce_linger_ms=5)
     async with agents as running:
@@ -170,6 +170,6 @@ async def test_a_commit_whose_request_or_answer_is_lost_is_done_once(
                 await until(lambda: proxy.lose_requests == proxy.lose_answers == 0)
                 await asyncio.to_thread(running.load.until_more, 10)
             assert (proxy.lost_requests, proxy.lost_answers) == (5, 10)
-            # then: each of them is a commit in doubt, and no other is
+            # then: each of them is a commit in doubt, and no other commit is
             assert running.commits_in_doubt == 15
             await running.check()

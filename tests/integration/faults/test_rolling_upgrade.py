@@ -51,7 +51,7 @@ def all_know_all(processes: Processes) -> bool:
 
 
 def replace(processes: Processes, agent: AgentProcess, version: int) -> float:
-    """Stop it by SIGTERM and start it as the program for schema `version`. Returns how long it was away, in seconds."""
+    """Stop the agent by SIGTERM and start it as the program for schema `version`. Returns the seconds without it."""
     began = time.monotonic()
     assert agent.stop() == 0, agent.log
     agent.become(*program_of(version))
@@ -78,7 +78,7 @@ def added_columns(url: str) -> int:
 
 
 class Librdkafka(LibrdkafkaWriterThatListens):
-    """Few records, so that the clients leave the processors to the agents."""
+    """Few records, so that the clients leave processor time to the agents."""
 
     def __init__(self, name: str, **to: Any) -> None:
         super().__init__(name, **to)
@@ -110,18 +110,19 @@ def test_three_agents_are_replaced_one_by_one_after_a_migration_and_no_client_no
         load = stack.enter_context(Load(bootstrap, writers=WRITERS, **to))
         readers = [stack.enter_context(each(bootstrap, **to)) for each in (LibrdkafkaReader, AiokafkaReader)]
         load.until_more(100)
-        # when the schema moves on below running agents
+        # when the schema is upgraded below running agents
         in_thread(migrate_async(postgres_url, versions=next_release(tmp_path / "next")))
         assert in_thread(schema_state(postgres_url)) == SchemaState(revision_of(following), ours())
         assert added_columns(postgres_url) == len(HOT_TABLES)
         load.until_more(100)
         assert programs_at_work(postgres_url) == [ours()] * 3
-        # and each is replaced in turn; the second comes back as it was, as after a crash in the middle of an upgrade
+        # and each agent is replaced in turn; the second comes back with the old release, as after a crash during an
+        # upgrade
         away_s = []
         for agent, version in zip(processes.agents, (following, ours(), following), strict=True):
             away_s.append(replace(processes, agent, version))
             load.until_more(50)
-        # then every record that was acknowledged is there once, and readers saw them all in order
+        # then every acknowledged record is there once, and readers saw all records in order
         assert sorted(programs_at_work(postgres_url)) == [ours(), following, following]
         acknowledged = load.finish_and_check(processes.agents[0].address)
         check_readers(readers, acknowledged)
@@ -132,7 +133,7 @@ def test_three_agents_are_replaced_one_by_one_after_a_migration_and_no_client_no
 
 
 class GroupMember:
-    """A consumer of a group as a process, with its own account of what it did."""
+    """A consumer of a group in its own process, which records what it did."""
 
     def __init__(self, kind: str, bootstrap: str, folder: Path) -> None:
         self._account = folder / f"{kind}.txt"
@@ -145,7 +146,7 @@ class GroupMember:
         return "ready" in self._account.read_text()
 
     def lines(self, kind: str) -> list[list[str]]:
-        """Whole lines that begin so, cut at blanks."""
+        """The complete lines that begin with this text, split at blanks."""
         written = self._account.read_text().rpartition("\n")[0].splitlines()
         return [line.split(" ") for line in written if line.startswith(f"{kind} ")]
 
@@ -173,7 +174,7 @@ def test_round_after_round_with_a_consumer_group_nothing_is_lost_and_nothing_is_
             stack.callback(member.stop)
         wait_until(lambda: all(member.is_ready and member.places("c") for member in members), 60)
         for version in range(ours() + 1, ours() + 1 + SOAK_ROUNDS):
-            # each release takes the one before it, and no older one
+            # each schema accepts programs of the release before it, and none older
             versions = next_release(tmp_path / "next", version=version, oldest_program=version - 1)
             in_thread(migrate_async(postgres_url, versions=versions))
             load.until_more(100)
@@ -184,7 +185,7 @@ def test_round_after_round_with_a_consumer_group_nothing_is_lost_and_nothing_is_
             assert programs_at_work(postgres_url) == [version] * 3
         acknowledged = load.finish_and_check(processes.agents[0].address)
         check_readers(readers, acknowledged)
-        # the group processed every record, and stands at the end
+        # the group processed every record and is at the end
         wait_until(lambda: {each for member in members for each in member.places("r")} >= acknowledged.keys(), 60)
         processed = Counter(place for member in members for place in member.places("r"))
         assert processed.keys() == acknowledged.keys()
@@ -198,7 +199,7 @@ def test_round_after_round_with_a_consumer_group_nothing_is_lost_and_nothing_is_
         for agent in processes.agents:
             assert "not drained in time" not in agent.log
             assert "Traceback" not in agent.log, agent.log
-    # by a program of the last release: no older one than that before it is taken
+    # by a program of the last release: before it is accepted, none older than that
     words = ("fsck", "--metadata", postgres_url, "--object-store", processes.store_url)
     done = subprocess.run(command_of(ours() + SOAK_ROUNDS, *words), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.rstrip().endswith("clean"), done.stdout + done.stderr

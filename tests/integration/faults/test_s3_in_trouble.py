@@ -40,7 +40,7 @@ LOST_ANSWERS = [FaultRule(fault=Fault.LOST_ANSWER, op="put", key="l0/", probabil
 
 
 def every(step: int, first: int) -> frozenset[int]:
-    """Numbers of calls, further than any test goes."""
+    """More calls than any test makes."""
     return frozenset(range(first, 100_000, step))
 
 
@@ -58,7 +58,7 @@ EVERYTHING = [
 
 @dataclass
 class Store:
-    """A store as agents stack it, with its requests counted one by one, below the retries."""
+    """A store with the wrappers that agents use. Its requests are counted one by one, below the retries."""
 
     inner: ObjectStore
     metrics: Metrics = field(default_factory=Metrics)
@@ -73,7 +73,7 @@ class Store:
 
 
 async def written(running: RunningAgent, plan: FaultPlan, rules: list[FaultRule], enough: Callable[[], bool]) -> None:
-    """Write through an agent while `rules` hold until they have struck enough, and let everything be answered."""
+    """Write through an agent while `rules` cause enough faults, then let every request be answered."""
     await asyncio.to_thread(create_topic, running.address, "t", partitions=PARTITIONS)
     with Load(running.address, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:
         await asyncio.to_thread(load.until_more, 20)
@@ -94,7 +94,7 @@ async def test_every_put_whose_answer_was_lost_is_settled_by_one_head(start_agen
     await written(running, plan, LOST_ANSWERS, lambda: store.requests("put", "in_doubt") >= 10)
     in_doubt = store.requests("put", "in_doubt")
     assert store.requests("head", "ok") == in_doubt
-    # and none was sent again: it would have been told "exists"
+    # and no PUT was repeated, because a repeated one would have been answered with "exists"
     assert store.requests("put", "exists") == 0
     assert in_doubt + store.requests("put", "ok") == running.metric("commits_total", outcome="committed")
 
@@ -114,7 +114,7 @@ async def test_a_store_with_every_fault_loses_and_doubles_nothing(start_agent: S
 async def test_a_put_that_is_cut_on_a_used_connection_is_sent_once_and_in_doubt(
     moto_server: S3Server, s3_url: BucketUrl
 ) -> None:
-    """An HTTP client that sends it again by itself is told 412, and takes our own file for somebody else's."""
+    """An HTTP client that repeats the request by itself gets 412 and takes our own file for a foreign one."""
     with S3Proxy(moto_server.endpoint) as proxy:
         store = open_store(s3_url().replace(moto_server.endpoint, proxy.endpoint))
         assert isinstance(store, SupportsOpen)
@@ -132,7 +132,7 @@ async def test_a_put_that_is_cut_on_a_used_connection_is_sent_once_and_in_doubt(
 
 @dataclass
 class Network:
-    """Agents whose bucket is in moto, behind a proxy."""
+    """Agents with a bucket in moto, behind a proxy."""
 
     proxy: S3Proxy
     store: Store
@@ -154,7 +154,7 @@ class Network:
         return running
 
     async def write_and_read(self, rules: list[FaultRule], records: int) -> None:
-        """Write through one agent; when it is gone another fetches everything through the same network."""
+        """Write through one agent. After it is gone, another agent fetches everything through the same network."""
         writer = await self.start()
         await asyncio.to_thread(create_topic, writer.address, "t", partitions=PARTITIONS)
         with Load(writer.address, topic="t", partitions=PARTITIONS, writers=WRITERS) as load:

@@ -1,4 +1,4 @@
-"""Our own small client against a real agent, and against peers that are none."""
+"""Our own small client against a real agent, and against peers that are not Kafka agents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def address_of(server: asyncio.Server) -> str:
 
 @pytest.fixture
 async def mute_peer() -> AsyncIterator[str]:
-    """A server that takes everything and never answers."""
+    """A server that accepts everything and never answers."""
 
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1024):
@@ -154,7 +154,7 @@ async def test_a_peer_that_is_no_agent_is_told_so(web_server: str) -> None:
 
 
 async def test_a_topic_is_asked_for_by_name_also_from_a_server_that_knows_newer_versions() -> None:
-    # given a server that also takes the versions of Fetch that know a topic by its id alone
+    # given a server that also supports the versions of Fetch that know a topic only by its id
     asked: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,7 +178,7 @@ async def test_a_topic_is_asked_for_by_name_also_from_a_server_that_knows_newer_
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, connected(address_of(server)) as client:
         # when the client fetches
         await client.fetch("orders", 0, 0, max_wait_ms=0)
-    # then the name was in its request
+    # then the request contained the name
     assert asked == ["orders"]
 
 
@@ -190,7 +190,7 @@ async def test_after_a_timeout_the_connection_is_not_used_again(client: KafkaCli
     poll = FetchRequest(max_wait_ms=5_000, min_bytes=1, topics=topics)
     with pytest.raises(ConnectionLostError) as lost:
         await client.call(poll, FetchResponse, timeout_ms=30)
-    # then its answer may still come, so nothing else may be asked here
+    # then its answer may still arrive, so this connection takes no other request
     assert lost.value.outcome is Outcome.UNKNOWN
     with pytest.raises(ConnectionLostError, match="is broken"):
         await client.metadata()

@@ -1,4 +1,5 @@
-"""`siltstone consume --group`, below its command line: members come, go, fall silent, lose their coordinator."""
+"""The parts of `siltstone consume --group` below its command line: members join, leave, fall silent and lose their
+coordinator."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ async def agents(start_agent: StartAgent) -> AsyncIterator[Fleet]:
 
 @pytest.fixture
 async def client(agents: Fleet, dial: Dial) -> KafkaClient:
-    """On the agent that does not own the group, which some tests stop."""
+    """A client of the agent that does not own the group; some tests stop the owner."""
     client = await dial.kafka(owner_and_other(agents)[1].address)
     await client.create_topic("t", partitions=PARTITIONS)
     await agents.know_topic("t")
@@ -70,14 +71,14 @@ async def client(agents: Fleet, dial: Dial) -> KafkaClient:
 
 
 async def write(client: KafkaClient, count: int = 5) -> None:
-    """So many more records into each partition."""
+    """Write this many more records to each partition."""
     for partition in range(PARTITIONS):
         records = [NewRecord(1_700_000_000_000 + number, None, b"%d" % number) for number in range(count)]
         await client.produce("t", partition, build_batch(records))
 
 
 class Reading:
-    """One member, which reads on in a task of its own."""
+    """One member that reads in its own task."""
 
     def __init__(self, agents: Fleet, *, first: Place = START, to_end: bool = False) -> None:
         bootstrap = ",".join(each.address for each in agents.agents)
@@ -101,7 +102,7 @@ class Reading:
 
     @property
     def has(self) -> str:
-        """The partitions that it was told last."""
+        """The partitions in its last message."""
         return next((line.rsplit(" reads ")[1] for line in reversed(self.told) if " reads " in line), "")
 
 
@@ -280,7 +281,7 @@ async def test_a_farewell_that_nobody_hears_is_short_and_told(
     one.member.commit, one.member.leave = lost, asyncio.Event().wait
     await stop(task)
     assert one.told[-1] == "group g: could not leave: its coordinator does not answer"
-    # the first commit may have been before
+    # the first commit may have been earlier
     assert one.told[-2] in (
         "group g: this member reads t 0,1,2,3",
         "group g: the last records are not committed: no agent answers at nowhere:1",
@@ -316,7 +317,7 @@ async def test_a_group_that_rebalances_while_it_joins_is_joined_again(
 
 
 class Stopped(SystemClock):
-    """Of a process that may have been stopped for a while."""
+    """The clock of a process that may have been stopped for a while."""
 
     for_ms = 0.0
 
@@ -428,7 +429,7 @@ async def test_partitions_that_come_while_it_reads_are_read_too(
 async def test_it_waits_for_agents_that_are_away_once_it_has_heard_one(
     start_agent: StartAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given the only agent, which goes and comes back
+    # given a single agent that stops and comes back
     monkeypatch.setattr(client_member, "SESSION_TIMEOUT_MS", 30_000)
     store, metadata = MemoryStore(), MemoryMetadata()
     await metadata.open()

@@ -1,4 +1,4 @@
-"""The command line's writer and reader when connections break: each record is stored once, and shown once."""
+"""Writing and reading by the commands while connections break: each record is stored once and shown once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PRODUCE, FETCH = 0, 1
 
 @dataclass
 class Breaking:
-    """Stands before an agent and cuts connections: at some requests, before or after they are carried out."""
+    """A proxy before an agent. It cuts connections at some requests, before or after the agent carries them out."""
 
     address: str = ""
     cut: Callable[[int, int], str] = lambda _api_key, _number: ""
-    """(API key, how many of it came before) -> "before", "after" or "" for not at all."""
+    """Takes an API key and the number of earlier requests of that key. Returns "before", "after" or "" for no cut."""
     seen: list[int] = field(default_factory=list[int])
 
     async def serve(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,17 +97,17 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
     agent: RunningAgent, client: KafkaClient
 ) -> None:
     await client.create_topic("orders", partitions=2)
-    # given a network that loses answers, then requests, of three writes in four
+    # given a network that loses answers, then requests, for three of four writes
     fates = ["after", "before", "after", ""]
     async with breaking(agent, lambda key, number: fates[number % 4] if key == PRODUCE else "") as network:
         told = Told()
         lines: list[str] = []
         async with RetryingClient(network.address, SystemClock(), told=lines.append) as steady:
-            # when Metadata names the agent itself, then the bootstrap still goes first
+            # when Metadata names the agent itself, the bootstrap still comes first
             writer = told.writer(steady, "orders", 2, ProduceOptions())
             for _ in range(3):
                 await writer.write(records(20, 2))
-    # then all is stored once, in order, and where is known
+    # then everything is stored once, in order, and its offsets are known
     assert network.seen.count(PRODUCE) > 6
     for partition in (0, 1):
         assert await values(client, "orders", partition) == list(range(partition, 20, 2)) * 3
@@ -118,7 +118,7 @@ async def test_an_answer_that_is_lost_stores_nothing_twice_and_loses_nothing(
 
 
 def answering(clock: ManualClock, code: ErrorCode, until_ms: float) -> Callable[[KafkaClient], Awaitable[str]]:
-    """What is refused with `code` for so long."""
+    """A request that fails with `code` for this long."""
     began_ms = clock.monotonic_ms()
 
     async def work(_: KafkaClient) -> str:
@@ -133,15 +133,15 @@ async def test_an_error_that_an_agent_answers_is_told_once_when_it_does_not_pass
     clock = ManualClock()
     lines: list[str] = []
     async with RetryingClient(agent.address, clock, told=lines.append) as steady:
-        # when it passes within a second, then nobody is told
+        # when the error is over within a second, then nothing is printed
         assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 1_000)) == "done"
         assert lines == []
-        # when it lasts, then that is told once, and its end
+        # when the error lasts, then one line is printed, and one at its end
         assert await steady.run(answering(clock, ErrorCode.KAFKA_STORAGE_ERROR, 20_000)) == "done"
         first, last = lines
         assert first.startswith("fetch from t-1: KAFKA_STORAGE_ERROR: ")
         assert first.endswith(": retrying for up to 60 s") and last == "an agent answers again"
-        # when it does not end, then it is raised; another error at once
+        # when the error does not end, then it is raised; any other error is raised at once
         for code, waited_ms in ((ErrorCode.KAFKA_STORAGE_ERROR, 50_000), (ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0)):
             began_ms = clock.monotonic_ms()
             with pytest.raises(KafkaError, match=code.name):
@@ -169,12 +169,12 @@ async def test_a_coordinator_that_is_waited_for_is_told_once(agent: RunningAgent
     # when it passes within a second, then nobody is told
     assert await until(900, loading) == agent.address
     assert lines == []
-    # when it lasts, or the agent is lost, then that is told once, and its end
+    # when the error lasts, or the agent is lost, then one line is printed, and one at its end
     for passes_ms, error in ((5_000, loading), (300, ConnectionLostError("agent 1 closed the connection"))):
         assert await until(passes_ms, error) == agent.address
         assert lines == [f"{error.message}: retrying for up to 15 s", "the coordinator answers again"]
         lines.clear()
-    # when it does not end, then it is raised
+    # when the error does not end, then it is raised
     with pytest.raises(KafkaError, match="COORDINATOR_LOAD_IN_PROGRESS"):
         await until(90_000, loading)
     assert len(lines) == 1
@@ -234,7 +234,7 @@ async def test_a_reader_that_the_log_start_overtakes_goes_on_behind_it(
         await told.writer(steady, "orders", 1, ProduceOptions()).write(records(10, 1))
         reach = Reach(50, 10)
         assert [each async for each in read(steady, {("orders", 0): reach}, told=lines.append) if each] == []
-        # given a reader that asks for what is not there any more (above the end is the same answer)
+        # given a reader whose offset is not in the log any more (an offset above the end has the same answer)
         reach = Reach(50, 60)
         reading = read(steady, {("orders", 0): reach}, told=lines.append)
         waiting = asyncio.ensure_future(anext(each async for each in reading if each))

@@ -1,4 +1,4 @@
-"""The commands against a running `siltstone dev`, as a user types them: exit codes, what is printed, what changes."""
+"""The commands against a running `siltstone dev`, as a user types them: exit codes, output and effects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_json(*words: str) -> Any:
 
 
 def write_records(bootstrap: str, topic: str, count: int) -> None:
-    """One batch after the other, alternating between the topic's two partitions."""
+    """One batch after another, in turn to the two partitions of the topic."""
 
     async def write() -> None:
         async with connected(bootstrap) as client:
@@ -53,7 +53,7 @@ def write_records(bootstrap: str, topic: str, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One `siltstone dev` for all tests here, which quickly writes small files."""
+    """One `siltstone dev` for all tests of this module; it writes small files quickly."""
     data = tmp_path_factory.mktemp("cli") / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=["--set", "produce.linger.ms=5"]) as stack:
@@ -97,7 +97,7 @@ def test_a_topic_is_created_listed_described_altered_and_deleted(topics: Topics)
     assert [each["partition"] for each in described["partitions"]] == [0, 1, 2]
     assert {"name": "retention.ms", "value": "1000", "source": "topic", "acts": True} in described["configs"]
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--config", "a", "--partitions", "5")
-    assert altered.exit_code == 2  # "a" is not NAME=VALUE, so nothing was asked of the agent
+    assert altered.exit_code == 2  # "a" is not NAME=VALUE, so no request reached the agent
     altered = topics("alter", "orders", "--delete-config", "retention.ms", "--partitions", "5")
     assert (altered.exit_code, altered.stdout) == (0, "altered orders\n")
     described = json.loads(topics("describe", "orders", "--json").stdout)
@@ -166,7 +166,7 @@ def test_tables_name_what_they_show(topics: Topics) -> None:
 
 def test_files_of_a_running_stack_are_listed(stack: Stack) -> None:
     rows = run_json("files", "list", "--data", str(stack.data), "--state", "live")
-    # in L0, or in L1 by now: the stack has a compactor
+    # in L0, or already in L1, because the stack has a compactor
     assert sum(row["records"] for row in rows) >= RECORDS
     assert {row["level"] for row in rows} <= {0, 1} and {row["state"] for row in rows} == {"live"}
     table = run_ok("files", "list", "--data", str(stack.data))
@@ -213,7 +213,7 @@ def test_fsck_starts_postgres_for_itself_where_nothing_runs_and_finds_what_is_br
     victim = min((broken / "objects").rglob("*.silt"))
     victim.chmod(0o600)
     victim.write_bytes(victim.read_bytes()[:-1])
-    # when fsck looks, then it says so, by key, with exit code 1
+    # when fsck runs, then it names the object by its key and ends with exit code 1
     found = run("fsck", "--data", str(broken))
     assert found.exit_code == 1
     key = str(victim.relative_to(broken / "objects"))

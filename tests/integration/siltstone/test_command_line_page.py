@@ -1,4 +1,4 @@
-"""The examples of docs/command-line.md run as they stand, in a shell, in order; a `text` block is what came out."""
+"""The examples of docs/command-line.md, run unchanged in a shell, in order. A `text` block is the expected output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.MULTILI
 
 @pytest.mark.timeout(300)
 def test_the_examples_of_the_page_do_what_the_page_says(tmp_path: Path) -> None:
-    # given a stack in ./siltstone-data, as the page has it, and `siltstone` on the PATH
+    # given a stack in ./siltstone-data, as on the page, and `siltstone` on the PATH
     data = tmp_path / "siltstone-data"
     data.mkdir()
     (tmp_path / "bin").mkdir()

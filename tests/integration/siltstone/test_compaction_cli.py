@@ -30,8 +30,8 @@ from siltstone.terminal import output
 from wire.records import NewRecord, build_batch
 
 OPTIONS = ("--set", "produce.linger.ms=5", "--set", "gc.grace.ms=4000", "--set", "job.limit.base.ms=6000")
-"""Small files; agents look again for what was merged after a quarter of the grace; and half the grace and the limit of
-a merge are what a tombstone waits beyond delete.retention.ms."""
+"""Small files. Agents look for merged files after a quarter of the grace. Tombstones wait for half the grace plus the
+time limit of a merge beyond delete.retention.ms."""
 BALANCES: Sequence[tuple[str, str | None]] = (
     ("user:101", "balance=500"),
     ("user:102", "balance=1200"),
@@ -68,7 +68,7 @@ def write(
     policy: str = "compact",
     configs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """To a new topic of one partition, each pair in a batch of its own."""
+    """Write to a new topic with one partition, each pair in its own batch."""
 
     async def produce() -> None:
         async with connected(bootstrap) as client:
@@ -94,11 +94,11 @@ def read(bootstrap: str, topic: str) -> list[tuple[int, str, str | None]]:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One `siltstone dev` for all tests here, with its compactor."""
+    """One `siltstone dev` with its compactor, for all tests of this module."""
     data = tmp_path_factory.mktemp("compaction") / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=OPTIONS) as stack:
-        # else `compact --now` would be quicker, and run a compactor of its own, without these options
+        # otherwise `compact --now` would be faster than dev's compactor and run one without these options
         deadline = time.monotonic() + 60
         while not asyncio.run(live_compactors(stack)):
             assert time.monotonic() < deadline
@@ -108,7 +108,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def balances(stack: Stack) -> str:
-    """A topic of ten records that come to five, compacted."""
+    """A topic of ten records that compaction reduces to five, compacted."""
     write(stack.bootstrap, "balances", BALANCES)
     done = run_json("compact", "balances", "--now", "--timeout", "100", "--data", str(stack.data))
     assert (done["records_before"], done["records_after"]) == (10, 5)
@@ -138,7 +138,7 @@ def test_a_tombstone_that_had_its_time_goes_when_asked_though_nothing_was_writte
     write(stack.bootstrap, "forgotten", BALANCES, configs={"delete.retention.ms": "0"})
     words = ("compact", "forgotten", "--now", "--timeout", "60", "--data", str(stack.data))
     assert run_json(*words)["tombstones_kept"] == 1
-    # when it is asked for again and again, then after its time the tombstone goes
+    # when it is compacted again and again, then the tombstone is removed after its time
     deadline = time.monotonic() + 60
     while not run_json(*words)["tombstones_dropped"]:
         assert time.monotonic() < deadline
@@ -148,19 +148,19 @@ def test_a_tombstone_that_had_its_time_goes_when_asked_though_nothing_was_writte
     while "user:103" in [key for _, key, _ in read(stack.bootstrap, "forgotten")]:
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    # and then there is nothing to ask for
+    # and then nothing is due
     assert run_json(*words)["jobs"] == []
 
 
 def test_describe_shows_how_far_compaction_is(stack: Stack, balances: str) -> None:
     words = ("topics", "describe", balances, "--data", str(stack.data))
-    # the agents of the directory are found by it
+    # --data alone finds the agents of the directory
     (state,) = run_json(*words)["compaction"]
     assert (state["cleaned_through_offset"], state["high_watermark"], state["head_offsets"]) == (10, 10, 0)
     assert state["dirty_ratio"] == 0 and state["last_cleaned_ms"] is not None and state["due"] == ""
     table = run_ok(*words)
     assert "dirty ratio" in table and "last pass" in table and " ago" in table
-    # and without places it says how to get them
+    # and without --data and --metadata it says how to see the progress
     plainly = run_ok("topics", "describe", balances, "--bootstrap", stack.bootstrap)
     assert "to see the progress of compaction, add --data DIR or --metadata URL" in plainly
     assert "dirty ratio" not in plainly
@@ -197,7 +197,7 @@ def test_a_plain_topic_is_refused_with_the_remedy(stack: Stack, words: Sequence[
     assert f"log{len(words)} is not a compacted topic: its cleanup.policy is delete" in refused.stderr
     assert "remedy: none, if that is intended" in refused.stderr
     assert "`siltstone topics alter" in refused.stderr
-    # which explain says too, as an answer
+    # explain gives the same answer
     assert "is not compacted" in run_ok("topics", "explain", f"log{len(words)}", "--data", str(stack.data))
 
 
@@ -232,10 +232,10 @@ def test_the_levels_are_a_picture_and_files_say_what_lives_in_them(stack: Stack,
 
 
 def test_watching_shows_the_log_beside_its_latest_values(stack: Stack) -> None:
-    # given alice, bob and carol, written over and over
+    # given alice, bob and carol, written again and again
     write(stack.bootstrap, "users", [("alice", "1"), ("bob", "1"), ("alice", "2"), ("carol", "1"), ("bob", None)])
     words = ("compaction", "watch", "users", "--once", "--data", str(stack.data))
-    # when one looks before and after a pass, then superseded records are struck, and gone
+    # when watch runs before and after a pass, then superseded records are first struck out, then gone
     before = [line.split()[1:] for line in run_ok(*words).splitlines()]
     assert ["0", "x", "alice", "=", "1"] in [line[:5] for line in before]
     run_ok("compact", "users", "--now", "--timeout", "100", "--data", str(stack.data))
@@ -268,12 +268,12 @@ def write_at(bootstrap: str, topic: str, timestamp_ms: int, count: int) -> None:
 
 
 def test_what_is_too_young_is_counted_and_not_waited_for(stack: Stack) -> None:
-    # given a topic of which no record is old enough
+    # given a topic in which no record is old enough
     now_ms, lag = SystemClock().wall_ms(), {"min.compaction.lag.ms": "3600000"}
     write(stack.bootstrap, "young", (), configs=lag)
     write_at(stack.bootstrap, "young", now_ms, 16)
     words = ("compact", "young", "--now", "--timeout", "60", "--data", str(stack.data))
-    # when it is compacted, then it is said that nothing can be, and what is there
+    # when it is compacted, then the command says that nothing can be cleaned yet, and what is there
     shown = run_ok(*words)
     assert "16 offsets held back by min.compaction.lag.ms" in shown and "16 -> 16 (0 gone)" in shown
     assert "every partition is cleaned" not in shown and "nothing else was due" in shown
@@ -283,13 +283,12 @@ def test_what_is_too_young_is_counted_and_not_waited_for(stack: Stack) -> None:
 
 
 def test_old_records_that_a_merge_joins_with_young_ones_end_the_wait(stack: Stack) -> None:
-    # given a topic of which the first records are old enough, and not the last
+    # given a topic whose first records are old enough, but not its last
     now_ms, lag = SystemClock().wall_ms(), {"min.compaction.lag.ms": "3600000"}
     write(stack.bootstrap, "mixed", (), configs=lag)
     write_at(stack.bootstrap, "mixed", now_ms - 7_200_000, 8)
     write_at(stack.bootstrap, "mixed", now_ms, 4)
-    # when it is compacted, then that ends, whether the old ones were reached by themselves or lie in one extent with
-    # the young by now
+    # when it is compacted, then the command ends, even if the old records already share an extent with the young ones
     done = run_json("compact", "mixed", "--now", "--timeout", "60", "--data", str(stack.data))
     assert done["through"] == {"0": 8} and done["records_before"] == 12
     assert done["held_by_lag"] in (4, 12) and done["held_by_transactions"] == 0
@@ -310,10 +309,10 @@ def test_a_watch_is_ended_by_a_signal_in_silence(
             seen += os.read(ours, 65_536)
         # when it is told to end
         process.send_signal(number)
-        with contextlib.suppress(OSError):  # a terminal whose last program has gone
+        with contextlib.suppress(OSError):  # a terminal after its program has ended
             while more := os.read(ours, 65_536):
                 seen += more
-        # then it does, with nothing said and the cursor shown again
+        # then the command ends without a message, and the cursor is visible again
         assert process.wait(timeout=30) == 0
     os.close(ours)
     assert b"Aborted" not in seen and b"Traceback" not in seen
@@ -351,7 +350,7 @@ def test_tables_fit_80_columns_with_keys_whole(stack: Stack, balances: str, monk
     assert key in [line.strip() for line in files.splitlines()]
     jobs = run_ok("jobs", "list", *place)
     assert "100 %" in jobs and "####" not in jobs
-    # "live" is a share of what was written: nothing has died in this file; of dead ones nothing is counted
+    # "live" is the share of the bytes written: no record of this file is dead; dead files are not counted
     rows = [line.split() for line in files.splitlines()]
     assert "100 %" in files
     assert all(words[-2:] == ["-", "-"] for words in rows if words[1:3] == ["L0", "dead"])
@@ -373,22 +372,22 @@ def test_describe_prints_what_acts_and_the_rest_when_asked(stack: Stack, balance
     shown = run_ok(*words)
     assert "min.cleanable.dirty.ratio" in shown and "unclean.leader.election.enable" not in shown
     assert "unclean.leader.election.enable" in run_ok(*words, "--all")
-    # how far compaction is comes last
+    # the progress of compaction comes last
     assert shown.index("cleanup.policy") < shown.index("high watermark") < shown.index("dirty ratio")
 
 
 def test_ctrl_c_stops_the_waiting_and_leaves_the_request(stack: Stack) -> None:
     write(stack.bootstrap, "interrupted", BALANCES)
     command = [sys.executable, "-m", "siltstone", "compact", "interrupted", "--now", "--data", str(stack.data)]
-    # given a compactor that holds its lease and does nothing
+    # given a compactor that holds its lease but does nothing
     os.kill(compactor_pid(stack), signal.SIGSTOP)
     try:
-        # when a wait for it is interrupted
+        # when a command that waits for it is interrupted
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             await_request(stack, "interrupted")
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
-        # then that is said, and the request is there
+        # then the command says so, and the request is stored
         assert process.returncode == 130
         assert "stopped waiting. The request stays" in errors and "Traceback" not in errors
         assert requested(stack, "interrupted") == 10
@@ -423,24 +422,24 @@ def await_request(stack: Stack, topic: str) -> None:
 
 
 def test_where_nobody_compacts_it_is_done_in_this_process(tmp_path: Path) -> None:
-    # given the directory of a stack that was stopped before anything was merged
+    # given the directory of a stack that was stopped before any merge
     data = tmp_path / "data"
     data.mkdir()
     with running_stack(data, SystemClock(), options=[*OPTIONS, "--compactors", "0"]) as stack:
         write(stack.bootstrap, "users", BALANCES)
         told = run_json("topics", "explain", "users", "--data", str(data))["reasons"]
         assert told[0]["code"] == "no compactor" and f"siltstone compactor --data {data}" in told[0]["remedy"]
-    # then the topic is described by its metadata, and what needs an agent says so
+    # then the metadata describes the topic, and commands that need an agent say so
     described = run("topics", "describe", "users", "--data", str(data), "--json")
     assert json.loads(described.stdout)["partitions"] == [
         {"partition": 0, "agent": None, "log_start_offset": 0, "high_watermark": 10}
     ]
     assert "no agent runs on" in described.stderr and len(json.loads(described.stdout)["compaction"]) == 1
     assert f"no agent runs on {data}" in run("compaction", "watch", "users", "--data", str(data)).stderr
-    # when it is compacted, then that is said and done
+    # when it is compacted, then the command says so and compacts
     done = run("compact", "users", "--now", "--timeout", "100", "--data", str(data), "--json")
     assert done.exit_code == 0, done.output
-    # and what its process would log is not
+    # and it does not print the log of the compactor
     assert done.stderr == "no compactor is running: one runs in this process until the pass is done\n"
     assert json.loads(done.stdout)["records_after"] == 5
     # and no lease of it is left

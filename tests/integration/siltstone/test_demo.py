@@ -1,4 +1,4 @@
-"""The demo as a user runs it, on a slice of its data: it ends with OK and leaves nothing behind."""
+"""The demo as a user runs it, on a part of its data: it ends with OK and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 250
 
 
 def processes_about(path: Path) -> list[str]:
-    """Command lines of running processes that name `path`."""
+    """The command lines of running processes that contain `path`."""
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -36,7 +36,7 @@ def processes_about(path: Path) -> list[str]:
 
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
-    """Where the demo makes its temporary directory."""
+    """The folder in which the demo creates its temporary directory."""
     path = tmp_path / "tmp"
     path.mkdir()
     return path
@@ -44,37 +44,37 @@ def temporary(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(DEADLINE_S + 20)
 def test_flights_come_back_as_they_were_sent_every_panel_has_data_and_nothing_is_left(temporary: Path) -> None:
-    # when the demo runs, and its agent and its compactor are scraped meanwhile
+    # when the demo runs, and a scraper reads the metrics of its agent and its compactor
     port = two_free_ports()
     environ = {**os.environ, "TMPDIR": str(temporary), "SILTSTONE_METRICS_LISTEN": f"127.0.0.1:{port}"}
     with Scrapes([f"http://127.0.0.1:{each}/metrics" for each in (port, port + 1)]) as scrapes:
         ran = subprocess.run(
             [*COMMAND, "--rows", str(FLIGHTS)], env=environ, capture_output=True, text=True, timeout=DEADLINE_S
         )
-    # then it says OK last, and shows what was written before
+    # then its last line is OK, after the report
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.strip().splitlines()
     assert lines[-1].startswith(f"OK {FLIGHTS:,} records came back as sent") and len(lines[-1]) <= 80
     for shown in ("L0 files", "PUTs", "commits", "produce latency", "p99", "SHA-256", "invariants hold", "█"):
         assert shown in ran.stdout
-    # the compacted half: levels before and after, and one record for each aircraft of these flights
+    # the compacted part: levels before and after, and one record for each aircraft of these flights
     before, after = ran.stdout.split("The levels after")
     assert "The levels before" in before and "L2 compacted" in after and "L2 compacted" not in before
-    # the part on Spark: one merge, and one table
-    merged, table = after.split("What the merge on Spark left")[1].split("spark.read")
+    # the Spark part: one merge and one table
+    merged, table = after.split("After the merge on Spark")[1].split("spark.read")
     assert f"{FLIGHTS:,} flights -> " in merged and "carriers, by Spark" in table
     assert "of 1 units done" in ran.stderr
     keyed = [flight.key for flight in flights(6, limit=FLIGHTS) if flight.key is not None]
     assert f"{len(keyed):,} flights -> {len(set(keyed)):,}, one for each aircraft" in after
     assert f"; {len(set(keyed)):,} aircraft, " in lines[-1]
-    # what is counted is what was written, and the rest is told
+    # the report counts the records that were written and mentions the others
     assert len(keyed) < FLIGHTS
     assert f"to a compacted topic: {len(keyed):,} records" in before
     assert f"{FLIGHTS - len(keyed):,} flights have no tail number and are left out" in before
-    # and nothing is left, neither files nor processes
+    # and nothing is left: no files and no processes
     assert list(temporary.iterdir()) == []
     assert processes_about(temporary) == []
-    # and the dashboard had something to show everywhere but where it says that it has not
+    # and every panel of the dashboard had data, except those that say that they have none
     panels = {panel.title: panel for row in ROWS for panel in row.panels}
     asked = {title: [query.expression for query in panel.queries] for title, panel in panels.items()}
     lacking = {title: scrapes.lacking(expressions) for title, expressions in asked.items()}
@@ -83,7 +83,7 @@ def test_flights_come_back_as_they_were_sent_every_panel_has_data_and_nothing_is
 
 
 def test_a_demo_that_is_told_to_stop_takes_its_stack_with_it(temporary: Path) -> None:
-    # given a demo that has its stack up
+    # given a demo whose stack runs
     process = subprocess.Popen(
         COMMAND,
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -103,7 +103,7 @@ def test_a_demo_that_is_told_to_stop_takes_its_stack_with_it(temporary: Path) ->
         if process.poll() is None:
             process.kill()
             process.wait()
-    # then it has not said OK, and nothing is left
+    # then it has not printed OK, and nothing is left
     assert process.returncode != 0
     assert "OK" not in output and "Traceback" not in output
     deadline = time.monotonic() + 10
@@ -122,7 +122,7 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_without_the_demo_extra_the_remedy_is_told(tmp_path: Path) -> None:
-    # given an interpreter that finds neither the clients nor the data
+    # given an interpreter without the clients and the data
     hide = (
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"

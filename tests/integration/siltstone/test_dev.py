@@ -1,4 +1,4 @@
-"""`siltstone dev` as its users run it: a command, its output, its signals, and what it leaves behind."""
+"""`siltstone dev` as a user runs it: the command, its output, its signals, and the state that it leaves behind."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below `pid`, by /proc."""
+    """All descendants of `pid`, by /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -96,7 +96,7 @@ class Dev:
             stderr=self._errors,
             text=True,
             env={**ENVIRON, **(environ or {})},
-            start_new_session=True,  # so that a test can signal its process group, as a terminal does
+            start_new_session=True,  # its own session, so that a test can signal its process group, as a terminal does
         )
 
     @property
@@ -124,7 +124,7 @@ class Dev:
         left = self._started | descendants(self.process.pid)
         self.process.kill()
         for pid in alive(left):
-            with contextlib.suppress(ProcessLookupError):  # a Postgres's children end with it
+            with contextlib.suppress(ProcessLookupError):  # the children of Postgres end with it
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
         self._errors.close()
@@ -157,7 +157,7 @@ def write(bootstrap: str, value: bytes) -> int:
 
 
 def zones(bootstrap: str) -> dict[str, str | None]:
-    """The zone of each agent, by its address, as Metadata tells it."""
+    """The zone of each agent, by its address, from Metadata."""
 
     async def go() -> dict[str, str | None]:
         client = await KafkaClient.connect(bootstrap)
@@ -170,7 +170,7 @@ def zones(bootstrap: str) -> dict[str, str | None]:
 
 
 def read(bootstrap: str) -> bytes:
-    """The first records; waits for the topic, which another agent may have made a moment ago."""
+    """The first records. Waits for the topic, which another agent may have created a moment ago."""
 
     async def go() -> bytes:
         client = await KafkaClient.connect(bootstrap)
@@ -200,7 +200,7 @@ def free_address() -> str:
 
 
 def children_in(role: str, pids: set[int]) -> list[int]:
-    """Those that run `siltstone agent` or `siltstone compactor`."""
+    """The processes that run `siltstone agent` or `siltstone compactor`."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
     return [pid for pid, words in commands.items() if role.encode() in words and b"--lifeline" in words]
 
@@ -229,7 +229,7 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
         with attach(data) as attached:
             assert (attached.bootstrap, attached.metadata_url) == (bootstrap, run["metadata_url"])
             assert attached.object_store_url == (data / "objects").as_uri()
-        # a second one on the directory is refused, naming the first
+        # a second `siltstone dev` on the directory is refused, and the error names the first
         with dev(data) as second:
             assert second.process.wait(60) == 1
             assert f"error: {data} is in use by process {running.process.pid}\n" in second.errors
@@ -240,7 +240,7 @@ def test_it_serves_tells_where_it_is_and_leaves_nothing_running_after_sigterm(tm
         assert running.stop() == 0, running.errors
         assert alive(below) == set()
         assert not (data / "run.json").exists()
-    # other commands start Postgres for themselves
+    # other commands start Postgres themselves
     with attach(data) as attached:
         assert attached.bootstrap == ""
         assert attached.object_store_url == (data / "objects").as_uri()
@@ -261,7 +261,7 @@ def test_data_outlives_sigint_and_kill_9_and_the_next_start_stops_the_orphaned_p
         below = descendants(killed.process.pid)
         orphans = set(postgres_processes(data / "postgres" / "data"))
         agent = agent_of(below)
-        os.kill(agent, signal.SIGSTOP)  # it has not seen the end of its lifeline yet, and holds the port
+        os.kill(agent, signal.SIGSTOP)  # the agent has not seen the end of its lifeline yet and still has the port
         killed.process.kill()
         killed.process.wait()
         assert alive(below) == below
@@ -315,7 +315,7 @@ def test_ctrl_c_while_the_database_is_made_lets_it_be_made_and_ends_quietly(tmp_
 
     with dev(tmp_path / "silt") as running:
         until(initdb_runs)
-        os.killpg(running.process.pid, signal.SIGINT)  # the terminal signals the whole group
+        os.killpg(running.process.pid, signal.SIGINT)  # a terminal signals the whole process group
         assert running.process.wait(60) == 0, running.errors
         assert "error" not in running.errors.lower(), running.errors
         assert "initdb" not in running.errors, running.errors

@@ -1,4 +1,4 @@
-"""`siltstone dev` with its compactor: a child like the agents, or, for memory://, a part of the one process."""
+"""`siltstone dev` with its compactor: a child process like the agents or, for memory://, a part of the only process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALED = {"SILTSTONE_COMPACTION_L0_WAIT_MAX_MS": "300"}
 
 
 def until_leveled(bootstrap: str, levels_dir: Path) -> None:
-    """Write until an L1 file is there."""
+    """Write until there is an L1 file."""
 
     def leveled() -> bool:
         write(bootstrap, b"x")
@@ -33,7 +33,7 @@ def test_it_runs_a_compactor_that_merges_and_ends_with_it(tmp_path: Path) -> Non
         write(bootstrap, b"first")
         until_leveled(bootstrap, data / "objects")
         assert b"first" in read(bootstrap)
-        # then it says where its metrics are, and so does run.json
+        # then it prints the address of its metrics, and run.json has it too
         assert running.process.stdout is not None
         line = running.process.stdout.readline()
         [url] = running.run_file()["compactor_metrics_urls"]

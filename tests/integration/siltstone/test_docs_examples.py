@@ -37,11 +37,11 @@ class Block(NamedTuple):
     language: str
     text: str
     expected: str | None
-    """What the `text` block right after it holds."""
+    """The content of the `text` block directly after it."""
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """The runnable ones; the text between a block and its output may only be blank."""
+    """The runnable blocks. Only blank lines may be between a block and its output."""
     found = list(FENCE.finditer(page))
     for index, match in enumerate(found):
         if match[1] not in ("sh", "python"):
@@ -54,7 +54,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def run_sh(text: str, line: int) -> str:
-    """Only `siltstone` commands stand in the guide; they run in this process, which spares starting one for each."""
+    """Run `siltstone` commands; the guides contain no others. They run in this process, which is faster."""
     output = ""
     for command in filter(None, text.replace("\\\n", " ").splitlines()):
         words = shlex.split(command, comments=True)
@@ -70,7 +70,7 @@ def run_sh(text: str, line: int) -> str:
 
 
 def run_python(text: str, line: int, names: dict[str, Any]) -> str:
-    # blank lines before it, so that a traceback names the line of the page
+    # blank lines first, so that a traceback names the line of the page
     code = compile("\n" * line + text, "guide", "exec")
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(code, names)
@@ -79,7 +79,7 @@ def run_python(text: str, line: int, names: dict[str, Any]) -> str:
 
 @pytest.mark.timeout(300)
 def test_the_examples_of_the_guides_do_what_the_guides_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a stack in ./siltstone-data, as the guide has it
+    # given a stack in ./siltstone-data, as in the guides
     data = tmp_path / "siltstone-data"
     data.mkdir()
     monkeypatch.chdir(tmp_path)

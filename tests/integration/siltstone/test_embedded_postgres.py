@@ -1,4 +1,4 @@
-"""The embedded Postgres: started, kept, stopped, and found again after a kill."""
+"""The embedded Postgres: start, restart, stop, and the start after a kill."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory to copy, so that few tests pay for initdb."""
+    """A data directory to copy, so that few tests need initdb."""
     path = tmp_path_factory.mktemp("made") / "pg"
     with EmbeddedPostgres(path, settings=FAST):
         pass
@@ -105,7 +105,7 @@ async def test_stop_leaves_no_process_even_with_a_client_in_a_transaction(made: 
 
 
 def run_and_kill(folder: Path, *, data: str = "") -> int:
-    """Start Postgres in another process and kill that with -9. Returns the orphan's pid."""
+    """Start Postgres in another process and kill that process with -9. Returns the pid of the orphan."""
     program = textwrap.dedent(
         f"""
         from pathlib import Path
@@ -127,7 +127,7 @@ def run_and_kill(folder: Path, *, data: str = "") -> int:
 
 
 async def test_no_shared_memory_is_left_behind_after_a_kill_9(folder: Path) -> None:
-    """Seen by what its processes map: other servers of this machine come and go in /dev/shm meanwhile."""
+    """Found in the memory maps of its processes, because other servers of this machine come and go in /dev/shm."""
     with EmbeddedPostgres(folder, settings=FAST) as postgres:
         assert await ask(postgres.url, "SHOW dynamic_shared_memory_type") == "mmap"
         pids = postgres_processes(folder / "data")
@@ -162,7 +162,7 @@ async def test_a_pid_file_whose_pid_belongs_to_somebody_else_is_seen_through(mad
 
 
 def test_another_postgres_is_never_stopped(made: Path, made_database: Path, tmp_path: Path) -> None:
-    """Its pid stands in our pid file, it is called postgres, but it works elsewhere."""
+    """Its pid is in our pid file and it is called postgres, but it works in another directory."""
     shutil.copytree(made_database, tmp_path / "other")
     with EmbeddedPostgres(tmp_path / "other", settings=FAST) as other:
         (made / "data" / "postmaster.pid").write_text(f"{other.pid}\n{made / 'data'}\n1700000000\n5432\n\n\n")
@@ -178,7 +178,7 @@ def test_a_second_process_on_the_directory_is_told_whose_it_is(made: Path) -> No
         EmbeddedPostgres(made, settings=FAST).start()
     assert postgres.url == ""
     with EmbeddedPostgres(made, settings=FAST):
-        pass  # the refused one took nothing away
+        pass  # the refused start removed nothing
 
 
 def test_a_crash_amid_making_the_database_leaves_no_half_of_one(made: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_given_port_that_is_taken_is_an_error_that_names_it(made: Path) -> Non
 
 
 def test_a_long_path_is_no_hindrance(made_database: Path, tmp_path: Path) -> None:
-    """The path of a unix socket ends at 107 bytes; data directories may go on."""
+    """The path of a unix socket is limited to 107 bytes; data directories may be longer."""
     folder = tmp_path / ("d" * 150)
     shutil.copytree(made_database, folder)
     with EmbeddedPostgres(folder, settings=FAST):
@@ -228,14 +228,14 @@ def test_variables_of_the_caller_do_not_lead_postgres_astray(made: Path) -> None
 
 @pytest.fixture
 def no_namespaces(tmp_path: Path) -> dict[str, str]:
-    """An environment without `unshare`: as in a container that refuses user namespaces."""
+    """An environment without `unshare`, as in a container that refuses user namespaces."""
     (tmp_path / "no-programs").mkdir()
     return {**os.environ, "PATH": str(tmp_path / "no-programs")}
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Reachable by everybody, which pytest's own temporary folders are not."""
+    """A folder that every user can reach; pytest's own temporary folders are not."""
     path = Path("/var/tmp") / f"siltstone-test-{os.getpid()}"
     path.mkdir(mode=0o755)
     yield path / "pg"
@@ -269,7 +269,7 @@ async def test_without_namespaces_root_runs_it_as_nobody(open_folder: Path, no_n
         assert Path(f"/proc/{postgres.pid}").stat().st_uid == (open_folder / "data").stat().st_uid != 0
         assert (open_folder / "password").stat().st_uid == 0
     assert modes(open_folder.parent) == before
-    # and it stays with that owner when namespaces are to be had
+    # and the owner stays the same if namespaces are possible later
     with EmbeddedPostgres(open_folder, settings=FAST) as postgres:
         assert Path(f"/proc/{postgres.pid}").stat().st_uid != 0
 
@@ -320,7 +320,7 @@ def test_an_ordinary_user_runs_it_as_himself_and_one_without_a_name_in_a_namespa
         pytest.skip("user namespaces are refused here")
     open_folder.parent.chmod(0o777)
     ours, theirs = os.pipe()
-    child = os.fork()  # not a new interpreter: the user may not reach the standard library
+    child = os.fork()  # in this interpreter, because the other user may not reach the standard library
     if child == 0:
         try:
             os.setgroups([])

@@ -1,5 +1,5 @@
-"""What `siltstone topics explain` and `describe` say where a merge meets an object that is lost, or batches whose
-records cannot be read: a real `siltstone dev`, a file taken out of its object store, a batch no client would send."""
+"""`siltstone topics explain` and `describe` after a merge met a lost object, or batches whose records cannot be read: a
+real `siltstone dev`, a file removed from its object store, a batch that no client would send."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_json(*words: str) -> Any:
 
 
 class Damaged(NamedTuple):
-    """A system that lost the first object of `COMPACTED`, and the first of `PLAIN`."""
+    """A system that has lost the first object of `COMPACTED` and the first of `PLAIN`."""
 
     stack: Stack
     keys: dict[str, str]
@@ -69,7 +69,7 @@ def values(*keys: str) -> bytes:
 
 
 def same_delta_twice() -> bytes:
-    """Both records say offset delta 0: sound by its header and its CRC."""
+    """Both records have offset delta 0; the header and the CRC of the batch are valid."""
     batch = values("e", "f")
     payload = bytearray(batch[61:])
     payload[len(payload) // 2 + 3] = 0
@@ -106,20 +106,20 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Damaged]:
 
 def test_a_lost_object_is_told_by_explain_and_describe_as_by_fsck_and_its_job(damaged: Damaged) -> None:
     key = damaged.keys[COMPACTED]
-    # given a compactor that has met it
+    # given a compactor that has met the damage
     reason = damaged.reason(COMPACTED, "object lost")
-    # then explain names partition, offsets, file and the remedy
+    # then explain names the partition, the offsets, the file and the remedy
     assert reason["partition"] == 0 and "partition 0 has offsets 0 to 1 in L0 file " in reason["says"]
     assert key in reason["says"] and "retention stops there" in reason["says"]
     assert f"`siltstone fsck --data {damaged.data}` shows what is missing (FILE-1)" in reason["remedy"]
-    # and says of it what its job and fsck say
+    # and it says the same as the job and fsck
     failed = run_json("jobs", "list", "--state", "failed", "--data", damaged.data)
     assert any(
         each["error"].rstrip(".") in reason["says"] and f"job {each['job_id']} " in reason["says"] for each in failed
     )
     checked = CliRunner().invoke(main, ("fsck", "--quick", "--data", damaged.data))
     assert checked.exit_code == 1 and f"no object {key}" in checked.output
-    # and describe does in a line
+    # and describe has one line about it
     described = run_ok("topics", "describe", COMPACTED, "--data", damaged.data)
     assert "Partition 0 has offsets 0 to 1 in L0 file" in described and "whose object is lost" in described
     assert "L0 files go to L1 when" not in described
@@ -131,9 +131,9 @@ def test_a_lost_object_of_a_plain_topic_is_told_until_its_records_are_deleted(da
     assert "Partition 0 has offsets 0 to 1 in L0 file" in run_ok(*words)
     [told] = run_json(*words)["trouble"]
     assert told["partition"] == 0
-    # when what is gone is given up, as the remedy says
+    # when the lost records are given up, as the remedy says
     asyncio.run(with_metadata(damaged.stack, lambda metadata: delete_records(metadata, PLAIN, 2)))
-    # then there is nothing to tell
+    # then no command reports damage
     assert [each["code"] for each in damaged.reasons(PLAIN)] == ["plain"]
     assert run_json(*words)["trouble"] == [] and "whose object is lost" not in run_ok(*words)
 
@@ -153,17 +153,17 @@ async def delete_records(metadata: MetadataStore, topic: str, offset: int) -> No
 
 
 def test_unreadable_batches_are_told_with_the_job_that_met_them(damaged: Damaged) -> None:
-    # given a plain topic with a batch that nobody could read, which becomes a compacted one
+    # given a plain topic with an unreadable batch, which becomes a compacted topic
     batches = [values("a", "b"), same_delta_twice(), values("a", "c")]
     asyncio.run(produce(damaged.stack.bootstrap, ODD, "delete", batches))
     run_ok("topics", "alter", ODD, "--config", "cleanup.policy=compact", "--data", damaged.data)
     # when it is compacted
     done = run_json("compact", ODD, "--now", "--timeout", "100", "--data", damaged.data)
-    # then explain says where it lies, since when, and what to do
+    # then explain says where the batch is, since when, and what to do
     reason = damaged.reason(ODD, "unreadable batches")
     assert "partition 0 has 1 batch whose records cannot be read, the first at offset 2: " in reason["says"]
     assert any(f"Known since job {each} (forced)" in reason["says"] for each in done["jobs"])
-    # the file it names can be looked at, and the job says the same
+    # `siltstone file inspect` can read the named file, and the job says the same
     words = reason["remedy"].split("`")[1].split()[1:]
     assert "2" in run_ok(*words)
     job_id = reason["says"].split("Known since job ")[1].split()[0]
@@ -173,14 +173,15 @@ def test_unreadable_batches_are_told_with_the_job_that_met_them(damaged: Damaged
 
 def test_what_the_planner_leaves_is_told_by_the_settings_that_are_given(damaged: Damaged) -> None:
     # given a compacted partition whose newest records are in L1
-    now_ms = int(time.time() * 1000)  # else the compactor there takes it: its oldest would have waited an hour
+    # A recent time: the compactor would take the partition if its oldest record had waited an hour.
+    now_ms = int(time.time() * 1000)
     large = build_batch([NewRecord(now_ms, b"a", bytes(100_000))])
     asyncio.run(produce(damaged.stack.bootstrap, "table", "compact", [large]))
     until(lambda: "in L0" not in {each["code"] for each in damaged.reasons("table")} or None)
-    # when it is explained for compactors that force a pass for any byte, and none over 64 KiB
+    # when it is explained with settings that force a pass for any byte, but allow none over 64 KiB
     small = ["forced.dirty.bytes.min=0", "forced.interval.ms=1", "compaction.merge.bytes.max=65536"]
     words = ["--data", damaged.data, *(word for each in small for word in ("--set", each))]
-    # then it is due and not planned, and the setting is named
+    # then the partition is due but not planned, and the answer names the setting
     said = run_ok("topics", "explain", "table", *words)
     assert "Partition 0 is not planned: due (dirty ratio 1.00 over 0.50" in said
     assert "compaction.merge.bytes.max is 64.0 KiB" in said and "raise compaction.merge.bytes.max" in said

@@ -1,4 +1,4 @@
-"""fsck finds what is broken in a system that an agent wrote, and nothing in one that is whole."""
+"""fsck finds damage in a system that an agent wrote, and reports none in a healthy one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCHES = 12
 
 
 class System:
-    """A memory store and memory metadata, written to by one agent."""
+    """A memory store and memory metadata, written by one agent."""
 
     def __init__(self, metadata: MemoryMetadata, store: MemoryStore) -> None:
         self.metadata, self.store = metadata, store
@@ -46,7 +46,7 @@ class System:
         return {finding.id: finding for finding in findings}
 
     async def broken(self, *, quick: bool = False, allowances: Allowances | None = None) -> dict[str, list[str]]:
-        """Messages of the invariants that are broken."""
+        """The messages of the broken invariants."""
         return {
             id_: [violation.message for violation in finding.violations]
             for id_, finding in (await self.fsck(quick=quick, allowances=allowances)).items()
@@ -54,7 +54,7 @@ class System:
         }
 
     async def merge(self, level: int = 1) -> str:
-        """All live L0 files become one file, as a merge would write it. Returns its key."""
+        """Replace all live L0 files by one file, as a merge would. Returns its key."""
         live = [file for file in (await self.metadata.compactors.compaction_view()).files if file.level == 0]
         claimed = await claim(self.metadata, job(l0_file_ids=[file.file_id for file in live]))
         bodies = {file.file_id: await self.store.get(file.key) for file in claimed.l0_files}
@@ -142,12 +142,12 @@ async def test_a_changed_byte_is_found(system: System) -> None:
 
 
 async def test_a_quick_look_reads_no_bodies_and_still_misses_objects_that_are_gone_or_cut(system: System) -> None:
-    # given one object gone, one cut short, and one changed inside
+    # given one missing object, one truncated object, and one with a changed byte
     gone, cut, changed, *_ = await system.keys()
     await system.store.delete_many([gone])
     await system.replace(cut, (await system.store.get(cut))[:-1])
 
-    # when fsck looks quickly, by a store that hands out no bodies
+    # when fsck --quick runs, on a store that returns no bodies
     async def no_body(key: str) -> bytes:
         raise AssertionError(f"{key} was read")
 
@@ -165,7 +165,7 @@ async def test_offsets_that_no_file_holds_are_found(system: System, database: Me
 
 
 async def test_a_batch_stored_twice_is_found(system: System, database: MemoryDatabase) -> None:
-    # given two files with the same batches, as a commit that forgot the producer would leave them
+    # given two files with the same batches, as after a commit that forgot the producer
     partition_id = min(database.partitions)
     by_offset = sorted(
         (file for file in database.files.values() if file.info.index), key=lambda file: file.info.file_id
@@ -299,7 +299,7 @@ STRICT = Allowances(grace_ms=-1, late_ms=0, orphan_ms=-1)
 
 
 async def test_objects_that_should_be_gone_are_found(system: System, database: MemoryDatabase) -> None:
-    # given dead files, one pinned reader's, and an object nobody knows
+    # given dead files, one of them pinned by a reader, and an object that no row names
     keys = await system.keys()
     await system.merge()
     await system.store.put_if_absent("l1/a7/2024010100/77-0-orphan.silt", b"x", crc32c=crc32c(b"x"))
@@ -310,11 +310,11 @@ async def test_objects_that_should_be_gone_are_found(system: System, database: M
     # then they are named
     assert set(broken) == {"FILE-2"}
     assert all(any(key in message for message in broken["FILE-2"]) for key in [*keys, "77-0-orphan"])
-    # and not while a pin protects the dead ones
+    # and it reports nothing while a pin protects the dead files
     pin = await system.metadata.readers.pin("reader", ttl_ms=60_000)
     database.pins[pin].created_ms = 1
     assert len((await system.broken(allowances=STRICT))["FILE-2"]) == 1
-    # and a deleted file's object is found whatever its age
+    # and it finds the object of a deleted file at any age
     await system.metadata.readers.unpin(pin)
     await system.metadata.deletion.files_deleted(
         [file.file_id for file in await system.metadata.deletion.dead_files(grace_ms=0)]

@@ -43,7 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 async def until_agents_agree(addresses: Sequence[str]) -> None:
-    """In an agent's first moments it may not have heard of the other: then both think that a group is theirs."""
+    """During its first moments an agent may not know the other one; then both believe that they own the group."""
     async with asyncio.timeout(TIMEOUT_S):
         for address in addresses:
             async with connected(address) as client:
@@ -77,7 +77,7 @@ def group() -> str:
 
 
 def commit(stack: Stack, group: str, topic: str, *offsets: int) -> None:
-    """As a consumer that is in no group."""
+    """Commit as a consumer without a group membership."""
     consumer = Consumer({"bootstrap.servers": stack.bootstrap, "group.id": group, "enable.auto.commit": False})
     places = [TopicPartition(topic, partition, offset) for partition, offset in enumerate(offsets)]
     consumer.assign(places)
@@ -87,7 +87,7 @@ def commit(stack: Stack, group: str, topic: str, *offsets: int) -> None:
 
 @contextmanager
 def member(stack: Stack, group: str, topic: str) -> Iterator[None]:
-    """A member that has been given something and goes on polling."""
+    """A member that has an assignment and keeps polling."""
     consumer = Consumer(
         {
             "bootstrap.servers": stack.bootstrap,

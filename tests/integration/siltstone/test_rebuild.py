@@ -1,4 +1,5 @@
-"""A Postgres that is lost with its backups: what the bucket brings back, and what it must not bring back."""
+"""A Postgres that is lost together with its backups: what a rebuild restores from the bucket, and what it must not
+restore."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ from wire.records import NewRecord, build_batch
 
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", "delete.retention.ms": "0"}
 KEPT = {"gc_grace_ms": 600_000, "orphan_age_ms": 600_000}
-"""Dead inputs stay in grace for as long as a test."""
+"""Dead inputs stay in grace longer than a test runs."""
 
 
 class KilledAtManifest(WrappedStore):
@@ -56,7 +57,7 @@ class KilledAtManifest(WrappedStore):
 
 
 class Lost:
-    """A cluster, and the fresh Postgres that will stand in for its own."""
+    """A cluster, and the fresh Postgres that will replace its own."""
 
     def __init__(self, store: ObjectStore, store_url: str, metadata: MetadataStore, urls: tuple[str, str]) -> None:
         self.store, self.store_url, self.metadata = store, store_url, metadata
@@ -134,7 +135,7 @@ async def violations(metadata: MetadataStore, store: ObjectStore) -> list[str]:
 
 
 async def state_of(metadata: MetadataStore) -> dict[str, Any]:
-    """Topics, configs, watermarks and live extents, without the numbers that a database makes for itself."""
+    """Topics, configs, watermarks and live extents, without the numbers that a database generates."""
     view = await metadata.operators.system_view()
     return {
         "topics": {
@@ -152,7 +153,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     lost: Lost, start_agent: StartAgent, start_compactor: StartCompactor, dial: Dial
 ) -> None:
     store, metadata = lost.store, lost.metadata
-    # given two topics, a snapshot, and after it merges that drop old values and a deleted key
+    # given two topics, a snapshot, and later merges that drop old values and a deleted key
     agent = await start_agent(store=store, metadata=metadata, gc_grace_ms=600_000)
     client = await dial.kafka(agent.address)
     await client.create_topic("plain", partitions=2, configs={"retention.ms": "123456789"})
@@ -174,7 +175,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     await metadata.agents.delete_topic(topics["gone"].topic_id)
     await metadata.agents.delete_records(topics["plain"].partition_ids[0], 1)
     await compactor.compactor.stop()
-    # and outputs of a merge that never committed
+    # and the outputs of a merge that never committed
     await orphaned_outputs(lost, start_compactor, client)
     await lost.catalog.flush()
     before, values = await state_of(metadata), await read_values(client, agent)
@@ -183,7 +184,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
     assert {file.level for file in files if file.state is FileState.LIVE} >= {0, 2}
     assert sum(file.state is FileState.DEAD for file in files) >= 10, "inputs in grace"
     await agent.agent.stop()
-    # when Postgres is lost
+    # when Postgres is lost, then a rebuild does nothing while the old cluster may be alive, also in a dry run
     rebuilt = await lost.rebuild()
     # then all is as it was
     assert rebuilt.is_complete, rebuilt.losses
@@ -205,7 +206,7 @@ async def test_all_that_the_catalogue_knows_comes_back_and_no_deleted_key_with_i
 async def test_records_that_only_l0_has_are_listed_and_appended_when_that_is_asked_for(
     lost: Lost, start_agent: StartAgent, dial: Dial
 ) -> None:
-    # given records before a snapshot, records in an increment, and records that nobody wrote down
+    # given records before a snapshot, records in an increment, and records that the catalogue does not contain
     agent = await start_agent(store=lost.store, metadata=lost.metadata)
     client = await dial.kafka(agent.address)
     await client.create_topic("plain", partitions=1)
@@ -223,32 +224,32 @@ async def test_records_that_only_l0_has_are_listed_and_appended_when_that_is_ask
     shown = await lost.rebuild(dry_run=True)
     assert not shown.is_complete and shown.producers is None and await target_state(lost.new_url) is None
     assert (await lost.rebuild(dry_run=True, append_newer_l0=True)).is_complete
-    # and what is not known is listed
+    # and the unknown parts are listed
     rebuilt = await lost.rebuild()
     assert not rebuilt.is_complete
     assert [(loss.what, loss.topic, loss.records) for loss in rebuilt.losses] == [("newer L0", "plain", 1)]
     assert len(rebuilt.plan.newer_l0) == 1
     [state] = await lost.query("SELECT last_sequences, base_offsets FROM producers")
     assert (list(state["last_sequences"]), list(state["base_offsets"])) == ([0, 1], [0, 1])
-    # and fsck, too, says what is left to do
+    # and fsck also says what remains to be done
     told = await fsck(lost)
     assert "1 object (" in told and "is named by no row" in told and "1 L0 file among them may hold records" in told
     assert "`siltstone rebuild --append-newer-l0` appends these records at new offsets" in told
-    # when it is run again, to append it: twice, as after a kill
+    # when the rebuild is run again to append the records, twice, as after a kill
     for _ in range(2):
         again = await lost.rebuild(append_newer_l0=True)
         assert again.was_rebuilt and again.is_complete
         assert again.appended == [("plain", 0, 1, 2, 2)]
     assert "no row is missing" in await fsck(lost)
     restored = await lost.restored()
-    # then an old producer goes on, and what it sends again is not stored again
+    # then an old producer continues, and its retries are not stored twice
     revived = await start_agent(store=lost.store, metadata=restored)
     client = await dial.kafka(revived.address)
     assert [await client.produce("plain", 0, batch) for batch in batches] == [0, 1, 2, 3]
     assert [offset for offset, _ in await read_all(client, "plain")] == [0, 1, 2, 3]
     assert await violations(restored, lost.store) == []
     await revived.agent.stop()
-    # and a database that is in use is not rebuilt
+    # and a database in use is not rebuilt
     with pytest.raises(NotEmptyError):
         await lost.rebuild()
 
@@ -273,7 +274,7 @@ async def test_once_a_rebuilt_database_is_used_fsck_says_that_newer_l0_files_can
     await agent.agent.stop()
     assert len((await lost.rebuild()).plan.newer_l0) == 1
     assert json.loads(await fsck(lost, "--json"))["janitor"]["rebuilt"] == "unused"
-    # when an agent has been there
+    # when an agent has used the database
     revived = await start_agent(store=lost.store, metadata=await lost.restored())
     await revived.agent.stop()
     # then it is as fsck says
@@ -282,7 +283,7 @@ async def test_once_a_rebuilt_database_is_used_fsck_says_that_newer_l0_files_can
     with pytest.raises(NotEmptyError):
         await lost.rebuild(append_newer_l0=True)
     assert json.loads(await fsck(lost, "--json"))["janitor"]["rebuilt"] == "used"
-    # and once it is adopted there is nothing to tell
+    # and after the adoption nothing is reported
     await fsck(lost, "--adopt")
     assert "rebuilt" not in await fsck(lost)
 
@@ -301,13 +302,13 @@ async def test_a_snapshot_that_is_not_whole_is_passed_over_and_one_that_is_not_o
     [second] = {path.name for path in folder.iterdir()} - {first}
     assert (folder / second / "topics.parquet").exists()
     third = await lost.catalog.snapshot()
-    # and one of which a table was cut off
+    # and one with a truncated table
     table = folder / third / "topics.parquet"
     table.write_bytes(table.read_bytes()[:-1])
     found = await lost.rebuild(dry_run=True)
     assert found.found.snapshot == first
     assert [line.split(":")[0] for line in found.found.passed_over] == [f"snapshot {third}", f"snapshot {second}"]
-    # when the newest is of a newer release, or of another cluster
+    # when the newest snapshot is from a newer release, or from another cluster
     for changed in ({"format": 2}, {"cluster_id": "somebody-else"}):
         strange = folder / f"{10**14:015d}-{SystemIds().uuid4()}"
         strange.mkdir()
@@ -325,7 +326,7 @@ async def test_a_snapshot_that_is_not_whole_is_passed_over_and_one_that_is_not_o
 async def test_a_rebuild_that_is_killed_before_its_commit_is_run_again_on_the_same_database(
     lost: Lost, start_agent: StartAgent, dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given a hole: the object of a live L0 file between two others is gone
+    # given a hole: the object of a live L0 file between two others is missing
     agent = await start_agent(store=lost.store, metadata=lost.metadata)
     client = await dial.kafka(agent.address)
     await client.create_topic("plain", partitions=1)
@@ -347,7 +348,7 @@ async def test_a_rebuild_that_is_killed_before_its_commit_is_run_again_on_the_sa
     # when it is run again
     rebuilt = await lost.rebuild()
     assert [loss[:4] for loss in rebuilt.losses] == [("offsets", "plain", 0, 1)]
-    # then readers go on behind the hole, and no offset is given twice
+    # then readers continue after the hole, and no offset is used twice
     restored = await lost.restored()
     revived = await start_agent(store=lost.store, metadata=restored)
     client = await dial.kafka(revived.address)
@@ -383,7 +384,7 @@ async def test_the_catalogue_says_that_a_file_is_dead_before_it_is_deleted_and_k
     await until(are_deleted, 60)
     assert compactor.metric("catalog_bytes") > 0 and compactor.metric("catalog_failures_total") == 0
     await compactor.compactor.stop()
-    # the only thing that wrote an increment so soon was the deletion
+    # only the deletion could have written an increment so soon
     found = await read_bucket(lost.store, (await lost.metadata.cluster_identity()).cluster_id, say=lambda _: None)
     plan = (await lost.rebuild(dry_run=True)).plan
     assert plan.is_complete and {row["state"] for row in plan.tables["files"] if row["key"] in dead} <= {"dead"}
@@ -448,7 +449,7 @@ async def catalogued(store_url: str, postgres_url: str) -> None:
 
 
 def idempotent(sequence: int) -> bytes:
-    """A batch of one record of producer 7."""
+    """A batch with one record of producer 7."""
     record = NewRecord(int(time.time() * 1000), b"k", b"%d" % sequence)
     return build_batch([record], producer=ProducerStamp(7, 0, sequence))
 
@@ -468,7 +469,7 @@ async def no_request(metadata: MetadataStore, topic_id: Any) -> bool:
 
 
 async def orphaned_outputs(lost: Lost, start_compactor: StartCompactor, client: Any) -> None:
-    """Of a merge of L0 files whose commit never reached Postgres, and whose job is given up."""
+    """The output of a merge of L0 files whose commit never reached Postgres and whose job was given up."""
     refused: list[str] = []
 
     async def refuse(commit: Any) -> Any:

@@ -298,7 +298,7 @@ def test_a_record_that_compaction_removed_is_told_with_what_superseded_it(
 
 
 def test_a_damaged_batch_is_told_by_diagnose(tmp_path: Path) -> None:
-    # given a stopped stack, in which one byte of a record changed
+    # given a stopped stack with one changed byte in a record
     data = tmp_path / "data"
     data.mkdir()
     options = ["--set", "produce.linger.ms=5", "--compactors", "0"]
@@ -310,7 +310,7 @@ def test_a_damaged_batch_is_told_by_diagnose(tmp_path: Path) -> None:
     [victim] = [each for each in (data / "objects").rglob("*.silt") if b"precious" in each.read_bytes()]
     victim.chmod(0o600)
     victim.write_bytes(victim.read_bytes().replace(b"precious", b"precioux"))
-    # then diagnose says so, with exit code 1, where nothing runs
+    # then diagnose reports it with exit code 1, although nothing runs
     words = ["record", "diagnose", "orders", "0", "1", "--data", str(data)]
     found = CliRunner().invoke(main, words)
     assert found.exit_code == 1 and "DIFFERS" in found.stdout

@@ -1,4 +1,4 @@
-"""What the pages tell a person to run: the runbook's SQL runs, and every command of every page exists."""
+"""The commands and queries on the pages for operators: the SQL runs, and the commands exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ QUERIES = re.findall(r"```sql\n(.*?)```", RUNBOOK.read_text(), re.DOTALL)
 
 
 def commands(page: Path) -> Sequence[Sequence[str]]:
-    """`siltstone ...` between backticks, as words; a line may break within. And what begins a line of a block."""
+    """The words of each `siltstone ...` in backticks, which may contain a line break, and at the beginning of a line of
+    a block."""
     text = page.read_text()
     told = re.findall(r"(?<!`)`siltstone ([^`]+)`", text)
     blocks = re.findall(r"^```(?:sh|bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -33,7 +34,7 @@ def commands(page: Path) -> Sequence[Sequence[str]]:
 
 
 def unknown(words: Sequence[str]) -> str:
-    """What is wrong with a command's words; "" = nothing."""
+    """The error in the words of a command; "" if there is none."""
     command: click.Command = main
     rest = list(words)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
@@ -51,7 +52,7 @@ def unknown(words: Sequence[str]) -> str:
         return f"one word too many, {left[0]!r}, in {' '.join(words)!r}"
     if not rest:  # spoken of by its name
         return ""
-    # what stands for a value (TOPIC, GROUP) is converted by nobody: it is there, or it is missing
+    # placeholders (TOPIC, GROUP) are not converted; they are only present or missing
     missing = [
         parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
         for parameter in command.params
@@ -61,7 +62,7 @@ def unknown(words: Sequence[str]) -> str:
 
 
 def is_text(given: object) -> bool:
-    """Whether the parser found words for it: click has a value of its own for what is not there."""
+    """Whether the parser found a value. click has a special value for a missing one."""
     return isinstance(given, str) or (isinstance(given, list | tuple) and any(isinstance(each, str) for each in given))
 
 

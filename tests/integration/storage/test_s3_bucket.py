@@ -1,4 +1,4 @@
-"""Whether a bucket keeps what we delete, asked of a real S3 server, and the doctor's view of one."""
+"""Whether a bucket keeps deleted objects, asked from a real S3 server, and the doctor's verdict on one."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def test_the_doctor_looks_at_a_bucket(bucket: ObjectStoreUrl) -> None:
     checks = {check["name"]: check["verdict"] for check in json.loads(ran.stdout)}
     assert checks["store conditional create"] == checks["store clock"] == "ok"
     assert checks["store versioning"] == "warn"
-    assert checks["postgres"] == "warn"  # not looked at, for nothing says where it is
+    assert checks["postgres"] == "warn"  # not checked, because no option names it
     assert ran.exit_code == 0

@@ -1,4 +1,4 @@
-"""What `siltstone.read_topic` refuses before it opens anything; what it reads is in tests/integration."""
+"""The arguments that `siltstone.read_topic` refuses before it opens anything. tests/integration tests its reading."""
 
 from __future__ import annotations
 

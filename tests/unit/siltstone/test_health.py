@@ -1,4 +1,4 @@
-"""`python -m siltstone.health`, against the endpoint that it asks."""
+"""`python -m siltstone.health` against the endpoint that it requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fixtures.s3 import free_port
 
 @pytest.fixture
 async def reasons() -> AsyncIterator[tuple[list[str], str]]:
-    """Why the process is not ready, to be changed; and its address."""
+    """The reasons why the process is not ready, which a test may change, and its address."""
     not_ready: list[str] = []
     endpoint = HttpEndpoint(listen="127.0.0.1:0", metrics=Metrics(), not_ready=lambda: not_ready)
     await endpoint.start()

@@ -1,4 +1,4 @@
-"""The command itself: help, loading, and how errors reach a user. What commands do is tested on a running stack."""
+"""The command itself: help, loading, and the output of errors. Other tests run the commands on a running stack."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_bad_bootstrap_address_is_refused_by_name(bootstrap: str) -> None:
 
 
 def delete_orders(stdin: int) -> subprocess.CompletedProcess[str]:
-    """`siltstone topics delete orders` with this standard input, where no agent is."""
+    """`siltstone topics delete orders` with this standard input, without an agent."""
     command = [sys.executable, "-m", "siltstone", "topics", "delete", "orders", "--bootstrap", "127.0.0.1:1"]
     return subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
 
@@ -173,7 +173,7 @@ def test_doctor_without_a_place_begins_with_what_it_did_not_look_at_and_how_to_p
     assert run("doctor", "--json")[0] == 1
     first = said.splitlines()[0]
     assert first.startswith("not checked: Postgres and an object store; give --data DIR of `siltstone dev`")
-    # when a `siltstone dev` runs on its usual directory
+    # when a `siltstone dev` runs on the default directory
     (tmp_path / "siltstone-data").mkdir()
     (tmp_path / "siltstone-data" / "run.json").write_text("{}")
     assert "give --data siltstone-data, or" in run("doctor")[1].splitlines()[0]

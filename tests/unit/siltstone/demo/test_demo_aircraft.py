@@ -1,4 +1,4 @@
-"""How the demo judges what a compacted topic came to."""
+"""The demo's comparison of a compacted topic with the plain dict."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def latest() -> LatestFlights:
 
 
 def test_the_last_flight_of_each_aircraft_is_kept_with_its_offset() -> None:
-    # flights without a tail number are not written, so they take no offset
+    # flights without a tail number are not written, so they have no offset
     assert latest().by_tail_number == {b"N1": Last(0, 1, b"last of N1"), b"N2": Last(1, 0, b"first of N2")}
     assert latest().records == 3
 

@@ -1,4 +1,4 @@
-"""The demo's comparison finds every way in which what was read can differ from what was sent."""
+"""The demo's comparison finds every difference between the records sent and the records read."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def test_null_and_empty_and_shifted_bytes_are_told_apart() -> None:
 
 
 def test_a_digest_is_found_only_where_a_record_starts() -> None:
-    # given a partition whose digests, shifted by a byte, hold the one that is looked for
+    # given a partition in which the wanted digest also occurs shifted by a byte
     ledger = Ledger(1)
     for number in range(50):
         ledger.add(0, None, str(number).encode())
     joined = b"".join(ledger.digest_at(0, place) for place in range(50))
-    # when a digest that lies across two records is looked for, then it is not found
+    # when a digest that spans two records is searched, then it is not found
     assert ledger.find(0, joined[1:17]) == -1
     assert ledger.find(0, ledger.digest_at(0, 37)) == 37

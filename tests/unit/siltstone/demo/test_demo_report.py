@@ -1,4 +1,4 @@
-"""The pictures and numbers that the demo ends with."""
+"""The charts and numbers at the end of the demo."""
 
 from __future__ import annotations
 

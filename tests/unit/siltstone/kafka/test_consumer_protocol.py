@@ -1,4 +1,4 @@
-"""Subscriptions and assignments as other clients write and read them, and bytes that are none."""
+"""Subscriptions and assignments as other clients write and read them, and bytes that are neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys go where other clients send them."""
+"""Each key goes to the partition that other clients choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partitions shared out as Kafka's own assignor does it: aiokafka's stands in for it."""
+"""Assignments compared with those of Kafka's RangeAssignor, for which aiokafka's stands in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Formats of `siltstone produce` and `consume`: what is written is read back, and nothing steers a terminal."""
+"""Formats of `siltstone produce` and `consume`: written records are read back unchanged, and no record controls a
+terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value `ecs` of two settings, against a server that answers as the task metadata endpoint does (version 4)."""
+"""The value `ecs` of two settings, against a server that answers like the task metadata endpoint (version 4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.settings.table import Settings
 from siltstone.processes.ecs_metadata import VARIABLE, EcsMetadataError, EcsUnavailableError, settings_on_ecs
 from tests.fixtures.s3 import free_port
 
-# Shortened from what the Amazon ECS Developer Guide shows of version 4, on Fargate.
+# Shortened from the examples of version 4 on Fargate in the Amazon ECS Developer Guide.
 CONTAINER: dict[str, Any] = {
     "DockerId": "ea32192c8553fbff06c9340478a2ff089b2bb5646fb718b4ee206641c9086d66",
     "Name": "agent",
@@ -65,7 +65,7 @@ class Endpoint:
             self.failures -= 1
             return web.Response(status=500, text="not yet")
         body = self.task if request.path.endswith("/task") else self.container
-        # ECS says application/json, but nobody should depend on it
+        # ECS answers with application/json, but the code must not depend on it
         return web.Response(text=body if isinstance(body, str) else json.dumps(body), content_type="text/plain")
 
 

@@ -1,4 +1,4 @@
-"""What a process tells of itself."""
+"""The metrics that every process exports."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ async def test_a_process_tells_its_release_whether_it_is_ready_and_what_it_takes
 async def test_work_that_holds_up_the_event_loop_is_seen() -> None:
     metrics = Metrics()
     async with process_watched(Runtime(metrics=metrics), role="agent", not_ready=list):
-        await asyncio.sleep(LAG_INTERVAL_MS / 4000)  # the measuring task sleeps by now
-        time.sleep((LAG_INTERVAL_MS + 300) / 1000)  # somebody works without giving way
+        await asyncio.sleep(LAG_INTERVAL_MS / 4000)  # the measuring task is asleep now
+        time.sleep((LAG_INTERVAL_MS + 300) / 1000)  # work that blocks the event loop
         deadline = time.monotonic() + DEADLINE_S
         while not value(metrics, "siltstone_event_loop_lag_seconds_count"):
             assert time.monotonic() < deadline

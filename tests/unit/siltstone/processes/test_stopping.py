@@ -1,4 +1,4 @@
-"""Signals set an event, and work is given up when it is set."""
+"""A signal sets an event, and the event cancels work."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_ages_are_short(age_ms: int, text: str) -> None:
 
 
 def test_cells_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    # given values that look like rich's markup, and a key as long as an object key
+    # given values that look like markup of rich, and a key as long as an object key
     key = "l0/7f/2026010112/12-3-0190a0b0-1111-7222-8333-444455556666.silt"
     print_table(["key", "size"], [[key, "[red]1"]], right=["size"])
     print_pairs({"name": "[b]x[/b]"})
@@ -141,7 +141,7 @@ def test_a_reader_that_leaves_in_the_middle_of_a_write_is_noticed(environ: dict[
     command = [sys.executable, "-c", prints.replace("b'end'", "b''")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.read(1) == b"\0"  # the write has begun, and is larger than any pipe
+        assert process.stdout.read(1) == b"\0"  # the write has started, and it is larger than any pipe
         process.stdout.close()
         assert b"BrokenPipeError" in process.stderr.read()
     assert process.returncode == 1
@@ -167,7 +167,7 @@ async def test_while_a_pipe_takes_nothing_the_event_loop_goes_on(monkeypatch: py
         assert not printing.done() or len(got) == 900_000
         assert await asyncio.to_thread(pipe.read, 100_000) == bytes(100_000)
         await printing
-        # and whoever is told to stop does not wait for the reader
+        # and a stop does not wait for the reader
         printing = asyncio.create_task(print_when_taken(bytes(1_000_000)))
         await asyncio.sleep(0.01)
         printing.cancel()

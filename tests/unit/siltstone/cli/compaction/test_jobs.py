@@ -1,4 +1,4 @@
-"""What `siltstone jobs show` says of a merge that runs elsewhere, in each of its states."""
+"""`siltstone jobs show` for a merge that runs on Spark, in each of its states."""
 
 from __future__ import annotations
 

@@ -23,14 +23,14 @@ def test_rounds_are_told_with_their_time_and_offsets_and_summed_up_at_the_end(
     clock = ManualClock(START_MS)
     rounds = Rounds("bookings", "demo.bookings", "5s", clock, as_json=False)
     rounds.began({0: 3}, "start")
-    # when records come, nothing comes for more than a minute, and one round fails
+    # when records arrive, then none for more than a minute, and one round fails
     rounds.ended(wrote(2, 5, behind=1))
     for _ in range(13):
         clock.advance_ms(5_000)
         rounds.ended(Report(held={0: 5}))
     rounds.failed(OSError("away"))
     rounds.stopped()
-    # then what came is told, that nothing came once a minute, and the sum
+    # then each round with records prints a line, the quiet time one a minute, and the end a sum
     told = capsys.readouterr()
     assert told.out.splitlines() == [
         "following bookings -> demo.bookings every 5s, from offsets 0:3; Ctrl-C stops",
