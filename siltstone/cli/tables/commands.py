@@ -133,7 +133,7 @@ def _catalog_options(command: Callable[..., T]) -> Callable[..., T]:
     show_default=True,
     help="Read in this process or on a local Spark; auto decides by size.",
 )
-@click.option("--follow", is_flag=True, help="Export again and again, every --every, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Repeat the export every --every, until Ctrl-C.")
 @click.option(
     "--every",
     default="60s",
