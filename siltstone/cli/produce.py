@@ -201,7 +201,7 @@ def produce(
         try:
             stopped = asyncio.run(_produce(bootstrap, given_agents(), topic, options, source, tally))
         except SiltstoneError:
-            if tally.written:
+            if tally.written:  # say what was stored before the error
                 _print(tally, as_json=as_json)
             raise
     _print(tally, as_json=as_json)
@@ -288,6 +288,7 @@ async def _gathered(
                 else:
                     gathered.append(each)
                     gathered_bytes += input_bytes(each)
+            # Do not wait for a full batch: records from a slow pipe are written as they arrive.
             if ended or gathered_bytes >= bytes_max or chunks.empty():
                 break
             chunk = chunks.get_nowait()

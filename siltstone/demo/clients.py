@@ -147,6 +147,7 @@ def produce(
                 raise ProduceError(f"record {records}: {error}") from error
         records += 1
         value_bytes += len(flight.value)
+        # Serve delivery callbacks from time to time; a poll for each record would cost more than the record.
         if records % POLL_EVERY_RECORDS == 0:
             producer.poll(0)
             progress(POLL_EVERY_RECORDS)

@@ -69,6 +69,7 @@ def copy_binaries(binaries: PostgresBinaries) -> Path:
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.is_dir():
         shutil.copytree(libraries, folder / libraries.name, symlinks=True)
+    # Other users must be able to read everything and to execute the programs.
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or path.stat().st_mode & 0o100 else 0o444))

@@ -41,6 +41,7 @@ class RunFile:
 
 
 def write_run_file(data: Path, run: RunFile) -> None:
+    # Write and rename, so that a reader never sees half a file.
     descriptor, temporary = tempfile.mkstemp(prefix=f".{NAME}-", dir=data)  # mode 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

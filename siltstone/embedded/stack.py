@@ -113,6 +113,7 @@ async def run_stack(
         async with AsyncExitStack() as stack:
             data = _take_directory(data, stack)
             each = child_settings(settings, size.agents, size.compactors, size.zones)
+            # A `run.json` under our lock was left by a killed predecessor, whose agents may still hold the ports.
             await _await_ports(each, stopping, wait_ms=PREDECESSOR_MS if run_file_exists(data) else 0)
             if not stopping.is_set():
                 settings = await _places(settings, data, stack, stopping, impatient)
@@ -364,7 +365,7 @@ async def _run_children(
             await unless(stopping, _first_death(children, telling))
     finally:
         await _stop_children(children, impatient, grace_ms=agents[0].drain_timeout_ms + KILL_AFTER_DRAIN_MS)
-        os.close(our_end)
+        os.close(our_end)  # only now: the end of the lifeline would make the children drain
         os.close(their_end)
 
 

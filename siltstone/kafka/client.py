@@ -175,7 +175,7 @@ class KafkaClient:
                     reader, writer = await asyncio.open_connection(host, port)
             except (OSError, TimeoutError) as error:
                 refusals.append(f"{address} ({_reason(error)})")
-                continue
+                continue  # one address that answers is enough
             client = cls(reader, writer, address=address, client_id=client_id, timeout_ms=timeout_ms)
             try:
                 await client._negotiate()

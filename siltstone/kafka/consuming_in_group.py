@@ -69,6 +69,7 @@ class GroupReader:
                     async for records in batches:
                         given = records if left is None else records[:left]
                         yield given
+                        # The caller asked for more, so it has taken these records: only now may they be committed.
                         if given:
                             self._taken[given[-1].topic, given[-1].partition] = given[-1].offset + 1
                         if left is not None:
@@ -92,10 +93,11 @@ class GroupReader:
                     yield records
                     if await self._must_join(beats):
                         break
-                    await self._commit_now_and_then()
+                    await self._commit_if_due()
             # A member without partitions comes here at once: the group has more members than partitions.
             while not (self._to_end or await self._must_join(beats)):
                 await asyncio.wait({beats}, timeout=IDLE_MS / 1000)
+            # Commit before joining again: another member may get these partitions and start at the committed offsets.
             if self._is_over:
                 await self._commit()
         finally:
@@ -111,11 +113,11 @@ class GroupReader:
 
     async def _must_join(self, beats: asyncio.Task[None]) -> bool:
         if beats.done():
-            beats.result()
+            beats.result()  # raises the error of a heartbeat, if there was one
             self._is_over = True
         elif self._clock.monotonic_ms() - self._looked_ms >= LOOK_MS:
             self._looked_ms = self._clock.monotonic_ms()
-            self._is_over = await self._member.has_more_to_share_out()
+            self._is_over = await self._member.partitions_changed()
         return self._is_over
 
     async def _reaches(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Reach]:
@@ -136,7 +138,7 @@ class GroupReader:
         self._taken |= {place: reach.position for place, reach in found.items() if places.get(place) != reach.position}
         return found
 
-    async def _commit_now_and_then(self) -> None:
+    async def _commit_if_due(self) -> None:
         if self._clock.monotonic_ms() - self._committed_ms >= COMMIT_MS:
             await self._commit()
 

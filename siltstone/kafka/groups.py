@@ -268,6 +268,7 @@ class GroupClient:
             except (KafkaError, UnavailableError) as error:
                 if isinstance(error, KafkaError) and not is_passing(error.code):
                     raise
+                # No agent answered and none ever did: the bootstrap address is probably wrong, so do not wait.
                 if not (self._known or isinstance(error, (KafkaError, ConnectionLostError))):
                     raise
                 if not notice.failed(error, is_lost=isinstance(error, UnavailableError), wait_ms=BACKOFF_MS):
@@ -279,6 +280,7 @@ class GroupClient:
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncGenerator[tuple[KafkaClient, str]]:
+        # Former coordinators are agents too: they help when the bootstrap address does not answer any more.
         addresses = dict.fromkeys([*self._bootstrap.split(","), *self._known])
         async with connected(",".join(addresses)) as client:
             answer = await client.call(

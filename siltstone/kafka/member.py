@@ -54,7 +54,7 @@ class GroupMember:
     def __init__(self, group: GroupClient, topics: Collection[str], counts: PartitionCounts, clock: Clock) -> None:
         self.group, self._topics, self._counts, self._clock = group, frozenset(topics), counts, clock
         self._member_id = ""
-        self._shared_out: Mapping[str, int] | None = None
+        self._assigned_counts: Mapping[str, int] | None = None
         """The number of partitions by topic that this member last assigned as leader; None if another member leads."""
         self.generation = -1
 
@@ -66,6 +66,7 @@ class GroupMember:
             if joined.error_code == _MEMBER_ID_REQUIRED:
                 continue  # the coordinator has given this member its id: join again with it (KIP-394)
             if not self._is_refused(joined.error_code, "join"):
+                # Every member must sync, but only the leader sends assignments; the others send none.
                 self.generation = joined.generation_id
                 synced = await self._sync(await self._assigned(joined))
                 if not self._is_refused(synced.error_code, "join"):
@@ -83,15 +84,15 @@ class GroupMember:
 
         return not self._is_refused(await self.group.run(work), "heartbeat in")
 
-    async def has_more_to_share_out(self) -> bool:
+    async def partitions_changed(self) -> bool:
         """Whether a topic was created, deleted or grown since this member assigned partitions; then it must join again.
 
         Only the leader checks this.
         """
-        if self._shared_out is None:
+        if self._assigned_counts is None:
             return False
-        counts = await self._counts(self._shared_out)
-        return any(counts.get(topic, 0) != count for topic, count in self._shared_out.items())
+        counts = await self._counts(self._assigned_counts)
+        return any(counts.get(topic, 0) != count for topic, count in self._assigned_counts.items())
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         """Commit. False if nothing was committed because this client is not a member of the generation any more."""
@@ -134,13 +135,13 @@ class GroupMember:
 
     async def _assigned(self, joined: join_group.JoinGroupResponse) -> Mapping[str, Mapping[str, Sequence[int]]]:
         """The assignment of all members, if this member leads; empty if another member leads."""
-        self._shared_out = None
+        self._assigned_counts = None
         if joined.leader != self._member_id:
             return {}
         wanted = {each.member_id: parse_subscription(bytes(each.metadata)) or () for each in joined.members}
         topics = {topic for each in wanted.values() for topic in each}
         counts = await self._counts(topics)
-        self._shared_out = {topic: counts.get(topic, 0) for topic in topics}
+        self._assigned_counts = {topic: counts.get(topic, 0) for topic in topics}
         return range_assignor.assign(wanted, counts)
 
     async def _sync(self, given: Mapping[str, Mapping[str, Sequence[int]]]) -> sync_group.SyncGroupResponse:
@@ -177,7 +178,7 @@ class GroupMember:
             check(code, self.group.named(what))
             return False
         if code == _UNKNOWN_MEMBER:
-            self._member_id = ""
+            self._member_id = ""  # the coordinator has removed this member: join as a new one
         return True
 
     def _passed(self, code: int, what: str) -> int:

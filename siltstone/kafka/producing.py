@@ -148,6 +148,7 @@ class TopicWriter:
                     self._sequences.begin(missing, await self._client.run(new_producer))
                 results = await self._send(sent)
             except (UnavailableError, KafkaError) as error:
+                # Every record that is not yet judged is in doubt, also those that were never sent.
                 for queue in waiting.values():
                     self._refuse([each for batch in queue for each in batch], error.message, remedy=IN_DOUBT)
                 raise
@@ -156,12 +157,13 @@ class TopicWriter:
                 queue = waiting[partition]
                 until_ms = tries.setdefault(partition, self._clock.monotonic_ms() + PATIENCE_MS)
                 result = results[partition]
+                # Sending again is safe only with a sequence number; it must be the same batch under the same number.
                 if is_passing(result.error_code) and self._clock.monotonic_ms() < until_ms and self._is_idempotent:
                     passing = True
                     continue
                 del tries[partition]
                 queue.popleft()
-                queue.extendleft(reversed(self._judge(partition, batch, result)))
+                queue.extendleft(reversed(self._judge(partition, batch, result)))  # halves go first, in their order
                 if not queue:
                     del waiting[partition]
             if passing:
@@ -198,6 +200,7 @@ class TopicWriter:
             return []
         error = KafkaError(code, f"partition {partition}", result.message or None)
         if code in _TOO_LARGE and len(batch) > 1:
+            # A refused batch used no sequence numbers, so both halves continue at the same one.
             middle = len(batch) // 2
             return [batch[:middle], batch[middle:]]
         bad = {index: why for index, why in result.record_errors.items() if 0 <= index < len(batch)}

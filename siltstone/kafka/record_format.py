@@ -160,6 +160,7 @@ class RecordReader:
             yield self._read(bytes(self._buffer[start:end]))
             start = end + len(self._end)
         del self._buffer[:start]
+        # Search the rest only once. The end of a record may be cut between two inputs, so look back by its length.
         self._searched = max(0, len(self._buffer) - len(self._end) + 1)
         if len(self._buffer) > RECORD_BYTES_MAX:
             raise BadInputError(

@@ -105,7 +105,7 @@ class RetryingClient:
                 if not notice.failed(error, is_lost=is_lost, wait_ms=backoff_ms):
                     raise
                 if is_lost:
-                    await self._drop()
+                    await self._drop()  # the next turn connects again, perhaps to another agent
             else:
                 notice.answered("an agent")
                 return result

@@ -47,6 +47,7 @@ async def log_and_traces(
         yield NO_TRACING if otel is None else otel
     finally:
         told.cancel()
+        # Draining and sending traces share drain.timeout.ms, counted from the stop signal.
         now_ms = runtime.clock.monotonic_ms()
         began_ms = stops.result() if stops.done() and not stops.cancelled() else now_ms
         stops.cancel()

@@ -42,4 +42,5 @@ async def unless(stopping: asyncio.Event, work: Coroutine[Any, Any, T] | asyncio
         for each in (stopped, task):
             if not each.done():
                 each.cancel()
+        # Wait until a cancelled `work` has really ended, so that its caller can close what it used.
         await asyncio.gather(task, stopped, return_exceptions=True)

@@ -137,6 +137,7 @@ async def _compact(urls: Urls, given: SystemOptions, topic: str, *, timeout_ms: 
             )
             helping = asyncio.create_task(_compact_here_if_nobody_does(metadata, urls, settings))
             try:
+                # The pass ends when the request is carried out, no matter by which compactor.
                 await asyncio.wait({waiting, helping}, return_when=asyncio.FIRST_COMPLETED)
                 if not waiting.done():
                     await helping  # the compactor in this process ends only by an error
