@@ -268,7 +268,7 @@ class _Running:
                         rounds.began(None if held is None else held.offsets, self._wanted.begin)
                     report = self.once()
                 except SiltstoneError as error:
-                    # A lost pin (this process was stopped for a while) is over with the next round, which takes a new one.
+                    # After a lost pin (this process was stopped for a while) the next round takes a new one.
                     if not error.retriable and not isinstance(error, PinLostError):
                         raise
                     rounds.failed(error)
