@@ -148,7 +148,7 @@ def test_a_config_without_effect_is_told_when_it_is_set_and_when_it_is_shown(top
     )
     assert "max.message.bytes" not in created.stderr
     altered = topics("alter", "zipped", "--config", "remote.storage.enable=true", "--delete-config", "compression.type")
-    assert altered.stderr.startswith("note: remote.storage.enable is kept") and altered.stderr.count("note:") == 1
+    assert altered.stderr.startswith("note: remote.storage.enable is stored") and altered.stderr.count("note:") == 1
     assert topics("create", "refused", "--config", "compression.type=none").stderr.count("note:") == 0
     rows = {line.split()[0]: line for line in topics("describe", "zipped").stdout.splitlines() if line.strip()}
     assert rows["remote.storage.enable"].rstrip().endswith("no effect")

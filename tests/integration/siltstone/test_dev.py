@@ -446,7 +446,7 @@ def test_agents_listen_on_ports_that_count_up_and_port_0_stays_any() -> None:
     each = agent_settings(settings, 3)
     assert [one.listen for one in each] == ["127.0.0.1:9092", "127.0.0.1:9093", "127.0.0.1:9094"]
     assert {one.metrics_listen for one in each} == {"127.0.0.1:0"}
-    with pytest.raises(BadInputError, match="there are not 3 ports from 65534 on"):
+    with pytest.raises(BadInputError, match="3 agents need the ports from 65534 up"):
         agent_settings(Settings(listen="127.0.0.1:65534"), 3)
 
 
