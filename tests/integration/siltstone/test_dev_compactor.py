@@ -85,5 +85,5 @@ def test_compactors_serve_their_metrics_on_the_ports_after_those_of_the_agents()
     each = child_settings(Settings(listen="127.0.0.1:9092", metrics_listen="127.0.0.1:8000"), 2, 2)
     assert [one.metrics_listen for one in each] == [f"127.0.0.1:{port}" for port in (8000, 8001, 8002, 8003)]
     assert [one.listen for one in each] == [f"127.0.0.1:{port}" for port in (9092, 9093, 0, 0)]
-    with pytest.raises(BadInputError, match="there are not 3 ports from 65534 on"):
+    with pytest.raises(BadInputError, match="3 agents and compactors need the ports from 65534 up"):
         child_settings(Settings(listen="127.0.0.1:0", metrics_listen="127.0.0.1:65534"), 2, 1)
