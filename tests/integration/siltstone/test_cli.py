@@ -229,7 +229,7 @@ def test_the_objects_of_another_cluster_are_not_called_damaged(stack: Stack, sto
     other = (stopped / "objects").as_uri()
     found = run("fsck", "--metadata", metadata_url, "--object-store", other)
     assert found.exit_code == 1
-    assert "error: the object store is cluster" in found.stderr and "FILE-1" not in found.output
+    assert "error: the object store belongs to cluster" in found.stderr and "FILE-1" not in found.output
 
 
 def test_a_directory_of_objects_that_is_mistyped_is_told_by_who_reads_it_and_not_made(

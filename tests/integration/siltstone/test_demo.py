@@ -117,7 +117,7 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     ran = subprocess.run([*COMMAND, "--data", str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S)
     assert ran.returncode == 1
-    assert ran.stderr.startswith(f"error: {tmp_path} is not an empty directory\nremedy: ")
+    assert ran.stderr.startswith(f"error: {tmp_path} is not an empty directory; nothing was started\nremedy: ")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
