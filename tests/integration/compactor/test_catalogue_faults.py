@@ -60,7 +60,7 @@ class World:
         return value
 
     async def set_clock(self, ahead_seconds: int) -> None:
-        """Postgres's."""
+        """The clock of Postgres."""
         await self.lost.query(
             "CREATE OR REPLACE FUNCTION clock_ms() RETURNS bigint LANGUAGE sql VOLATILE PARALLEL SAFE AS"
             f" $$ SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint + {ahead_seconds * 1000} $$",
@@ -130,7 +130,7 @@ async def test_names_go_up_when_the_clock_goes_back_and_a_snapshot_is_taken_at_o
     await other.round()
     await world.lost.metadata.agents.create_topic("made-since", partitions=1, configs={})
     assert await other.round()
-    # then what is written is behind all that was, and stays
+    # then new objects have later names than the old ones, and stay
     snapshots = sorted({key.split("/")[2] for key in await world.names("catalog/snapshots/")})
     assert len(snapshots) == 5
     [increment] = await world.names("catalog/increments/")
@@ -156,7 +156,7 @@ async def test_increments_and_the_age_go_on_where_no_snapshot_can_be_taken(
     monkeypatch.setattr("compactor.deletion.metadata_backup.tempfile.mkdtemp", full)
     with pytest.raises(OSError, match="No space"):
         await catalog.round()
-    # then what is new is told, and how old the snapshot is
+    # then the increment is written, and the gauge shows the age of the snapshot
     assert len(await world.names("catalog/increments/")) == 1
     assert world.metric("catalog_age_seconds") >= 120 and world.metric("catalog_failures_total") == 1
     # and where nothing can be written at all, the age is told

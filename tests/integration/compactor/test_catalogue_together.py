@@ -107,7 +107,7 @@ async def test_what_somebody_told_who_was_killed_in_his_snapshot_is_not_gone_on_
     killed.goes_on.set()
     with pytest.raises(asyncio.CancelledError):
         await taken
-    # then what is between is not known, and is not taken for what was never committed
+    # then the records in between are unknown, and do not count as never committed
     rebuilt = await lost.rebuild(dry_run=True)
     assert not rebuilt.is_complete and not rebuilt.plan.uncommitted_l0
     assert [(loss.what, loss.records) for loss in rebuilt.losses] == [("offsets", 1), ("newer L0", 1)]
@@ -202,7 +202,7 @@ def is_ahead(agent: RunningAgent, seconds: int, *, below: int = 10**6) -> Callab
 
 
 async def names_that_come_back(lost: Lost) -> set[str]:
-    """Of topics; when all records do too."""
+    """The names of the topics that came back; checks that all records did too."""
     rebuilt = await lost.rebuild(dry_run=True)
     assert rebuilt.is_complete and not rebuilt.plan.uncommitted_l0, (rebuilt.losses, rebuilt.found.passed_over)
     return {row["name"] for row in rebuilt.plan.tables["topics"]}

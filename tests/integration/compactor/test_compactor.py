@@ -1,5 +1,5 @@
-"""A compactor in the test's own event loop, beside a real agent, on both metadata stores: what it does when all is
-well, and what becomes of a merge when something is not."""
+"""A compactor in the test's own event loop, beside a real agent, on both metadata stores: its work, and the fate of
+merges when something fails."""
 
 from __future__ import annotations
 

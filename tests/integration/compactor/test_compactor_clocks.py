@@ -24,7 +24,7 @@ QUIET = {"forced_interval_ms": 200, "forced_dirty_wait_ms": 200, "orphan_check_i
 
 
 class JumpingClock(SystemClock):
-    """What a person or NTP does to the wall clock; time goes on at its pace."""
+    """Sets the wall clock, as an operator or NTP may; monotonic time goes on."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -109,6 +109,6 @@ async def put_uncommitted(system: System) -> str:
 
 
 async def _passes(system: System, at_least: int) -> bool:
-    """So many passes over the partition are done."""
+    """Whether this number of passes over the partition is done."""
     jobs = await system.metadata.operators.jobs(states=[JobState.DONE], limit=1000)
     return sum(job.kind == "forced" for job in jobs) >= at_least

@@ -35,7 +35,7 @@ def processes_on(request: pytest.FixtureRequest, processes: Processes) -> Proces
 
 
 def jobs(processes: Processes, *words: str) -> list[dict[str, Any]]:
-    """What `siltstone jobs list --json` says."""
+    """The output of `siltstone jobs list --json`."""
     done = CliRunner().invoke(
         main, ["jobs", "list", "--metadata", processes.postgres.url, "--limit", "10000", "--json", *words]
     )

@@ -166,7 +166,7 @@ class NeverStops:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.newest: dict[tuple[int, bytes], tuple[int, bytes]] = {}
-        """Of topic "kv": (partition, key) -> (offset, value)."""
+        """The records of topic "kv": (partition, key) -> (offset, value)."""
         self.plain: dict[tuple[int, int], bytes] = {}
         """(partition, offset) -> value."""
         self.failed: list[str] = []

@@ -1,4 +1,4 @@
-"""A compactor with a cluster beside it: a merge that runs there for long stands in nobody's way here."""
+"""A compactor with a cluster: a long merge on the cluster does not delay merges in the compactor."""
 
 from __future__ import annotations
 

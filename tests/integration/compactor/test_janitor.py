@@ -1,4 +1,4 @@
-"""What the janitor deletes, and above all what it does not. On both metadata stores; the files hold any bytes."""
+"""The objects that the janitor deletes, and those that it must not. On both metadata stores; file contents are fake."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Stubborn(WrappedStore):
         self.uploads_aborted = 0
         self.clock_ahead_ms = 0
         self.aged_ms: dict[str, int] = {}
-        """Objects that lie there for so much longer than they do."""
+        """Key -> the ms by which its object looks older than it is."""
 
     async def delete_many(self, keys: Sequence[str]) -> Deleted:
         self.asked.append(len(keys))

@@ -1,4 +1,4 @@
-"""What crashed merges leave: more files than may be forgotten at once, and no reason to wait for a person."""
+"""Leftovers of crashed merges: more files than the limit of orphans, and still no need for an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples by which compaction is explained elsewhere, from a producer to a consumer.
+"""Well-known examples of compaction, from a producer to a consumer.
 
 Every part is the real one: an agent and a Kafka client, the planner with its defaults, the merge engine. Only time is
 made by hand, and jobs are run by the test, so that nothing else happens between two of its steps.
@@ -33,7 +33,7 @@ READ_S_MAX = 20
 
 
 class HeldClock(ManualClock):
-    """Moves when the test says so: whoever waits in the meantime, waits in real time."""
+    """Moves only when the test moves it; waits in between take real time."""
 
     async def sleep_ms(self, duration_ms: float) -> None:
         await asyncio.sleep(duration_ms / 1000)
@@ -73,7 +73,7 @@ class Cluster:
         return done
 
     async def compact(self, topic: str) -> list[tuple[MergeKind, int]]:
-        """What `siltstone compact TOPIC --now` asks for, until it is done."""
+        """Requests compaction as `siltstone compact TOPIC --now` does, and runs it to its end."""
         [topic_id] = [each.topic_id for each in await self.metadata.agents.list_topics() if each.name == topic]
         await self.metadata.operators.request_compaction(topic_id)
         self.clock.advance_ms(OPTIONS.requested_interval_ms)
@@ -205,9 +205,9 @@ async def test_alice_bob_and_carol_have_one_state_each_and_who_is_deleted_has_no
     # when bob is deleted
     await cluster.produce("users", ("bob", None))
     await cluster.compact("users")
-    # then readers see that he was
+    # then readers see the deletion
     await cluster.reads("users", [(5, "alice", "3"), (6, "carol", "2"), (7, "bob", None)])
-    # and after one more round nothing of him
+    # and after one more round no record of bob is left
     cluster.clock.advance_ms(DAY_MS)
     await cluster.compact("users")
     await cluster.reads("users", [(5, "alice", "3"), (6, "carol", "2")])

@@ -1,4 +1,4 @@
-"""More keys than the dedupe buffer holds, at its real size: what is left, and how much memory it takes."""
+"""More keys than the dedupe buffer holds, at its real size: the remaining records, and the memory."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def inputs_of(keys: Offsets, store: LocalStore) -> MergeInputFiles[LocalSt
 
 
 async def offsets_left(commit: CommitMerge, store: LocalStore) -> Offsets:
-    """Of all records in the outputs, which are one partition's, in order."""
+    """The offsets of all records in the outputs, which are of one partition, in order."""
     found: list[Offsets] = []
     for output in commit.outputs:
         for extent in output.extents:

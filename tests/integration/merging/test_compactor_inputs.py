@@ -1,5 +1,5 @@
-"""A compactor whose merge finds an input that is gone, corrupt or of a later release: it says which file, partition and
-offset, puts nothing in the place of anything, and does all other work."""
+"""A compactor whose merge finds an input that is gone, corrupt or of a later release: it names the file, partition
+and offset, replaces nothing, and does all other work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fixtures.merge_inputs import newer_trailer
 from wire.crc import crc32c
 
 INPUTS = 3
-"""Of each merge here; something happens to the middle one."""
+"""The files of each merge here; the middle one gets damaged."""
 
 
 class Input(NamedTuple):

@@ -1,4 +1,4 @@
-"""An object is damaged, a merge copies what it cannot read, and consumers read all that is sound round the damage."""
+"""An object is damaged, a merge copies the unreadable extent, and consumers read all sound records around it."""
 
 from __future__ import annotations
 

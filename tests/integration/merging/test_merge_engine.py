@@ -61,7 +61,7 @@ async def test_an_l0_file_that_is_mostly_dead_is_read_in_live_stretches() -> Non
     await world.add_l0([Sent(1, a_batch(3)), dead, dead, Sent(1, a_batch(2))])
     # when it is leveled
     commit = await leveled(world)
-    # then what is dead was not read
+    # then dead bytes were not read
     assert await world.log_of(commit) == world.model_log()
     assert [length for _, _, length in world.store.reads] == [len(a_batch(3)), len(a_batch(2))]
 

@@ -1,4 +1,4 @@
-"""What a merge does with corrupt bytes, missing objects, stores that fail and being told to stop."""
+"""Merges with corrupt bytes, missing objects, failing stores, and a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that are sound outside and not inside: merges go round them, and what is around them is cleaned as ever."""
+"""Unreadable batches with a right header and CRC: merges skip them, and clean the records around them as usual."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_an_unreadable_batch_stays_as_it_is_and_nothing_else_does(
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("pair", list(itertools.product(UNREADABLE, repeat=2)), ids="-then-".join)
 async def test_two_unreadable_batches_of_any_two_kinds_stay_in_one_window(pair: tuple[str, str], passes: int) -> None:
-    """What makes a batch unreadable is looked for kind by kind, so the later of two may be found first."""
+    """Kinds of damage are looked for one after the other, so the later of two batches may be found first."""
     # given two of them, in any order, with keys before, between and behind
     world = MergeWorld()
     world.add_partition(1, cleanup_policy="compact")

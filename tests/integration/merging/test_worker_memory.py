@@ -1,4 +1,4 @@
-"""A merge that waits for memory says so, for as long as it does."""
+"""A merge that waits for memory reports so while it waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A merge that waits for memory hears that it was lost or that its compactor stops, and does not wait for nothing."""
+"""A merge that waits for memory ends its wait when it is lost or its compactor stops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Waiting:
 
 
 async def wait_for_memory(system: System, *, limit_ms: int) -> Waiting:
-    """The gate is full when this returns; whoever tests lets go."""
+    """The gate is full when this returns; the test frees it."""
     clock, ids, metrics = SystemClock(), SystemIds(), Metrics()
     await system.client.create_topic("t", partitions=1)
     await system.write("t", 1)

@@ -93,7 +93,7 @@ async def test_one_that_gives_up_in_the_tick_of_a_release_costs_nobody_anything(
     gate = MemoryGate(100)
     first, second, third = Holder(gate, 100), Holder(gate, 100), Holder(gate, 100)
     await settle()
-    # when the second is told to give up in the moment in which the first lets go
+    # when the second is halted at the moment in which the first ends
     if gives_up == "before":
         second.task.cancel()
     first.may_end.set()
@@ -135,7 +135,7 @@ async def test_one_that_is_halted_leaves_the_line_at_once_and_the_next_moves_up(
 
 
 async def test_one_that_is_halted_when_its_turn_comes_has_its_turn() -> None:
-    """Whoever holds the memory sees for himself that he was halted, and gives it back as ever."""
+    """A merge that holds the memory notices the halt by itself, and gives the memory back as usual."""
     gate = MemoryGate(100)
     halted, had = asyncio.Event(), asyncio.Event()
 

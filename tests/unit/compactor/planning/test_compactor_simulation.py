@@ -1,4 +1,4 @@
-"""The simulator, and what it shows of the planner: bounded runs, nobody starves, whoever is slow."""
+"""The simulator, and the planner in it: runs stay bounded, and nothing starves, however slow the workers are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_simulation_gives_the_same_twice() -> None:
 
 
 def test_dedupe_keeps_compacted_topics_near_a_record_for_each_key(half_a_day: Simulated) -> None:
-    # half of them may be dirty, and what was written since comes on top
+    # half of the bytes may be dirty, and records written since come on top
     assert (
         half_a_day.compacted_bytes_least < half_a_day.samples[-1].compacted_bytes < 3 * half_a_day.compacted_bytes_least
     )

@@ -1,4 +1,4 @@
-"""What the planner promises beside its rules (these are tables: test_plan_golden.py)."""
+"""The planner's guarantees beside its rules (the rules are tables: test_plan_golden.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_spec_becomes_a_job_that_can_be_read_back() -> None:
     [spec] = plan_merges(view, PlanOptions())
     # when a job is made of it
     job = new_job(spec)
-    # then it says what the store must know, and holds the whole spec
+    # then it has the fields that the store needs, and the whole spec
     assert (job.kind, job.extent_ids, job.file_ids, job.l0_file_ids) == ("forced", (5,), (), ())
     assert job.forced_partition_ids == (1,)
     assert (job.limit_ms, job.input_bytes) == (spec.limit_ms, 100 * MIB)
@@ -193,7 +193,7 @@ def test_merges_that_wait_for_spark_keep_others_from_nothing() -> None:
           extent 0..99 run=600 size=200MiB
         """
     )
-    # then what is run here is planned up to its own limit, passes too
+    # then merges and passes of the embedded engine are planned up to their own limit
     specs = plan_merges(view, options)
     assert [spec.kind for spec in specs] == [MergeKind.MERGE] * (options.jobs_max - 1) + [MergeKind.FORCED]
     assert all(spec.input_bytes < options.spark_bytes_min for spec in specs)
