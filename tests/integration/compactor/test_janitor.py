@@ -231,8 +231,8 @@ class World:
             await run_sql(self._metadata_url, "UPDATE cluster SET adopted_timeline = adopted_timeline - 1")
 
     def fails_over_after(self, name: str) -> Any:
-        """The metadata, which fail over when they have answered this call."""
-        part = getattr(self.metadata, "deletion" if hasattr(self.metadata.deletion, name) else "operators")
+        """Metadata that fails over right after it has answered this call."""
+        part = self.metadata.agents if name == "live_agents" else self.metadata.deletion
         call = getattr(part, name)
 
         async def answered(*args: Any, **kwargs: Any) -> Any:
