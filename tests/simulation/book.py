@@ -1,4 +1,4 @@
-"""What clients sent and what they were told: the other half of every check at the end of a run."""
+"""Everything that clients sent and were told: the other half of every check at the end of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Book:
     seen: dict[TopicPartition, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
     """Record value by offset, as consumers were told."""
     acknowledged_end: dict[TopicPartition, int] = field(default_factory=lambda: defaultdict(int))
-    """One past the last offset that somebody was told."""
+    """One past the last offset that a client was told."""
     copies_told: list[tuple[Batch, int]] = field(default_factory=list[tuple[Batch, int]])
     """Offsets answered to second copies of a request."""
 

@@ -1,4 +1,5 @@
-"""What must be true when everything is healed and has settled: the invariants, and what each client was told.
+"""The checks at the end of a run, when everything is healed and has settled: the invariants, and what each client was
+told.
 
 The truth is read from the metadata and the objects themselves, past every agent: for each partition, each stored batch
 with the offset it was given.
@@ -49,7 +50,7 @@ class _Objects:
 
 
 async def check_invariants(server: MemoryMetadata, store: MemoryStore) -> list[str]:
-    """Those of `metadata/rules/invariants.py`, on the state as it is."""
+    """The invariants of `metadata/rules/invariants.py`, on the present state."""
     objects = _Objects(store)
     files = [file async for file in _all_files(server)]
     states = await server.agents.producer_states()
@@ -100,7 +101,7 @@ async def read_truth(server: MemoryMetadata, store: MemoryStore) -> Truth:
 def check_clients(truth: Truth, book: Book, deleted_ms: Mapping[str, float]) -> Iterator[str]:
     """Everything acknowledged is there at the offset told, once; nothing is there that should not be.
 
-    Of a topic that was deleted, only what was sent after the last deletion (`deleted_ms`) must be there.
+    If a topic was deleted, only batches sent after the last deletion (`deleted_ms`) must be there.
     """
     times_stored: Counter[tuple[TopicPartition, tuple[bytes, ...]]] = Counter(
         (place, stored.values) for place, batches in truth.items() for stored in batches
@@ -145,7 +146,7 @@ def _check_sequences(truth: Truth) -> Iterator[str]:
 
 
 def check_seen(truth: Truth, book: Book, ends: Mapping[TopicPartition, int]) -> Iterator[str]:
-    """Consumers were shown what is stored, and nothing else; up to `ends`, to which they had to read, all of it."""
+    """Consumers were shown only stored records; and all of them up to `ends`, to which they had to read."""
     for place, end in ends.items():
         stored = {batch.offset + n: value for batch in truth[place] for n, value in enumerate(batch.values)}
         seen = book.seen[place]

@@ -1,8 +1,9 @@
-"""Kafka clients on the wire: one connection, and what every kind of client shares. See `producers.py`, `consumers.py`.
+"""Kafka clients on the wire: one connection, and the behaviour that all kinds of clients share. See `producers.py`,
+`consumers.py`.
 
-Requests are the bytes that `wire.api` writes, answers are read by it, and both sides count on Kafka's order: answers
-come in the order of their requests, each with its correlation id. A client that waits too long cuts the line, as
-Kafka's do; after the faults are healed no client may have to.
+Requests are written and answers read by `wire.api`, and both sides count on Kafka's order: answers come in the order of
+their requests, each with its correlation id. A client that waits too long cuts the line, as Kafka's do; after the
+faults are healed no client may have to.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Response = TypeVar("Response", bound=Message)
 TIMEOUT_MS = 2_500
 
 VERSIONS = {0: (3, 7, 8, 12), 1: (4, 7, 11, 12), 2: (1, 5, 8), 3: (12,), 19: (5, 7), 20: (5, 6), 22: (1, 4)}
-"""Of those that are served, the ones clients here speak, by API key."""
+"""The APIs that clients here speak, of those that agents serve, by API key."""
 
 
 class LineLostError(Exception):
-    """The line broke: what was sent may have been done."""
+    """The line broke: the request may have been done."""
 
 
 @dataclass(slots=True)
@@ -165,7 +166,7 @@ class Client(ABC):
         await asyncio.sleep((low_ms + (high_ms - low_ms) * self.rng.random()) / 1000)
 
     async def dial(self, address: str = "") -> Line:
-        """A line to an agent drawn, or to this one; tried until somebody is there."""
+        """A line to a random agent, or to this one; tried until an agent answers."""
         while True:
             line = Line(self.world, self, address or self.rng.choice(self.world.addresses))
             try:

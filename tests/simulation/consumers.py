@@ -1,8 +1,8 @@
 """Consumers that hop between agents, and the questions they ask on the way.
 
-A consumer has a position in every partition of its topic and never leaves it: what it is answered must begin exactly
-there and go on without a hole, and its position is never out of range. It also reads again from places it has been to,
-and asks for the latest offset, which may not be below what anybody was told before it asked.
+A consumer has a position in every partition of its topic and never leaves it: answers must begin exactly there and go
+on without a hole, and the position is never out of range. It also reads again from places it has been to, and asks for
+the latest offset, which may not be below any offset that a client was told before.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Consumer(Client):
         return line
 
     async def _ask_latest(self, line: Line) -> dict[TopicPartition, int] | None:
-        """None when it could not be had."""
+        """None if it could not be read."""
         floors = {place: self.world.book.acknowledged_end[place] for place in self.positions}
         topics: dict[str, list[ListOffsetsPartition]] = {}
         for topic, partition in self.positions:
@@ -135,7 +135,7 @@ class Consumer(Client):
         return all_answered
 
     def _take(self, line: Line, place: TopicPartition, offset: int, part: PartitionData, sent_ms: float) -> bool:
-        """Check one partition's answer and move on. False when this agent had nothing to say."""
+        """Check one partition's answer and move on. False if this agent had nothing to say."""
         error = ErrorCode(part.error_code)
         who = f"{self.name} asked {line.address} for {place} from {offset}"
         if error is ErrorCode.KAFKA_STORAGE_ERROR:

@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and the books of it: every fault that fired and every in-doubt path that was taken.
+"""The faults of a run, their rates, and the books: every fault that fired and every in-doubt path that was taken.
 
 Each seed draws which faults it has at all and how often they strike ("swarm testing"): a run in which everything goes
 wrong at once rarely gets as far as the rare orders of events. `tests/simulation/README.md` says how to read the counts.
@@ -138,7 +138,7 @@ def all_kinds() -> tuple[Kind, ...]:
 
 
 def never(counts: Counter[str]) -> list[str]:
-    """What did not happen once."""
+    """The faults and paths that did not happen once."""
     return [str(kind) for kind in all_kinds() if not counts[kind]]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FIRST_PORT = 9001
 _METRICS = Metrics()
-"""Of all agents of all runs: nobody reads them, and making them takes longer than starting an agent."""
+"""Shared by all agents of all runs: nobody reads these metrics, and making them takes longer than starting an agent."""
 
 
 class CountedRetrying(Retrying):
@@ -41,7 +41,7 @@ class CountedRetrying(Retrying):
 
 
 class GapGauge:
-    """Stands for the gauge of gaps: how often a follower had one."""
+    """Stands in for the gauge of gaps: counts how often a follower had one."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -65,7 +65,7 @@ class Seat:
         self.process: Process | None = None
         self.agent: Agent | None = None
         self.older: list[Process] = []
-        """Replaced while they slept; some may be awake again."""
+        """Processes that were replaced while they slept; some may be awake again."""
         self.metadata: dict[Process, SimulatedMetadata] = {}
         self._incarnation = 0
 
@@ -114,7 +114,7 @@ class Seat:
         try:
             await agent.start()
         except (MetadataUnavailableError, WriterFencedError) as error:
-            # Fenced: a registration of its predecessor, told lost, was done after its own. The process ends.
+            # Fenced: a registration of its predecessor, reported as lost, was done after its own. The process ends.
             world.note(process.name, "did not start", why=str(error))
             world.loop.after(0, world.loop.outside, self._gone, process)
             return
@@ -150,7 +150,7 @@ class Seat:
             self._sleep(self.process, duration_ms)
 
     def replace_while_asleep(self, duration_ms: float) -> None:
-        """Somebody takes the sleeper for dead and starts another at its address; then it wakes up."""
+        """The sleeper is taken for dead, and another is started at its address; then it wakes up."""
         if self.process is not None and self.process.is_running and self.is_ready:
             self.world.faults.count(Fault.TWIN)
             self._sleep(self.process, duration_ms)

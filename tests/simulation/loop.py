@@ -1,14 +1,14 @@
 """An asyncio event loop in which time is a number and the order of things is drawn from a seed.
 
 It never sleeps and opens no socket: when nothing is ready, time jumps to the next timer. Every callback belongs to a
-`Process` (found through a context variable, so that whatever a process starts belongs to it too). Of the processes that
-have something ready one is drawn, and its oldest callback runs; a loop that `shuffles` draws that one as well, which
-asyncio does not promise against and good code does not depend on.
+`Process` (found through a context variable, so that everything a process starts belongs to it too). One of the
+processes that have something ready is drawn, and its oldest callback runs. A loop that `shuffles` draws the callback as
+well; asyncio does not rule that out, and good code does not depend on the order.
 
 A process is *killed* as by kill -9: not one more line of it runs, no `finally`, no `__aexit__`; its coroutines are kept
-aside so that the garbage collector does not run those either. It is *frozen* as by SIGSTOP: what becomes ready waits,
-and its timers ring when it thaws. A `trigger` strikes right before the n-th callback of a process from now, so both can
-happen at every await.
+aside so that the garbage collector does not run those either. It is *frozen* as by SIGSTOP: callbacks that become ready
+wait, and its timers ring when it thaws. A `trigger` strikes right before the n-th callback of a process from now, so
+both can happen at every await.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CALLBACK_S = 0.000_01
-"""What running a callback takes of virtual time: nothing is free, and a busy loop ends at its deadline."""
+"""Virtual time that one callback takes: nothing is free, and a busy loop ends at its deadline."""
 CALLBACKS_MAX = 400_000
 """A run takes about 10,000."""
 
@@ -39,7 +39,7 @@ class StuckError(Exception):
 
 
 class Process:
-    """What is killed, frozen and scheduled as one."""
+    """The unit that is killed, frozen and scheduled."""
 
     def __init__(self, loop: SimulationLoop, name: str) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
         self._is_over = False
         self.callbacks = 0
         self.outside = Process(self, "world")
-        """Whatever belongs to no other process: the network, the stores' far side, the nemesis."""
+        """Owns everything that belongs to no other process: the network, the stores' far side, the nemesis."""
 
     # ---- time
 
@@ -205,7 +205,7 @@ class SimulationLoop(asyncio.BaseEventLoop):
     # ---- the end
 
     def end(self) -> None:
-        """End every coroutine that is left; what they do on their way out is not part of the run."""
+        """End every coroutine that is left; their last steps are not part of the run."""
         self._is_over = True
         tasks = {*asyncio.all_tasks(self), *(task for each in self._buried if isinstance(each, set) for task in each)}
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Who makes trouble from outside: the nemesis, a janitor, and somebody who deletes and makes topics."""
+"""Trouble from outside: the nemesis, a janitor, and a user that deletes and makes topics."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 LEASE_AND_MORE_MS = (10_500, 12_500)
 TWINS_MAX = 12
-"""Of a run. Each sleep makes it longer, so that where nothing else goes wrong it might never end; and as long as it
-lasts they all fight for one address."""
+"""Sleeps per run. Each sleep makes the run longer, so a run without other faults might never end; and as long as it
+lasts all processes fight for one address."""
 
 
 class Nemesis:
@@ -91,7 +91,7 @@ class Nemesis:
         self._world.faults.take_away(fault, self._world.loop.now_ms + duration_ms)
 
     def _forget_rows(self) -> None:
-        """Somebody changes a topic, and before all agents have heard of it the row is gone: they start cold."""
+        """A user changes a topic, and before all agents have seen it the row is gone: they start cold."""
         world = self._world
         topic = next(iter(world.server.database.topics.values()))
         retention_ms = str(int(world.faults.between(86_400_000, 864_000_000)))
@@ -103,7 +103,7 @@ class Nemesis:
 class Janitor:
     """Deletes objects that nobody committed: it takes any old enough key, and deletes only after `abort_file` won.
 
-    The product's own will be gentler (it leaves keys alone for hours); the protocol may not depend on that.
+    The product's own janitor is gentler (it leaves keys alone for hours); the protocol may not depend on that.
     """
 
     def __init__(self, world: World) -> None:
@@ -148,7 +148,7 @@ class Janitor:
 
 
 class TopicAdmin(Client):
-    """Deletes and makes one topic, over and over; at the end it is there."""
+    """Deletes and makes one topic, over and over; at the end it exists."""
 
     def __init__(self, world: World, topic: str) -> None:
         super().__init__(world, "admin")
@@ -167,7 +167,7 @@ class TopicAdmin(Client):
                     line, CreateTopicsRequest(topics=[topic], timeout_ms=1000), CreateTopicsResponse
                 )
             wanted = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if exists else ErrorCode.TOPIC_ALREADY_EXISTS
-            # An agent that is late may know nothing of it; a call whose answer was lost may have been done.
+            # A late agent may know nothing of it; a call whose answer was lost may have been done.
             if error in (ErrorCode.NONE, wanted):
                 self.world.faults.count(Fault.TOPIC_DELETED if exists else Fault.TOPIC_CREATED)
                 exists = not exists

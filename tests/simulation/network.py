@@ -33,7 +33,7 @@ class Network:
         self._lines: dict[AgentEnd, None] = {}
 
     def binder(self, process: Process) -> Callable[[str], Any]:
-        """What an agent in `process` binds its address with."""
+        """The `bind` of an agent in `process`."""
 
         def bind(address: str) -> Listener:
             listener = self._listeners[address] = Listener(self, process, address)
@@ -42,7 +42,7 @@ class Network:
         return bind
 
     async def connect(self, client: ClientEnd, address: str) -> None:
-        """Raises ConnectionRefusedError when nobody listens there."""
+        """Raises ConnectionRefusedError if nobody listens there."""
         await asyncio.sleep(self.latency_ms() / 1000)
         listener = self._listeners.get(address)
         if listener is None or listener.process.is_dead:
@@ -156,7 +156,7 @@ class AgentEnd(asyncio.Transport):
         self._go_on()
 
     def cut(self) -> None:
-        """From outside: both sides hear of it, with or without what was on its way."""
+        """Called from outside: both sides hear of it, with or without the bytes on their way."""
         self.incoming.cut(delivers=self._network.faults.rng.random() < 0.5)
         self._outgoing.cut(delivers=self._network.faults.rng.random() < 0.5)
 
@@ -169,7 +169,7 @@ class AgentEnd(asyncio.Transport):
             self._network.loop.after(0, self.process, self._lose, None)
 
     def client_went(self) -> None:
-        """What it did not read is gone with it."""
+        """Unread bytes are gone with it."""
         self._network.loop.after(0, self.process, self._drop_unread)
 
     # ---- asyncio.Transport

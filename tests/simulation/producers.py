@@ -38,7 +38,7 @@ RETRIABLE = {
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.KAFKA_STORAGE_ERROR,
 }
-"""What faults may be answered with. UNKNOWN_TOPIC_OR_PARTITION is one only where topics are deleted."""
+"""Errors that faults may cause. UNKNOWN_TOPIC_OR_PARTITION is one only where topics are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Producer(Client):
         )
 
     def heard(self, batch: Batch, answer: PartitionProduceResponse, sent_ms: float) -> bool:
-        """Write down what was said of one batch. True when it is acknowledged."""
+        """Write down the answer for one batch. True if it is acknowledged."""
         error = ErrorCode(answer.error_code)
         self.facts("is told", batch=batch.name, error=error.name, offset=answer.base_offset)
         if error is ErrorCode.NONE:
@@ -122,14 +122,14 @@ class IdempotentProducer(Producer):
         return line
 
     async def _round(self, line: Line) -> bool:
-        """Send what is unresolved and some more, hear of all of it. False when it has to be tried again."""
+        """Send the unresolved batches and some more, and wait for all answers. False if some have to be tried again."""
         in_flight = deque(self._send(line, batch) for batch in self._unresolved)
         while self._may_make():
             in_flight.append(self._send(line, self._make()))
         all_heard = True
         while in_flight:
             if self.rng.random() < 0.04:
-                line.close()  # as after a request.timeout.ms: what is in flight may still be done
+                line.close()  # as after a request.timeout.ms: requests in flight may still be done
                 return False
             sent = in_flight.popleft()
             try:
@@ -187,7 +187,7 @@ class IdempotentProducer(Producer):
 
 
 class PlainProducer(Producer):
-    """Each batch is sent once; what is not acknowledged may be there or not."""
+    """Each batch is sent once; a batch without an acknowledgement may be there or not."""
 
     def __init__(self, world: World, name: str, places: list[TopicPartition], requests: int) -> None:
         super().__init__(world, name)

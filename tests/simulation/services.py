@@ -1,9 +1,9 @@
 """The metadata service and the object store as an agent meets them: across a network, with faults.
 
-What a call asks for happens on the far side, in the world's process: it goes on when the caller is killed meanwhile,
-and it may happen after the caller was told that the answer is lost. (`storage/wrappers/faulty.py` strikes inside the
-caller and cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`;
-above the store lies the real `Retrying`, as in an agent's own stack.
+A call is carried out on the far side, in the world's process: it goes on when the caller is killed meanwhile, and it
+may happen after the caller was told that the answer is lost. (`storage/wrappers/faulty.py` strikes inside the caller
+and cannot do either, so it is not used here.) The far side is the real `MemoryMetadata` and `MemoryStore`; above the
+store lies the real `Retrying`, as in an agent's own stack.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of one call."""
+    """The fate of one call."""
 
     acts_ms: float | None
-    """When the far side does it; None = never."""
+    """When the far side carries it out; None = never."""
     told_ms: float
-    """When the caller hears, if only that the answer is lost."""
+    """When the caller hears, even if only that the answer is lost."""
     is_lost: bool = False
-    """The caller hears an error, whatever was done."""
+    """The caller gets an error, no matter what was done."""
 
 
 class FarSide:
@@ -96,7 +96,7 @@ class FarSide:
         if slow:
             acts_ms = between(300, 4000)
         elif self.faults.rng.random() < 0.1:
-            acts_ms = between(8, 120)  # waits for somebody's lock, or is just late
+            acts_ms = between(8, 120)  # waits for a lock, or is just late
         told_ms = acts_ms + between(0.1, 8)
         if call_lost:
             return Fate(None, told_ms, is_lost=True)

@@ -1,4 +1,4 @@
-"""One agent while its stores are slow, failing or silent, and while it is told to go. Several agents come later."""
+"""One agent while its stores are slow, failing or silent, and while it is told to go."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def test_a_fenced_agent_stores_nothing_more_until_it_has_a_new_lease(dial:
     await raw.begin(produce(batch(b"fenced")), 9)
     error, _ = await answer_of(raw)
     assert error == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    # then: it takes a newer epoch, and only what was acknowledged is there
+    # then: it takes a newer epoch, and only acknowledged records are there
     assert await client.produce("t", 0, batch(b"after")) == 1
     assert [bytes(record.value or b"") for _, record in await read_all(client, "t")] == [b"before", b"after"]
     [agent] = await metadata.agents.live_agents()

@@ -1,4 +1,4 @@
-"""Wrong input on the wire: a clear end or a clear error for its sender, and no harm to anybody else."""
+"""Wrong input on the wire: a clear end or a clear error for its sender, and no harm to others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 async def agent(dial: Dial, start_agent: StartAgent) -> AsyncIterator[RunningAgent]:
-    """What comes before the stores needs no real ones."""
+    """Input that is refused before the stores are asked needs no real stores."""
     running = await start_agent()
     yield running
     # whatever was sent, the agent is up and serves
@@ -130,7 +130,7 @@ async def test_frames_that_never_end_are_bounded_over_all_connections(dial: Dial
     connections = [await dial.raw(running.address) for _ in range(16)]
     for raw in connections:
         raw.writer.write(struct.pack(">i", 8 * MIB) + head(0, 9) + b"\0" * (4 * MIB))
-    # then: somebody else is served meanwhile
+    # then: others are served meanwhile
     client = await dial.kafka(running.address)
     await client.create_topic("t", partitions=1)
     assert await client.produce("t", 0, good_batch()) == 0

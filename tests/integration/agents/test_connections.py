@@ -1,4 +1,4 @@
-"""What connections do to each other, and what they leave behind when they go."""
+"""How connections affect each other, and what they leave behind when they go."""
 
 from __future__ import annotations
 

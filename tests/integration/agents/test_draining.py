@@ -20,7 +20,7 @@ PARTITIONS = 4
 
 
 def leader_of_one(address: str, topic: str) -> int:
-    """Port of the agent that leads its first partition. Which one that is hangs on the topic's id, by chance."""
+    """Port of the agent that leads its first partition. The topic's random id decides which one that is."""
 
     async def ask() -> MetadataResponse:
         async with connected(address) as client:
@@ -46,7 +46,7 @@ def _when(condition: Callable[[], bool], timeout_s: float = 20) -> float:
 
 
 class LibrdkafkaWriterThatListens(LibrdkafkaWriter):
-    """Whatever librdkafka tells the application, but that a connection was lost, is a finding."""
+    """Every report of librdkafka to the application counts as a finding, except that a connection was lost."""
 
     def __init__(self, name: str, **to: Any) -> None:
         super().__init__(name, options={"error_cb": self._told}, **to)

@@ -1,4 +1,4 @@
-"""Log lines say on whose behalf they are written: a request, a file, a merge; and slow requests are told of."""
+"""Log lines name the request, file or merge that they belong to; and slow requests are logged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LosesAnswers(Part):
 
 
 class LosesSaves(Part):
-    """What became of a group that was to be stored is not known."""
+    """The group's save has an unknown outcome."""
 
     loses = False
 
@@ -148,7 +148,7 @@ async def test_what_is_written_for_a_request_names_it(log_lines: LogLines, dial:
         line for line in log_lines.all() if line["module"].startswith("agents.read") and line["level"] == "error"
     ]
     assert unreadable and all((line["api"], line["correlation_id"]) == ("Fetch", 3) for line in unreadable)
-    # and what a connection ends by is not said of its last request
+    # and the end of a connection is not logged as part of its last request
     await raw.send(b"\x7f\xff\xff\xff")
     assert await raw.is_closed_by_peer()
     (closed,) = await log_lines.until("connection closed, protocol error")
@@ -168,7 +168,7 @@ async def test_a_request_that_is_begun_in_the_midst_of_other_work_leaves_nothing
     async with asyncio.timeout(10):
         while not any(connection._frames for connection in server._connections):
             await asyncio.sleep(0.005)
-    # when it is begun by whoever has made room, on its own behalf
+    # when another request makes room and so begins it, its lines still name itself
     with log_context(About(key="a file")):
         before = LOG_CONTEXT.get()
         server.produce_bytes_changed()
@@ -233,9 +233,9 @@ async def test_a_slow_request_is_told_of_and_one_that_waits_as_it_was_asked_to_i
     # when a fetch waits for records and a member for its group
     await timed(fetch(0, max_wait_ms=200), FetchResponse, 12)
     assert (await timed(join, JoinGroupResponse, 3)).error_code == 0
-    # then nobody calls that slow
+    # then neither counts as slow
     assert log_lines.named("slow request") == []
-    # when the store is slow, then somebody does, and says which file it was
+    # when the store is slow, then the request does, and its line names the file
     store.put_s = 0.2
     await timed(produce(), ProduceResponse, 9)
     (slow,) = log_lines.named("slow request")

@@ -1,4 +1,4 @@
-"""Topics by id (KIP-516) in Produce 13 and Fetch 13: at agents that lag, after a topic was made anew, and in order."""
+"""Topics by id (KIP-516) in Produce 13 and Fetch 13: at agents that lag, after a topic was re-created, and in order."""
 
 from __future__ import annotations
 

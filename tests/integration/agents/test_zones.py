@@ -61,7 +61,7 @@ async def test_agents_that_come_into_an_empty_zone_are_named_to_its_clients(star
 
 @pytest.mark.parametrize("version", [11, 12, 16])
 async def test_a_rack_sends_no_consumer_to_another_agent(start_agent: StartAgent, dial: Dial, version: int) -> None:
-    """Whichever agent is asked serves; a replica that lies nearer (KIP-392) is not a thing here."""
+    """Any agent serves any request; there are no nearer replicas (KIP-392) here."""
     async with fleet(start_agent, 2, zones=["a", "b"]) as agents:
         async with connected(agents[0].address) as client:
             await client.create_topic("t", partitions=1)

@@ -140,7 +140,7 @@ class Store:
             self.topics[number] = topic
 
     def lease(self, group_id: str, back: int) -> GroupLease:
-        """The last one given, or one before it; one that was never given where there is none."""
+        """The last epoch given, or one before it; if there is none, one that was never given."""
         given = self.leases.get(group_id, [])
         return given[-1 - back] if back < len(given) else GroupLease(group_id=group_id, epoch=10**9)
 

@@ -1,4 +1,4 @@
-"""What is on its way when a group, its owner or its lease goes: takes and commits that the store holds up."""
+"""Takes and commits that the store holds up while a group, its owner or its lease goes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def groups_of(running: RunningAgent) -> Any:
 
 
 async def commit_on_its_way(owner: RunningAgent, dial: Dial, service: Any) -> asyncio.Task[dict[int, ErrorCode]]:
-    """Of offset 5, by a consumer outside of any generation, accepted and held up before the store."""
+    """A commit of offset 5, by a consumer outside of any generation, accepted and held up before the store."""
     before = service.calls["commit_offsets"]
     service.commits.clear()
     commit = asyncio.create_task(GroupMember(await dial.kafka(owner.address)).commit({0: 5}))
@@ -132,7 +132,7 @@ async def test_offsets_are_deleted_behind_the_commits_that_were_accepted_before(
 async def test_a_commit_that_is_fenced_does_not_end_the_group_that_was_taken_anew(
     owner: RunningAgent, dial: Dial, service: Any
 ) -> None:
-    # given: a commit on its way under a lease that is given up, and the group taken anew by the same agent
+    # given: a commit on its way under a lease that is given up, and the group taken again by the same agent
     commit = await commit_on_its_way(owner, dial, service)
     groups_of(owner)._unload(groups_of(owner)._held["g"], ErrorCode.NOT_COORDINATOR)
     asking = GroupMember(await dial.kafka(owner.address), member_id="nobody", generation=1)
@@ -140,7 +140,7 @@ async def test_a_commit_that_is_fenced_does_not_end_the_group_that_was_taken_ane
     assert service.calls["take_group"] == 2
     # when
     service.commits.set()
-    # then: it is refused, and nobody else notices
+    # then: it is refused, and no other commit is affected
     assert await commit == {0: ErrorCode.NOT_COORDINATOR}
     assert groups_of(owner).state_of("g") == "Empty"
     assert owner.metric("groups_fenced_total") == 0
@@ -187,7 +187,7 @@ async def test_a_group_that_moved_while_it_waited_to_be_taken_is_left_alone(
     membership: Any = owner.agent._membership
     membership._see([each for each in membership.agents if each.writer_id != membership.node_id])
     service.takes.set()
-    # then: the other one is not fenced for nothing
+    # then: the other one is not fenced without need
     assert await asyncio.gather(*joins) == [ErrorCode.NOT_COORDINATOR] * len(joins)
     assert service.calls["take_group"] == LOADS_MAX
 
@@ -250,7 +250,7 @@ async def test_who_joins_makes_room_of_groups_that_nobody_uses(
     member = GroupMember(await dial.kafka(owner.address))
     assert (await member.try_join()).error_code == ErrorCode.MEMBER_ID_REQUIRED
     assert set(groups._held) == {"g"}
-    # and when there is none to be made
+    # and if there is no such save
     monkeypatch.setattr("agents.groups.coordinator.BYTES_MAX", groups._bytes - 1)
     assert (await member.try_join()).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 

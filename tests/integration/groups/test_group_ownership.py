@@ -97,7 +97,7 @@ async def test_an_owner_that_was_away_for_its_lease_answers_nothing_from_memory_
     new = GroupMember(await dial.kafka(other.address), instance_id="i")
     assert await new.join() is ErrorCode.NONE
     assert (await new.sync()).error_code == ErrorCode.NONE
-    # then: the owner, whose list of agents is what it was, does not say that all is well
+    # then: the owner, whose list of agents is unchanged, does not claim that all is well
     assert await old.heartbeat() is ErrorCode.NOT_COORDINATOR
     assert (await described(old.client)).error_code == ErrorCode.NOT_COORDINATOR
     listed = await old.client.call(ListGroupsRequest(), ListGroupsResponse)
@@ -168,7 +168,7 @@ async def test_a_group_that_another_agent_had_between_two_beats_is_read_anew(
     [old] = await stable_group(dial, owner.address, 1, instance_id="i")
     groups_of(owner)._checks.cancel()
     new = await taken_unnoticed(other, old, dial)
-    # given: the owner's list is what it was, and so is what it holds
+    # given: the owner's list of agents is unchanged, and so are its groups
     new.client = clients[1]
     assert await new.heartbeat() is ErrorCode.FENCED_INSTANCE_ID
     # when

@@ -397,7 +397,7 @@ async def test_an_owner_that_drains_sends_its_members_on_in_the_same_generation(
     # when: it is told to go, while a join waits
     stopping = asyncio.create_task(owner.agent.stop())
     await until(lambda: groups_of(other).owns("g"))
-    # then: whoever waits is sent away, and the next owner knows the members as they were stored
+    # then: waiting members are sent away, and the next owner knows the members as they were stored
     assert await joining is ErrorCode.NOT_COORDINATOR
     for member in members:
         member.client = await dial.kafka(other.address)

@@ -1,8 +1,7 @@
 """A flood against one agent process over Postgres and an S3 whose PUTs take seconds: 200 connections that push as fast
-as they can, and some that ask for much and read nothing. What the process holds stays below the bound that
-`docs/decisions/0008-what-an-agent-may-hold.md` computes from its settings, everybody else is served meanwhile, and what
-was acknowledged is where it was said to be.
-"""
+as they can, and some that ask for much and read nothing. The process stays below the memory bound that
+`docs/decisions/0008-what-an-agent-may-hold.md` computes from its settings, all other clients are served meanwhile,
+and every acknowledged record is where it was said to be."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ def memory_bound(settings: Settings, connections: int, request_bytes: int) -> in
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a connection sends again and again."""
+    """The request that a connection sends again and again."""
 
     name: str
     value_bytes: int
@@ -80,7 +79,7 @@ class Load:
 
     @property
     def bytes(self) -> int:
-        """Of a request, about."""
+        """Approximate bytes of a request."""
         return self.batches * (self.value_bytes + 90)
 
 
@@ -156,7 +155,8 @@ async def hear(reader: asyncio.StreamReader, load: Load, expected: deque[list[tu
 
 
 async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Little is kept on the client's side, so that what is sent is what the agent has read or the kernel holds."""
+    """Little is buffered on the client's side, so that the agent has read, or the kernel holds, everything that was
+    sent."""
     host, _, port = address.rpartition(":")
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 10)
@@ -171,7 +171,7 @@ async def dial(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 
 
 async def ask_without_reading(address: str) -> None:
-    """For ever: who takes nothing is cut, and comes again."""
+    """For ever: a client that takes nothing is cut, and comes again."""
     while True:
         with contextlib.suppress(ConnectionError):
             await _ask_until_cut(address)
@@ -234,7 +234,7 @@ asyncio.run(probe(sys.argv[1], float(sys.argv[2])))
 
 
 async def slowest_fetch_s(address: str, duration_s: float) -> float:
-    """Fetch what is there, again and again, from a process that has nothing else to do."""
+    """Fetch the present records, again and again, from a process that has nothing else to do."""
     root = str(Path(__file__).parents[3])
     probe = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PROBE, address, str(duration_s), stdout=subprocess.PIPE, cwd=root

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch: what a consumer that checks its position for truncation (KIP-320) is told."""
+"""OffsetForLeaderEpoch: the answers to a consumer that checks its position for truncation (KIP-320)."""
 
 from __future__ import annotations
 

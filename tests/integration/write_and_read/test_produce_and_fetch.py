@@ -1,4 +1,4 @@
-"""What a client sees of the write path and the read path of one agent."""
+"""The write path and the read path of one agent, as a client sees them."""
 
 from __future__ import annotations
 

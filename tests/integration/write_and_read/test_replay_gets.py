@@ -1,4 +1,4 @@
-"""What replays of merged files cost: at most a GET for each file that holds a partition, and one for each 8 MiB."""
+"""The cost of replays of merged files: at most a GET for each file that holds a partition, and one for each 8 MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that ask for much and take little: what they make an agent hold is bounded, and others go on."""
+"""Clients that ask for much and take little: the memory that an agent holds for them is bounded, and others go on."""
 
 from __future__ import annotations
 

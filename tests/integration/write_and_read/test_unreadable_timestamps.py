@@ -1,4 +1,4 @@
-"""ListOffsets by timestamp around batches whose records nobody can read: their headers say what they may hold."""
+"""ListOffsets by timestamp around batches whose records cannot be read: their headers give the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def client(agent: RunningAgent, dial: Dial) -> KafkaClient:
 
 
 def good(timestamp_ms: int) -> bytes:
-    """Of one record."""
+    """A batch of one record."""
     return build_batch([keyed("a", b"1", timestamp_ms=timestamp_ms)])
 
 

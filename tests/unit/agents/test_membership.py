@@ -1,4 +1,4 @@
-"""The list of agents: what stands while the store is away, and who is told that one leaves."""
+"""The list of agents: the one that stays in use while the store is away, and who learns that an agent leaves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestClock(ManualClock):
             await asyncio.sleep(0)
 
     async def pass_ms(self, duration_ms: float) -> None:
-        """In steps, so that everybody's beats come in their order."""
+        """Moves the clock in steps, so that all beats come in their order."""
         for _ in range(round(duration_ms / 50)):
             self.advance_ms(50)
             for _ in range(10):
@@ -40,12 +40,12 @@ class TestClock(ManualClock):
 class Away(Part):
     away = False
     loses_every: int | None = None
-    """That many beats: the last of them is lost."""
+    """Fails this many beats: the last one is lost."""
     beats = 0
     lists_nobody = False
     takes_us = True
     halts: Exception | None = None
-    """What every new connection says."""
+    """The error of every new connection."""
 
     async def register_agent(self, address: AgentAddress) -> WriterLease:
         if not self.takes_us:
@@ -113,7 +113,7 @@ async def test_one_that_is_fenced_and_may_not_register_any_more_says_so_and_beat
 async def test_one_that_hears_that_it_may_not_go_on_says_so_wherever_it_hears_it(
     hears_it: str, reason: Exception
 ) -> None:
-    """The follower's connection may stand for long after that of the beats was made anew, and refused."""
+    """The follower's old connection may last long after the beats' connection was opened again and refused."""
     clock = TestClock()
     [member] = await joined(1, clock)
     told: list[Exception] = []
@@ -216,7 +216,7 @@ async def test_who_cannot_read_the_list_for_as_long_as_a_lease_knows_no_more_tha
     assert not lapses
     service_of(one).lists_nobody = False
     await clock.pass_ms(BEAT_MS + 100)
-    # then: what it holds is given up, and the list believed at once, for leases ran all the time
+    # then: its groups are given up, and the list is believed at once, because leases ran all the time
     assert (lapses, one.lease_runs, len(one.agents)) == ([1], True, 1)
     await leave([one])
 
@@ -333,7 +333,7 @@ async def test_a_new_lease_after_being_fenced_is_told_as_one_that_ran_out() -> N
 
 
 class AsleepClock(TestClock):
-    """Of a machine that slept: its monotonic clock stood still, the store's went on."""
+    """The clock of a machine that slept: its monotonic clock stood still, the store's went on."""
 
     def __init__(self, store: TestClock) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ async def test_the_stores_time_is_known_between_beats_whatever_our_clock_says_an
 
 
 async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed() -> None:
-    """Soon: before their next beats, but for the one that misses it first."""
+    """ "Soon" means before their next beats, except for the one that misses it first."""
     clock = TestClock()
     members = await joined(3, clock)
     services = [service_of(member) for member in members]
@@ -422,7 +422,7 @@ async def test_all_name_the_same_agents_soon_after_one_came_left_or_was_missed()
     await clock.pass_ms(NOTICE_MS)
     await draining
     await newcomer.leave()
-    # when one dies: whoever beats first after the end of its lease tells the others
+    # when one dies: the first to beat after the end of its lease tells the others
     members[0]._beats.cancel()  # type: ignore[union-attr]
     sizes: list[list[int]] = []
     for _ in range((LEASE_MS + 2 * BEAT_MS) // 50):

@@ -1,4 +1,4 @@
-"""What is said of an answer: the first error in it, for slow requests and spans."""
+"""The first error in an answer, for slow requests and spans."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A group through chaos: clients of all versions, static and dynamic, that come, crash, come back, leave, hurry, pause;
-answers that are lost; saves that are slow, fail, or fail and are stored all the same; owners that change. The world
-checks its rules after every event; here is what has to be so when everybody behaves again.
-"""
+"""A group through chaos: clients of all versions, static and dynamic, that come, crash, come back, leave, hurry and
+pause; lost answers; saves that are slow, fail, or fail and are stored all the same; owners that change. The world
+checks its rules after every event; the tests here check the end, when everybody behaves again."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def test_a_group_with_a_limit_survives_chaos(seed: int) -> None:
 
 
 def test_the_simulation_meets_every_answer_there_is() -> None:
-    # A simulation that never comes to a rule proves nothing of it.
+    # A simulation that never reaches a rule proves nothing about it.
     met: set[str] = set()
     for seed in range(200, 208):
         world = World(seed)

@@ -1,4 +1,4 @@
-"""What a group takes in memory: what it holds is counted, what it refused is not; ids given out are bounded."""
+"""The memory of a group: everything it holds is counted, everything it refused is not; ids given out are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Offset commits of one agent are grouped into one call at a time; their order is kept, their doubt is contained."""
+"""Offset commits of one agent are grouped into one call at a time; their order is kept, and a doubt stays with its
+group."""
 
 from __future__ import annotations
 
@@ -173,7 +174,7 @@ async def test_after_a_doubt_nothing_more_is_written_under_that_lease(scene: Sce
     scene.groups.gate.set()
     assert await doubtful is ErrorCode.COORDINATOR_NOT_AVAILABLE
     scene.groups.failure = None
-    # then: what was lost might arrive behind the second, so the second is not sent
+    # then: the lost call might arrive behind the second, so the second is not sent
     assert await behind is ErrorCode.COORDINATOR_NOT_AVAILABLE
     assert isinstance(await other, OffsetCommitResult)
     assert scene.lost == [(a, ErrorCode.COORDINATOR_NOT_AVAILABLE)]

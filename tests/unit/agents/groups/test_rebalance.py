@@ -1,4 +1,4 @@
-"""SyncGroup, what is stored before it is answered, and what ends with time."""
+"""SyncGroup, the record that is stored before the answer, and everything that ends with time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static members: who comes back under the same instance id takes the place of who was there."""
+"""Static members: a member that comes back under the same instance id takes the place of the earlier one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The bound over the bytes of all Fetch answers: never passed, first come first served, nothing lost on the way,
-and nothing of it held up by a store that does not answer."""
+"""The bound over the bytes of all Fetch answers: never passed, first come first served, nothing lost on the way, and
+not held up by a store that does not answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_one_who_is_cancelled_leaves_nothing_behind(late: bool) -> None:
     gone, stays = asyncio.create_task(budget.take(100)), asyncio.create_task(budget.take(30))
     await asyncio.sleep(0)
     if late:
-        first()  # its turn has come, and it is told to go before it can notice
+        first()  # its turn has come, and it is cancelled before it can notice
         gone.cancel()
     else:
         gone.cancel()
@@ -75,12 +75,12 @@ async def test_any_mix_of_takers_keeps_the_bound_and_ends() -> None:
 
 async def test_reads_that_wait_for_the_store_leave_the_rest_to_those_that_do_not() -> None:
     budget = ByteBudget(100)
-    # given: the store does not answer, and whoever wants old records holds what they asked for
+    # given: the store does not answer, and fetches of old records hold the bytes they asked for
     old = await budget.take(1_000, Source.HISTORY)
     assert budget.taken == 50
     waiting = [asyncio.create_task(budget.take(50, Source.HISTORY)) for _ in range(10)]
     await asyncio.sleep(0)
-    # then: the tail goes on, and what is in memory
+    # then: the tail and bytes in memory go on
     tail = await asyncio.wait_for(budget.take(25, Source.TAIL), 1)
     more = asyncio.create_task(budget.take(10, Source.TAIL))
     await asyncio.sleep(0)

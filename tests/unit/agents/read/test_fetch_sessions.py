@@ -1,4 +1,4 @@
-"""Fetch sessions: who gets one, what an answer may leave out, and who must go when there is no room."""
+"""Fetch sessions: who gets one, what an answer may leave out, and which one goes when there is no room."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_the_partitions_of_all_sessions_are_bounded() -> None:
     first, second = broker.opens(*many(6)), broker.opens(*many(4))
     assert first and second
     assert broker.opens(("a", 0)) == NO_SESSION
-    # when: one grows beyond the bound, it ends, and the client begins anew
+    # when: one grows beyond the bound, it ends, and the client begins again
     grown = broker.fetch(asks(("new", 0), session_id=second, epoch=1))
     assert grown.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert (len(broker.sessions), broker.sessions.partitions, broker.evicted) == (1, 6, 1)

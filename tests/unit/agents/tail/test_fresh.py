@@ -43,7 +43,7 @@ async def test_a_hundred_callers_cost_one_read_more_than_the_one_under_way() -> 
     callers = [asyncio.create_task(watermarks.get([1 + number, 1])) for number in range(100)]
     await asyncio.sleep(0.01)
     assert len(metadata.reads) == 1, "one at a time"
-    # given: what was true when the first read began is true no more
+    # given: the state has changed since the first read began
     metadata.database.partitions[1].next_offset = 7
     metadata.go.release()
     metadata.go.release()

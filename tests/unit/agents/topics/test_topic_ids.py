@@ -15,7 +15,7 @@ KNOWN, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
 class Store:
-    """What an agent catches up with; each look ends when the test lets it."""
+    """The store that an agent catches up with; each look ends when the test lets it."""
 
     def __init__(self) -> None:
         self.topic_cache = TopicCache()

@@ -1,4 +1,4 @@
-"""What a produced batch is refused for, in Kafka's order, and what it is not."""
+"""The reasons to refuse a produced batch, in Kafka's order, and the cases that are not refused."""
 
 from __future__ import annotations
 
