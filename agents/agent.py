@@ -25,14 +25,14 @@ from agents.producer_ids import ProducerIds
 from agents.read.path import ReadPath
 from agents.read.sessions import SESSIONS_MAX, FetchSessions
 from agents.server import Server, bind
-from agents.tail.follower import Follower
+from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.fresh_watermarks import FreshWatermarks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
 from agents.topics.topic_ids import TopicIds
 from agents.write.buffer import SealOptions
-from agents.write.path import FileOnItsWay, WritePath
+from agents.write.path import FileOnItsWay, WriteCallbacks, WritePath
 from agents.write.stall import StallLimits, WriteStall
 from agents.write.submission import BATCHES_MAX
 from metadata.contract.errors import MetadataUnavailableError
@@ -78,10 +78,13 @@ class Agent:
             index=self._index,
             parked_readers=self._parked_readers,
             poll_ms=settings.tail_poll_ms,
-            on_fatal=self._fail,
+            callbacks=FollowerCallbacks(
+                on_fatal=self._fail,
+                on_live_files=self._stall.files_changed,
+                # late: the read path is made after the follower, which it needs
+                on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
+            ),
             runtime=runtime,
-            on_live_files=self._stall.files_changed,
-            on_deduped=lambda partition_ids: self._reads.forget(partition_ids),
         )
         self._reads = ReadPath(
             settings=settings,
@@ -190,8 +193,7 @@ class Agent:
             store=self._store,
             metadata=self._metadata.agents,
             lease=membership,
-            on_committed=self._committed,
-            on_bytes_changed=self._produce_bytes_changed,
+            callbacks=WriteCallbacks(on_committed=self._committed, on_bytes_changed=self._produce_bytes_changed),
             runtime=self._runtime,
         )
 

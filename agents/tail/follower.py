@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any
 
 from agents.tail.log_index import FileRef, LogIndex
@@ -36,6 +37,18 @@ _log = get_logger(__name__)
 ERROR_BACKOFF_MS = 250.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerCallbacks:
+    """The owner's reactions to what a follower learns."""
+
+    on_fatal: Callable[[Exception], None]
+    """The agent must halt: the store went back in time, or its schema does not support this program."""
+    on_live_files: Callable[[int], None] = lambda _: None
+    """The number of live L0 files, after each change."""
+    on_deduped: Callable[[Iterable[int]], None] = lambda _: None
+    """Ids of partitions whose extents a merge replaced."""
+
+
 class Follower:
     def __init__(
         self,
@@ -45,21 +58,17 @@ class Follower:
         index: LogIndex,
         parked_readers: ParkedReaders,
         poll_ms: float,
-        on_fatal: Callable[[Exception], None],
+        callbacks: FollowerCallbacks,
         runtime: Runtime,
-        on_live_files: Callable[[int], None] = lambda _: None,
-        on_deduped: Callable[[Iterable[int]], None] = lambda _: None,
     ) -> None:
         self._metadata = metadata
         self._topic_cache = topic_cache
         self._index = index
         self._parked_readers = parked_readers
         self._poll_ms = poll_ms
-        self._on_fatal = on_fatal
         self._clock = runtime.clock
         self._metrics = runtime.metrics
-        self._on_live_files = on_live_files
-        self._on_deduped = on_deduped
+        self._callbacks = callbacks
         self._cursor = Cursor()
         self._poll: asyncio.Task[None] | None = None
         self._next_poll: asyncio.Task[None] | None = None
@@ -112,7 +121,7 @@ class Follower:
                 await self._metadata.wait_for_news(self._poll_ms)
                 await self.catch_up()
             except (WentBackError, SchemaMismatchError) as error:
-                self._on_fatal(error)
+                self._callbacks.on_fatal(error)
                 return
             except Exception as error:  # the store is away: keep the known state, and ask again
                 self._metrics.tail_errors_total.inc()
@@ -174,7 +183,7 @@ class Follower:
             for partition_id, offset in change.detail["offsets"].items():
                 self._index.move_log_start(int(partition_id), offset)
         if change.kind is ChangeKind.MERGED:
-            self._on_deduped(change.detail["deduped"])
+            self._callbacks.on_deduped(change.detail["deduped"])
 
     def _add(self, file_id: int, ref: FileRef, index: bytes, *, live: bool = True) -> None:
         self._parked_readers.wake(self._index.add_file(file_id, ref, iter_index(index), live=live))
@@ -183,7 +192,7 @@ class Follower:
         self._metrics.index_extents.set(self._index.extents)
         self._metrics.index_bytes.set(self._index.bytes_used)
         self._metrics.live_l0_files.set(self._index.files)
-        self._on_live_files(self._index.files)
+        self._callbacks.on_live_files(self._index.files)
         self._metrics.tail_gaps.set(self._index.gaps)
 
 

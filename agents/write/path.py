@@ -68,6 +68,16 @@ class Lease(Protocol):
     async def renew(self, fenced: WriterLease) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteCallbacks:
+    """The owner's reactions to what the write path does."""
+
+    on_committed: Callable[[FileOnItsWay, Committed], None]
+    """Before the file's clients are answered."""
+    on_bytes_changed: Callable[[], None]
+    """`WritePath.bytes` has changed."""
+
+
 class WritePath:
     def __init__(
         self,
@@ -77,8 +87,7 @@ class WritePath:
         store: ObjectStore,
         metadata: AgentMetadata,
         lease: Lease,
-        on_committed: Callable[[FileOnItsWay, Committed], None],
-        on_bytes_changed: Callable[[], None],
+        callbacks: WriteCallbacks,
         runtime: Runtime,
     ) -> None:
         self._buffer = WriteBuffer(options)
@@ -86,8 +95,8 @@ class WritePath:
         self._store = store
         self._metadata = metadata
         self._lease = lease
-        self._on_committed = on_committed
-        self._on_bytes_changed = on_bytes_changed
+        self._on_committed = callbacks.on_committed
+        self._on_bytes_changed = callbacks.on_bytes_changed
         self._clock = runtime.clock
         self._ids = runtime.ids
         self._metrics = runtime.metrics

@@ -19,7 +19,7 @@ from agents.handlers import metadata_api
 from agents.handlers.metadata_api import CLUSTER_OPERATIONS, NOT_ASKED, SLICE_PARTITIONS, TOPIC_OPERATIONS
 from agents.membership import Membership
 from agents.placement import eligible, leader, zone_of
-from agents.tail.follower import Follower
+from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
@@ -78,7 +78,7 @@ class Parts:
             index=LogIndex(),
             parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
-            on_fatal=_fail,
+            callbacks=FollowerCallbacks(on_fatal=_fail),
             runtime=Runtime(),
         )
         self.membership = Membership(

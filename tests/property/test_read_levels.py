@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agents.read.path import ReadPath
 from agents.read.reader import Taken, Want
-from agents.tail.follower import Follower
+from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
@@ -97,7 +97,7 @@ class World:
             index=self.index,
             parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
-            on_fatal=_fail,
+            callbacks=FollowerCallbacks(on_fatal=_fail),
             runtime=self.runtime,
         )
         self.reads = ReadPath(

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from agents.tail import log_index
-from agents.tail.follower import Follower
+from agents.tail.follower import Follower, FollowerCallbacks
 from agents.tail.log_index import LogIndex
 from agents.tail.waiters import ParkedReaders
 from agents.topics.topic_cache import TopicCache
@@ -69,7 +69,7 @@ class Following:
             index=self.index,
             parked_readers=ParkedReaders(),
             poll_ms=3_600_000,
-            on_fatal=_fail,
+            callbacks=FollowerCallbacks(on_fatal=_fail),
             runtime=Runtime(),
         )
         self.lease = WriterLease(writer_id=0, epoch=0)
