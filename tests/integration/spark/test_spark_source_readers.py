@@ -391,12 +391,12 @@ async def test_a_stream_notices_that_its_topic_was_made_anew(spark_topics: Spark
         await spark_topics.client.create_topic("flights", partitions=1)
         anew = await spark_topics.write("flights", 0, [b"a", b"b"], [b"1", b"2"])
         # then
-        await refused(lambda: reader.latestOffset(checkpoint, latest), DataLossError, "deleted and made anew")
+        await refused(lambda: reader.latestOffset(checkpoint, latest), DataLossError, "deleted and created again")
         end = await aside(lambda: other.latestOffset(checkpoint, latest))
         assert await aside(lambda: read_between(other, skipping, checkpoint, end)) == anew
         # and an unfinished batch of the old one has nothing to read
         old_end = {**checkpoint, "offsets": {"0": 61, "1": 60}}
-        await refused(lambda: reader.partitions(checkpoint, old_end), DataLossError, "deleted and made anew")
+        await refused(lambda: reader.partitions(checkpoint, old_end), DataLossError, "deleted and created again")
         assert await aside(lambda: other.partitions(checkpoint, old_end)) == []
 
 
