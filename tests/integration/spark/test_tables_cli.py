@@ -72,9 +72,9 @@ async def test_the_command_writes_and_says_what_it_wrote(lake: Lake) -> None:
         (["--to", "iceberg:a.b", "--warehouse", "/x"], "remedy: start it, or correct host and port in --catalog"),
         (["--to", "iceberg:lake.t"], "remedy: give --warehouse"),
         (["--to", "parquet:x", "--value", "avro"], "remedy: give --schema FILE.avsc"),
-        (["--to", "parquet:x", "--every", "soon"], "remedy: for example 10s"),
-        (["--to", "parquet:x", "--from", "1:2"], "remedy: start, end, N or @TIME"),
-        (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog with"),
+        (["--to", "parquet:x", "--every", "soon"], "remedy: give, for example, 10s"),
+        (["--to", "parquet:x", "--from", "1:2"], "remedy: give start, end, N or @TIME"),
+        (["--to", "parquet:x", "--catalog", "sqlite:///x"], "remedy: give --catalog, --warehouse"),
         (["--to", "iceberg:t", "--warehouse", "/x", "--catalog", "sqlite://"], "remedy: write iceberg:NAMESPACE.TABLE"),
     ],
 )
