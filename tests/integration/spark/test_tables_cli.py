@@ -180,7 +180,7 @@ async def test_follow_adds_what_comes_between_its_ticks_and_ends_quietly(lake: L
     trouble = [line for line in errors.splitlines() if not re.search(r"is asked again|: \d+ of \d+ slices?$", line)]
     assert (process.returncode, trouble) == (0, [])
     first, *rounds, last = output.splitlines()
-    assert first == f"following t -> {table.url} every 1s, from the start; Ctrl-C ends it"
+    assert first == f"following t -> {table.url} every 1s, from the start; Ctrl-C stops"
     assert [line.split(" ", 1)[1].split(",")[0] for line in rounds if "nothing new" not in line] == 4 * [
         "1 row in 1 file"
     ]
