@@ -92,9 +92,9 @@ def test_offset_deltas_are_not_looked_at_where_no_rule_walks_the_records() -> No
 
 
 def test_as_many_records_as_may_be_walked_are_taken_soon() -> None:
-    began = time.monotonic()
+    began = time.process_time()  # processor time: other load on the machine does not count
     assert isinstance(check(of_many(WALKED_FIELDS_MAX), COMPACTED), BatchHeader)
-    assert time.monotonic() - began < WALK_SECONDS_MAX
+    assert time.process_time() - began < WALK_SECONDS_MAX
 
 
 def test_one_record_more_is_too_large_for_a_compacted_topic_and_none_of_a_plain_ones_business() -> None:
@@ -122,7 +122,7 @@ def test_headers_count_as_what_is_walked(records: int) -> None:
         records_count=records,
         last_offset_delta=records - 1,
     )
-    began = time.monotonic()
+    began = time.process_time()
     answer = check(batch, COMPACTED)
     assert isinstance(answer, Refusal) and answer.error is ErrorCode.MESSAGE_TOO_LARGE
-    assert time.monotonic() - began < WALK_SECONDS_MAX
+    assert time.process_time() - began < WALK_SECONDS_MAX
