@@ -1,1 +1,1 @@
-"""What lies where: the contract, its Postgres and memory implementations, and the numbered invariants."""
+"""The metadata store: its contract, its Postgres and memory implementations, and the numbered invariants."""

@@ -1,4 +1,4 @@
-"""From a URL to a metadata service."""
+"""Make a metadata store from `metadata.url`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.errors import BadInputError
 from runtime.runtime import Runtime
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
-"""Kafka's default of producer.id.expiration.ms."""
+"""Kafka's default for producer.id.expiration.ms: one day."""
 
 
 class MetadataUrlError(BadInputError):
@@ -21,7 +21,7 @@ def open_metadata(
     producer_id_expiration_ms: int = PRODUCER_ID_EXPIRATION_MS,
     runtime: Runtime | None = None,
 ) -> MetadataStore:
-    """Both contracts at `postgresql://user@host:port/db`, or a fresh one in this process at `memory://`.
+    """The store at `postgresql://user@host:port/db`, or a new, empty one in this process for `memory://`.
 
     Call `open` before use and `close` after. Raises MetadataUrlError.
     """
@@ -29,7 +29,7 @@ def open_metadata(
     if url == "memory://":
         return MemoryMetadata(runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     if scheme in {"postgresql", "postgres"}:
-        from metadata.postgres.store import PostgresMetadata  # not loaded for memory://
+        from metadata.postgres.store import PostgresMetadata  # memory:// needs no SQLAlchemy
 
         return PostgresMetadata(url, runtime=runtime, producer_id_expiration_ms=producer_id_expiration_ms)
     raise MetadataUrlError(

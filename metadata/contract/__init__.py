@@ -1,2 +1,1 @@
-"""What the rooms may ask of the metadata store, one page for each kind of caller, and the values that cross the
-line."""
+"""The contracts of the metadata store: one module for each kind of caller, with the values it passes and receives."""

@@ -1,10 +1,11 @@
-"""What is copied of the metadata into the bucket, so that it can be rebuilt without Postgres: contract and tables.
+"""The copy of the metadata in the bucket, from which it can be rebuilt without Postgres: contract and tables.
 
-A *catalogue snapshot* is all rows of `TABLES` at one instant. An *increment* is what happened since, as any follower of
-the tail hears it (L0 files with the offsets they were given, changes), and which merges were committed. Footers of
-files tell neither who may read what, nor offsets of L0, nor whether a merge was ever committed: so these two do.
+A *catalogue snapshot* holds all rows of `TABLES` at one instant. An *increment* holds the news since then, as every
+follower of the tail gets them (L0 files with their offsets, and changes), and the merges that were committed. Both are
+needed because the footers of files hold neither topics, groups and log starts, nor the offsets of L0 files, nor whether
+a merge was ever committed.
 
-No record, and so no key of a record, is in either. Names of topics, groups and hosts are.
+Neither holds a record or the key of a record. Both hold names of topics, groups and hosts.
 """
 
 from __future__ import annotations
@@ -38,16 +39,18 @@ from metadata.postgres.tables import (
 )
 
 Row = dict[str, Any]
-"""A row of a table, by column, as SQLAlchemy has it."""
+"""A row of a table: its values by column, with SQLAlchemy's types."""
 
 REBUILT_HOST, REBUILT_EPOCH = "siltstone-rebuild", 1
-"""Of a writer that no agent is: it says that a database was rebuilt, and appends what may be appended."""
+"""The host and epoch of the writer that a rebuild adds. No agent has them: they mark the database as rebuilt, and the
+rebuild appends the files that it may append under them."""
 
 JOB_IDS_IN_FLIGHT = 1_000
-"""A job may show up after another whose id is so much higher: ids are given before a transaction commits."""
+"""How far ids of jobs may be out of order: a job may become visible after another whose id is this much higher, because
+ids are given before a transaction commits."""
 
 SEQUENCES = ("file_ids", "partition_ids", "node_ids", "group_epochs", "change_ids", "job_ids")
-"""`job_ids` is the identity of `merge_jobs`."""
+"""The sequences whose last numbers are copied. `job_ids` is the identity column of `merge_jobs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +58,19 @@ class BackupTable:
     table: sa.Table
     columns: tuple[str, ...]
     condition: str = ""
-    """SQL over the table; "" = all rows."""
+    """Which rows are copied: SQL over the table; "" = all."""
 
     @property
     def name(self) -> str:
         return self.table.name
 
     def kind(self, column: str) -> str:
-        """How its values are stored: binary, bool, int16, int32, int64 or text; [] behind it for arrays."""
+        """How the values of a column are stored: binary, bool, int16, int32, int64 or text, with [] appended for
+        arrays."""
         return _kind(self.table.c[column].type)
 
     def stored(self, column: str, value: Any) -> Any:
-        """A value as its kind has it."""
+        """A value from Postgres as its `kind` stores it."""
         if value is None:
             return None
         match self.table.c[column].type:
@@ -80,7 +84,7 @@ class BackupTable:
                 return value
 
     def loaded(self, column: str, value: Any) -> Any:
-        """The way back. Raises ValueError, TypeError."""
+        """A stored value as Postgres takes it: the reverse of `stored`. Raises ValueError, TypeError."""
         if value is None:
             return None
         match self.table.c[column].type:
@@ -118,8 +122,8 @@ def _all_but(table: sa.Table, *left_out: str) -> tuple[str, ...]:
 
 _FILES_KEPT = """state IN ('live', 'dead', 'aborted')
     OR (writer_id, epoch, seq) IN (SELECT w.writer_id, w.epoch, w.last_seq FROM writers w)"""
-"""Those of which there is an object, or may be; and the last that each writer committed: unknown files that it sealed
-before were never committed."""
+"""The files whose object exists or may exist, and the last file that each writer committed. An unknown file that the
+writer sealed before that one was never committed."""
 
 TABLES: Mapping[str, BackupTable] = {
     each.name: each
@@ -131,7 +135,7 @@ TABLES: Mapping[str, BackupTable] = {
         BackupTable(table=PARTITIONS, columns=_all_but(PARTITIONS)),
         BackupTable(table=WATERMARKS, columns=_all_but(WATERMARKS)),
         BackupTable(table=LOG_STARTS, columns=_all_but(LOG_STARTS)),
-        # what was answered to a writer is for its repeat alone, and writers do not outlive their Postgres
+        # `results` serves only a writer that repeats its commit, and no writer outlives its Postgres.
         BackupTable(table=FILES, columns=_all_but(FILES, "results"), condition=_FILES_KEPT),
         BackupTable(
             table=EXTENTS,
@@ -140,7 +144,7 @@ TABLES: Mapping[str, BackupTable] = {
         ),
         BackupTable(table=PRODUCERS, columns=_all_but(PRODUCERS)),
         BackupTable(table=PRODUCER_ID_BLOCKS, columns=_all_but(PRODUCER_ID_BLOCKS)),
-        # members join again
+        # Without the members: they join again.
         BackupTable(table=GROUPS, columns=("group_id", "epoch", "owner_id", "protocol_type", "generation")),
         BackupTable(table=GROUP_OFFSETS, columns=_all_but(GROUP_OFFSETS)),
         BackupTable(table=CHANGES, columns=("change_id", "kind", "topic_id"), condition="kind = 'topic_deleted'"),
@@ -159,36 +163,36 @@ class DoneJob(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCursor:
-    """Which merges somebody has heard the end of. By ids alone: a clock that steps back hides none."""
+    """Which ended merges a follower has seen. It holds ids and no times, so a clock that steps back hides no merge."""
 
     highest: int
-    """Of all ids so far."""
+    """The highest job id so far."""
     live: frozenset[int]
-    """Had not ended."""
+    """Jobs that had not ended."""
     told: frozenset[int]
-    """Were done, of the last `JOB_IDS_IN_FLIGHT` ids."""
+    """Jobs that were done, among the last `JOB_IDS_IN_FLIGHT` ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupInstant:
-    """When a snapshot was taken."""
+    """The instant of a snapshot: its time and the cursors that continue from it."""
 
     taken_ms: int
     """By the metadata store's clock."""
     cluster_id: str
     cursor: Cursor
-    """What happened later is what `tail` tells from here."""
+    """`tail` continues from here."""
     sequences: Mapping[str, int]
-    """The last number that each has given."""
+    """The last number that each of `SEQUENCES` has given."""
 
 
 TakeRows = Callable[[BackupTable, Sequence[Sequence[Any]]], Awaitable[None]]
-"""Told some rows of a table, values in the order of its columns; tables come one after another, each first without
-rows."""
+"""Receives some rows of a table, their values in the order of its columns. Tables come one after another; the first
+call for each table has no rows."""
 
 
 def has_heard(cursor: Cursor, of: Cursor) -> bool:
-    """Whether nothing up to `of` is news for `cursor`."""
+    """Whether `cursor` has seen everything that `of` has seen."""
     seen = cursor.writers
     return cursor.change_id >= of.change_id and all(
         seen.get(writer_id, (0, -1)) >= last for writer_id, last in of.writers.items()
@@ -196,14 +200,15 @@ def has_heard(cursor: Cursor, of: Cursor) -> bool:
 
 
 class BackupMetadata(Protocol):
-    """Kept by metadata stores that outlive their process."""
+    """Implemented by the metadata stores that outlive their process."""
 
     async def rows(self, take: TakeRows) -> BackupInstant:
-        """All rows of `TABLES` at one instant, some at a time. No commit waits for it, but dead versions of hot rows
-        stay for as long as it takes: `take` must wait for nothing but this machine. Raises MetadataUnavailableError."""
+        """Pass all rows of `TABLES` at one instant to `take`, some at a time. No commit waits for this, but Postgres
+        keeps dead versions of hot rows until it ends: `take` must wait for nothing outside this machine. Raises
+        MetadataUnavailableError."""
         ...
 
     async def done_jobs(self, cursor: JobCursor | None) -> tuple[Sequence[DoneJob], JobCursor]:
-        """Merges that were committed since, in the order of their ids, and where to go on. None: no merges, and where
-        to begin."""
+        """The merges that were committed after `cursor`, by id, and the cursor for the next call. With None: no merges,
+        and the cursor to begin with."""
         ...

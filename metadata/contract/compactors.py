@@ -26,26 +26,27 @@ class FileView:
     """None for L0."""
     lo: int
     hi: int
-    """The range of L0 file ids it stands for; (file_id, file_id) for L0."""
+    """The range [lo, hi] of L0 file ids that the file stands for; (file_id, file_id) for L0."""
     run_id: int
-    """The job that wrote it (files of one merge are one run); for L0 the file id."""
+    """The id of the job that wrote the file (the files of one merge are one run); for L0 the file id."""
     size_bytes: int
     live_bytes: int
-    """Of live extents; L0: size_bytes."""
+    """Bytes of its live extents; for L0 `size_bytes`."""
     oldest_dead_ms: int | None
-    """When the first of its dead extents died; None = all live."""
+    """When the first of its dead extents died; None = all extents are live."""
     max_timestamp_ms: int
     expires_ms: int | None
-    """When retention will have killed all its extents; None = never, or not all of them, or not known (L0)."""
+    """When retention by time will have killed all its extents; None = an extent never expires, or unknown (L0)."""
     created_ms: int
     trouble_until_ms: int = 0
-    """A merge of it failed, with the error `trouble`: leave it alone until then."""
+    """A merge of this file failed with the error `trouble`; plan no merge of it before this time."""
     trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionView:
-    """A partition of a topic with `compact` in its policy, as the planner sees it (plain ones need no view)."""
+    """A partition of a topic with `compact` in its cleanup.policy, as the planner sees it. Other partitions need no
+    view."""
 
     partition_id: int
     topic_id: uuid.UUID
@@ -58,15 +59,15 @@ class PartitionView:
     last_stable_offset: int
     high_watermark: int
     cleaned_through_offset: int
-    """Exclusive: everything below was part of a pass from the log start."""
+    """Exclusive: a dedupe pass from the log start has reached this offset."""
     last_cleaned_ms: int | None
     last_forced_ms: int | None
     passes_needed: int
-    """Above 1: the last dedupe overflowed its buffer, the next is deep with this many passes."""
+    """Above 1: the keys overflowed the buffer of the last dedupe, so the next one is deep, with this many passes."""
     requested_through_offset: int | None
-    """Somebody asked for compaction up to here, now."""
+    """An operator asked for compaction up to this offset, now; None = no request."""
     extents: Sequence[LeveledExtent]
-    """Live L1+ extents in offset order, those of busy jobs too."""
+    """Live L1+ extents in offset order, including the inputs of live jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +78,17 @@ class CompactionView:
     files: Sequence[FileView]
     partitions: Sequence[PartitionView]
     busy_files: frozenset[int]
-    """L0 files and files with at least one extent that are inputs of a live job."""
+    """L0 files that are inputs of a live job, and L1+ files with at least one extent that is."""
     busy_extents: frozenset[int]
     live_jobs: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    """Of the jobs that are ready or running: with how many bytes each was planned, by kind."""
+    """The planned input bytes of each ready or running job, by kind."""
     last_daily_ms: int | None = None
-    """When the newest `daily` job that did not fail was made; None = none is known."""
+    """When the newest `daily` job that did not fail was created; None = no such job is known."""
 
 
 class CompactorMetadata(Protocol):
-    """Every method may raise `MetadataUnavailableError`; those that change something also `MetadataInDoubtError`:
-    all but `create_job` may simply be called again."""
+    """Every method may raise `MetadataUnavailableError`. A method that changes something may also raise
+    `MetadataInDoubtError`; after it, every method except `create_job` may simply be called again."""
 
     # -- compactors and their duties
 
@@ -96,19 +97,20 @@ class CompactorMetadata(Protocol):
         ...
 
     async def beat_compactor(self, lease: WriterLease) -> None:
-        """Extend the lease; one that merely ran out revives. Raises WriterFencedError when it was ended."""
+        """Extend the lease. A lease that only ran out is revived. Raises WriterFencedError when it was ended."""
         ...
 
     async def unregister_compactor(self, lease: WriterLease) -> None:
-        """End the lease; running jobs of this holder become ready again."""
+        """End the lease. The running jobs of this compactor become ready again."""
         ...
 
     async def live_compactors(self) -> Sequence[tuple[int, str]]:
-        """(node id, host) with a running lease."""
+        """(node id, host) of each compactor with a running lease."""
         ...
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
-        """True when `name` is ours for `ttl_ms` from now: nobody alive has it. Saves double work, no more."""
+        """Take the duty `name` for `ttl_ms` from now. False when another live compactor has it. A duty only saves
+        double work; nothing relies on it for correctness."""
         ...
 
     # -- planning and jobs
@@ -116,7 +118,7 @@ class CompactorMetadata(Protocol):
     async def compaction_view(self) -> CompactionView: ...
 
     async def create_job(self, job: NewJob) -> int:
-        """Returns the job id. Raises InputsBusyError."""
+        """Store the job as ready. Returns its id. Raises InputsBusyError."""
         ...
 
     async def claim_job(
@@ -128,8 +130,12 @@ class CompactorMetadata(Protocol):
         bytes_min: int = 0,
         bytes_below: int | None = None,
     ) -> ClaimedJob | None:
-        """The oldest ready job (or running with its lease run out) of these kinds (empty = any) and, as it was planned,
-        `input_bytes`, with epoch + 1 and a deadline of now + its limit. With `job_id` that alone, though it rests."""
+        """Claim the oldest job that is ready, or running with an expired lease; None when there is none.
+
+        The job has one of these kinds (empty = any), and its planned `input_bytes` are at least `bytes_min` and below
+        `bytes_below`. Its epoch grows by 1 and its deadline is now + its limit. With `job_id`, only that job is
+        claimed, even while it rests.
+        """
         ...
 
     async def beat_job(self, job_id: int, epoch: int, *, progress: Mapping[str, Any] | None = None) -> None:
@@ -137,24 +143,31 @@ class CompactorMetadata(Protocol):
         ...
 
     async def give_back_job(self, job_id: int, epoch: int, *, trouble: str = "", file_ids: Sequence[int] = ()) -> None:
-        """Make it ready again, if it is ours. With `trouble` (of a store, in words) it rests first, and is failed at
-        last; `file_ids`, if any, are to blame: see `metadata/rules/jobs.py`."""
+        """Make the job ready again, if it is still ours.
+
+        `trouble` describes the trouble of a store. With it, the job rests before it can be claimed, and after several
+        times it fails. `file_ids` are the files to blame, if any. See `metadata/rules/jobs.py`.
+        """
         ...
 
     async def fail_job(
         self, job_id: int, epoch: int, *, error: str, file_ids: Sequence[int] = (), retry_after_ms: int = 60_000
     ) -> None:
-        """End it, if it is ours, as failed and free its inputs; the planner leaves `file_ids` alone for a while."""
+        """End the job as failed, if it is still ours, and free its inputs. The planner leaves `file_ids` alone for
+        `retry_after_ms`."""
         ...
 
     async def commit_merge(self, commit: CommitMerge) -> MergeCommitted:
-        """See the module's head. Idempotent: a repeat by the same epoch after a lost answer returns the same. Moves
-        `cleaned_through_offset` (never back), `last_cleaned_ms`, `passes_needed`, clears a request that is fulfilled,
-        and appends one MERGED change with the L0 files it killed. Raises JobLostError, MergeRefusedError."""
+        """Commit the outputs of a merge; `metadata/contract/jobs.py` has the rules.
+
+        Idempotent: a repeat under the same epoch after a lost answer returns the same answer. The commit moves
+        `cleaned_through_offset` (never back), `last_cleaned_ms` and `passes_needed`, and clears a fulfilled request.
+        It appends one MERGED change that names the L0 files it killed. Raises JobLostError, MergeRefusedError.
+        """
         ...
 
     async def job(self, job_id: int) -> MergeJob | None: ...
 
     async def notify(self) -> None:
-        """Tell agents that a merge was committed, as `AgentMetadata.notify` does."""
+        """Hint to agents that a merge was committed, as `AgentMetadata.notify` does."""
         ...

@@ -22,65 +22,71 @@ class DeadFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """What one round of retention did."""
+    """The result of one round of retention."""
 
     extents: int
     bytes: int
     partitions: int
-    """Whose log start moved."""
+    """How many partitions have a new log start."""
 
 
 class DeletionMetadata(Protocol):
-    """Every method may raise `MetadataUnavailableError`; those that change something also `MetadataInDoubtError`:
-    all may simply be called again."""
+    """Every method may raise `MetadataUnavailableError`. A method that changes something may also raise
+    `MetadataInDoubtError`; after it, every method may simply be called again."""
 
     async def expire(self, *, limit: int = 10_000) -> Expired:
-        """One round of retention by time and size over L1+ extents of topics whose policy holds `delete`, oldest
-        first per partition, stopping at the first that stays; moves log starts; appends LOG_START_MOVED. It may stop
-        short of `limit`: nothing more expires when a round takes nothing. Partitions with the oldest go first."""
+        """One round of retention by time and by size, over the L1+ extents of topics with `delete` in their policy.
+
+        In each partition it kills the oldest extents first and stops at the first extent that stays. It moves the log
+        starts and appends LOG_START_MOVED. Partitions with the oldest extents go first. A round may kill fewer than
+        `limit` extents although more have expired; retention is finished when a round kills none.
+        """
         ...
 
     async def expire_producers(self) -> int:
-        """Drop producers silent for longer than `producer.id.expiration.ms`; how many."""
+        """Drop the state of producers silent for longer than `producer.id.expiration.ms`. Returns how many."""
         ...
 
     async def forget_rows(self, *, before_ms: int) -> int:
-        """Drop rows older than `before_ms` that are needed no more: changes, times of deletions, rows of deleted and
+        """Drop rows older than `before_ms` that are no longer needed: changes, times of deletions, rows of deleted and
         aborted files, ended jobs, compactors, duties and pins. Returns how many.
 
-        A job stays while a file that it wrote lives, if its result names records that it could not read
-        (`metadata.rules.jobs.UNREADABLE`). The newest file row always stays, because it shows whether the database went
-        back. Followers whose cursor is older start cold, and keys as old as a forgotten one are refused from now on
-        (`metadata/rules/object_keys.py`). The time a topic was deleted is kept at least until all producer ids that are
-        older have expired.
+        A job whose result names records that it could not read (`metadata.rules.jobs.UNREADABLE`) stays while a file
+        that it wrote lives. The newest file row always stays, because it shows whether the database went back.
+        Followers with an older cursor start cold. From now on the store refuses keys as old as a forgotten key
+        (`metadata/rules/object_keys.py`). The time of a topic's deletion stays at least until all older producer ids
+        have expired.
         """
         ...
 
     async def dead_files(self, *, grace_ms: int, limit: int = 1000) -> Sequence[DeadFile]:
-        """Dead for at least `grace_ms`, input of no live job, and protected by no pin, oldest first."""
+        """Files that have been dead for at least `grace_ms`, are no input of a live job and are protected by no pin;
+        the first to die come first."""
         ...
 
     async def files_deleted(self, file_ids: Sequence[int]) -> None:
-        """The store confirmed that these objects are gone: dead -> deleted; their extents' rows go."""
+        """Mark files as deleted (dead -> deleted) after the object store confirmed that their objects are gone. The
+        rows of their extents are removed."""
         ...
 
     async def known_keys(self, keys: Sequence[str]) -> frozenset[str]:
-        """Those with a row of state live or dead (an object that should be there)."""
+        """Those of the keys whose file is live or dead, so that their object should exist."""
         ...
 
     async def writers_at_work(self) -> Mapping[int, int]:
-        """Node ids of compactors that hold running jobs -> for how long, in ms, the longest: what they wrote in that
-        time they may yet commit, what they wrote before they never will."""
+        """Node id of each compactor that holds running jobs -> age of its oldest claim, in ms. The compactor may still
+        commit objects that it wrote in that time; it will never commit older ones."""
         ...
 
     async def abort_file(self, key: str) -> bool:
-        """Insert an `aborted` row for a key that was never committed; True when the key is aborted, now or before.
+        """Insert an `aborted` row for a key that was never committed. True when the key is aborted, now or before.
 
-        Waits for a commit of the same key that is in flight. Only after True may the object be deleted. May be
-        repeated: who lost the first answer gets True again.
+        The call waits for a commit of the same key that is in flight. The object may be deleted only after True. The
+        call may be repeated: after a lost answer it returns True again.
         """
         ...
 
     async def history(self) -> History:
-        """While `halts` says something, nothing may be deleted: see `metadata/rules/history.py`."""
+        """The server histories. While `History.halts` is not empty, nothing may be deleted: see
+        `metadata/rules/history.py`."""
         ...

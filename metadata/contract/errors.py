@@ -12,18 +12,20 @@ class MetadataUnavailableError(UnavailableError):
 
 
 class MetadataInDoubtError(MetadataUnavailableError):
-    """The connection was lost while a change other than `commit_l0` was committing: it may have happened."""
+    """The connection was lost while a change other than `commit_l0` was committing. The change may have happened."""
 
     outcome: ClassVar[Outcome] = Outcome.UNKNOWN
 
 
 class RightsMissingError(SiltstoneError):
-    """The role may not do what was asked; nothing was changed. Asked again, it is refused again until it may."""
+    """The database role lacks a right that the call needs. Nothing was changed. A repeat fails too, until the role is
+    granted the right."""
 
 
 class SchemaMismatchError(BadInputError):
-    """The database has no schema, or another version of it. Run `siltstone migrate`."""
+    """The database has no schema, or a schema of another version. Run `siltstone migrate`."""
 
 
 class WentBackError(BugError):
-    """The database is older than what we have seen (failover or restore without RPO 0). Halt; do not write."""
+    """The database is older than a state that this process has seen (a failover or restore that lost commits). Halt; do
+    not write."""

@@ -1,4 +1,4 @@
-"""Rows of files: their states, and the fields that people and the invariants read."""
+"""The rows of files: their states, and the fields that operators and the invariants read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class FileState(StrEnum):
-    """live -> dead -> deleted; aborted is an end of its own (its key may never be committed)."""
+    """live -> dead -> deleted. `aborted` is a separate final state: its key can never be committed."""
 
     LIVE = "live"
     DEAD = "dead"
@@ -28,12 +28,12 @@ class FileInfo:
     crc32c: int
     created_ms: int
     index: bytes
-    """The packed index; without rows from L1 up."""
+    """The packed index; it has no rows from L1 up."""
     file_class: str | None = None
     """A `metadata.contract.leveled.FileClass` from L1 up."""
     dead_ms: int | None = None
     live_extents: int = 0
-    """L0: the rows of its index while it lives."""
+    """How many of its extents are live. L0: the number of rows of its index while it lives."""
     job_id: int | None = None
     """The merge that wrote it; None for L0."""
 
@@ -49,4 +49,5 @@ class L0File:
     created_ms: int
     index: bytes
     live: bool = True
-    """False: merged before the follower looked. Its rows only move the end of their partitions; read them from L1+."""
+    """False: a merge replaced the file before the follower saw it. Its rows only move the ends of their partitions; the
+    records are read from L1+."""

@@ -1,19 +1,20 @@
 """Consumer groups and their committed offsets: the contract between coordinators and the metadata store.
 
-A group belongs to one agent at a time. Who takes it gets an *epoch*, a number never given before, and everything it
-writes for the group carries that epoch: a write under an older one changes nothing and raises `GroupFencedError`. So
-an agent that still believes it owns a group can do no harm, whatever it answers heartbeats.
+A group belongs to one agent at a time. The agent that takes a group gets an *epoch*, a number never given before, and
+all its writes for the group carry that epoch. A write under an older epoch changes nothing and raises
+`GroupFencedError`. So an agent that wrongly believes it owns a group can do no harm, even if it still answers
+heartbeats.
 
-The record of a group (generation, members, assignments) is stored before members learn their assignment, so that the
-next owner goes on with the same members and generation. Offsets are not kept in memory anywhere: they are read from
-here. A crash between two calls leaves what the last one wrote.
+The owner stores the record of a group (generation, members, assignments) before members learn their assignment, so that
+the next owner continues with the same members and generation. No process keeps offsets in memory: they are read from
+here. A crash between two calls leaves the state that the last call wrote.
 
 Two implementations: `metadata/postgres/groups/groups.py`, `metadata/memory/groups.py`; one contract suite,
-`tests/contract/test_groups.py`. All times in the store are of its own clock.
+`tests/contract/test_groups.py`. All times are those of the store's clock.
 
-What clients name (group, member and instance ids, protocols, subscribed topics, offset metadata) may be any `str`: NUL
-characters and lone surrogates are kept as they are. Only the length of a group id is limited. "By group id" is by code
-points.
+Texts from clients (group, member and instance ids, protocols, subscribed topics, offset metadata) may be any `str`. NUL
+characters and lone surrogates are kept as they are. Only the length of a group id is limited. The order "by group id"
+compares code points.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from metadata.contract.leases import WriterLease
 from runtime.errors import BadInputError, FencedError
 
 GROUP_ID_BYTES_MAX = 2_000
-"""In UTF-8. A row of an index of Postgres takes 2,704 bytes."""
+"""The longest group id, in bytes of UTF-8. An index row of Postgres holds at most 2,704 bytes."""
 
 
 class GroupIdTooLongError(BadInputError):
-    """The store takes no group id above `GROUP_ID_BYTES_MAX`; answer 24."""
+    """The group id is longer than `GROUP_ID_BYTES_MAX`. Answer INVALID_GROUP_ID(24)."""
 
 
 class GroupFencedError(FencedError):
-    """The group has another owner by now, or was deleted. Nothing was written. Forget the group and answer 16."""
+    """The group has another owner by now, or was deleted. Nothing was written. Forget the group and answer
+    NOT_COORDINATOR(16)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLease:
     group_id: str
     epoch: int
-    """From a sequence of all groups: never given twice, not even after the group was deleted."""
+    """From one sequence for all groups: no epoch is given twice, not even after the group was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +62,17 @@ class MemberRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """What survives a change of owner."""
+    """The state of a group that survives a change of owner."""
 
     protocol_type: str = ""
-    """"" until somebody has joined: a group that only keeps offsets."""
+    """"" until a member has joined; a group that only keeps offsets never has a type."""
     generation: int = 0
     protocol: str | None = None
     leader: str | None = None
     members: tuple[MemberRecord, ...] = ()
     """In the order in which they joined."""
     subscribed_topics: frozenset[str] | None = None
-    """By name; None where it cannot be known (no members, or a protocol type other than "consumer")."""
+    """Topic names; None when they are unknown (no members, or a protocol type other than "consumer")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ class OffsetToCommit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitBatch:
-    """Of one request."""
+    """The offsets that one request commits."""
 
     lease: GroupLease
     offsets: Sequence[OffsetToCommit]
@@ -118,9 +120,9 @@ class OffsetCommitBatch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetCommitResult:
     fenced: bool
-    """Nothing of this batch was written."""
+    """True: nothing of this batch was written."""
     unknown: frozenset[OffsetPlace]
-    """Places that are gone or never were; the others of the batch are written."""
+    """Partitions that do not exist (any more); the other offsets of the batch were written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,78 +143,86 @@ def check_group_id(group_id: str) -> None:
     """Raises GroupIdTooLongError."""
     size = len(group_id.encode("utf-8", "surrogatepass"))
     if size > GROUP_ID_BYTES_MAX:
-        raise GroupIdTooLongError(f"a group id of {size} bytes is longer than {GROUP_ID_BYTES_MAX}")
+        raise GroupIdTooLongError(f"the group id has {size} bytes; at most {GROUP_ID_BYTES_MAX} are allowed")
 
 
 class GroupMetadata(Protocol):
-    """Every method may raise `MetadataUnavailableError`: then a write may have happened, and may be repeated as it
-    was (each is idempotent under its epoch)."""
+    """Every method may raise `MetadataUnavailableError`. A write may then have happened; it may be repeated unchanged,
+    because each write is idempotent under its epoch."""
 
     async def take_group(self, group_id: str, *, owner: WriterLease, create: bool) -> TakenGroup | None:
-        """Become the owner, under a new epoch, which fences the owner before. A write of that owner which is under way
-        is waited for. None when there is no such group and `create` is False.
+        """Become the owner under a new epoch, which fences the previous owner. The call waits for a write of that owner
+        that is under way. None when the group does not exist and `create` is False.
 
-        Raises GroupIdTooLongError; WriterFencedError when `owner` is not among `live_agents`: an agent that was thought
-        dead takes nothing. Nor does one that drains: the others hash the group to one of them by now, and a late take
-        would fence that one and send its clients away again. What it holds it may save and commit to the end, until
-        the next owner takes it.
+        Raises GroupIdTooLongError, and WriterFencedError when `owner` is not among `live_agents`. An agent that was
+        taken for dead may take no group. Neither may an agent that drains: the other agents already hash the group to
+        one of themselves, and a late take would fence that agent and send its clients away again. A draining agent may
+        still save and commit the groups it owns, until the next owner takes them.
         """
         ...
 
     async def save_group(self, lease: GroupLease, record: GroupRecord) -> None:
-        """Raises GroupFencedError."""
+        """Replace the record of the group. Raises GroupFencedError."""
         ...
 
     async def commit_offsets(self, batches: Sequence[OffsetCommitBatch]) -> Sequence[OffsetCommitResult]:
-        """All in one round trip and one transaction; a batch that is fenced does not touch the others.
+        """Commit all batches in one round trip and one transaction. A fenced batch does not affect the others.
 
-        A place named twice takes the last. One result per batch, in order. A call that was given up (its answer lost,
-        its caller cancelled) is ended before a later one of this service begins: it cannot overwrite newer offsets.
+        Returns one result per batch, in order. If a batch names a place twice, the last offset counts. A call that was
+        given up (its answer was lost or its caller was cancelled) is ended before a later call of this store begins, so
+        it cannot overwrite newer offsets.
         """
         ...
 
     async def fenced_leases(self, leases: Sequence[GroupLease]) -> Sequence[GroupLease]:
-        """Those of them under which nothing can be written any more: the group was taken since, or deleted."""
+        """Those of the leases that can no longer write, because their group was taken since, or deleted."""
         ...
 
     async def offsets(
         self, group_id: str, places: Sequence[OffsetPlace] | None = None
     ) -> Mapping[OffsetPlace, CommittedOffset]:
-        """All of the group's, or those at these places; absent where none is. An unknown group has none."""
+        """The committed offsets of the group, all or at these places. Places without an offset are absent. An unknown
+        group has no offsets."""
         ...
 
     async def delete_offsets(self, lease: GroupLease, places: Sequence[OffsetPlace]) -> None:
-        """Raises GroupFencedError. Places without an offset are no error."""
+        """Delete the offsets at these places. Places without an offset are no error. Raises GroupFencedError."""
         ...
 
     async def delete_group(self, lease: GroupLease) -> None:
-        """The record and all offsets. Raises GroupFencedError."""
+        """Delete the record and all offsets. Raises GroupFencedError."""
         ...
 
     async def list_groups(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[GroupSummary]:
-        """By group id, in pages: those whose id is above `after`, from the first when it is None."""
+        """A page of groups by group id: the first `limit` whose id is above `after` (None: from the start)."""
         ...
 
     async def groups_with_members(self, *, after: str | None = None, limit: int = 10_000) -> Sequence[str]:
-        """Ids, by id, in pages as `groups`, of which it is the cheap part: no offsets are counted."""
+        """A page of the ids of groups with members, by id, paged as `list_groups`. It is cheaper, because it counts no
+        offsets."""
         ...
 
     async def group(self, group_id: str) -> GroupRecord | None:
-        """As it was last stored, by whoever owns it."""
+        """The record that an owner stored last; None when the group does not exist."""
         ...
 
     async def known_groups(self, group_ids: Sequence[str]) -> Collection[str]:
-        """Those of these groups that there are."""
+        """Those of these groups that exist."""
         ...
 
     async def expire_groups(self, *, offsets_retention_ms: int, idle_group_ms: int) -> ExpiredGroups:
-        """Delete offsets that Kafka's rules no longer keep (KIP-211), and groups that have become nothing.
+        """Delete the offsets that Kafka's rules no longer keep (KIP-211), and groups that hold nothing any more.
 
-        An offset goes when it is older than `offsets_retention_ms` counted from: the group's becoming empty (or its
-        own commit, if later), for a group that once had members and has none; its commit, for a group that never had
-        any, and for a topic that a group with members no longer subscribes to (`subscribed_topics`). A group without
-        members and offsets goes `idle_group_ms` after it became empty. Offsets of deleted topics went with these.
-        Groups that somebody writes to at the moment are left for the next time. At most 10,000 offsets and 10,000
-        groups a call; repeat until both together are fewer than 10,000. Any number of agents may do it at once.
+        An offset expires `offsets_retention_ms` after
+
+        - the group became empty, or the offset's own commit if that is later, when the group once had members and has
+          none now;
+        - its commit, when the group never had members, or when the group has members and none of them subscribes to the
+          topic (`subscribed_topics`).
+
+        A group without members and offsets expires `idle_group_ms` after it became empty. Offsets of deleted topics
+        were deleted with the topics. Groups that are being written to are left for the next call. A call deletes at
+        most 10,000 offsets and 10,000 groups; repeat until both together are fewer than 10,000. Any number of agents
+        may call this at once.
         """
         ...

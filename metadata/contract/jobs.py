@@ -1,17 +1,17 @@
 """Merge jobs and the commit of a merge.
 
-A merge is a durable *job*. It is created over extents that no other live job holds, claimed under an epoch that grows
-with every claim, kept alive by heart-beats, and ends in one transaction: outputs in, inputs dead. That commit happens
-only when
+A merge is a durable *job*. The planner creates it over extents that no other live job holds. A compactor claims it
+under an epoch that grows with every claim, and keeps the claim alive by heartbeats. The job ends in one transaction
+that stores the outputs and kills the inputs. That commit happens only when
 
-1. the job's epoch is still ours, and neither its time limit nor `commit_by_ms` has passed (else `JobLostError`);
+1. the job still has the caller's epoch, and neither its time limit nor `commit_by_ms` has passed (else `JobLostError`);
 2. no output key was aborted or used before (else `MergeRefusedError`);
 3. no input was replaced by another merge (else `MergeRefusedError`);
 4. the outputs cover, per partition, exactly the offsets that the inputs hold (else `MergeRefusedError`).
 
-Retention, DeleteRecords or the deletion of a topic may kill inputs meanwhile. The commit *trims* the outputs then: an
-output extent that lies wholly below the log start, or whose partition is gone, is stored dead. A crash before the
-commit leaves objects that no row names (orphans for the janitor); after it, everything.
+Retention, DeleteRecords or the deletion of a topic may kill inputs meanwhile. The commit then *trims* the outputs: it
+stores an output extent dead if the extent lies wholly below the log start, or if its partition is gone. A crash before
+the commit leaves objects that no row names (orphans for the janitor). A crash after the commit loses nothing.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from metadata.contract.leveled import FileClass, LeveledExtent
 from runtime.errors import FencedError, SiltstoneError
 
 JOB_ATTEMPTS_MAX = 5
-"""Claims after which a job whose holders all vanished is failed."""
+"""Claims per job: after this many holders that vanished, the job fails."""
 
 
 class JobLostError(FencedError):
-    """The job is not ours any more (a newer epoch, ended, or past its time limit). Nothing was committed; stop."""
+    """The compactor no longer holds the job: another one claimed it, it ended, or it is past its time limit. Nothing
+    was committed; stop."""
 
 
 class MergeRefusedError(SiltstoneError):
-    """The commit certainly did not happen and cannot as asked; the job is failed. Its outputs are orphans."""
+    """The commit certainly did not happen and never can as requested. The job has failed; its outputs are orphans."""
 
 
 class InputsBusyError(SiltstoneError):
-    """Another live job holds one of these inputs, or one is not live. No job was made; plan anew."""
+    """Another live job holds one of these inputs, or one of them is not live. No job was created; plan again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class L0Input:
-    """A live L0 file as a merge reads it. Which of its rows live: those whose partition is there and whose last
-    offset is at or above the log start."""
+    """A live L0 file as a merge reads it. A row of its index is live if its partition exists and its last offset is at
+    or above the log start."""
 
     file_id: int
     key: str
@@ -54,7 +55,8 @@ class L0Input:
 
 
 class JobState(StrEnum):
-    """ready -> running -> done | failed; running -> ready when its lease ran out or it was given back."""
+    """ready -> running -> done | failed. A running job becomes ready again when it is given back; one with an expired
+    lease can be claimed again."""
 
     READY = "ready"
     RUNNING = "running"
@@ -65,20 +67,21 @@ class JobState(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     kind: str
-    """level | merge | daily | forced | purge: what the planner calls it."""
+    """The planner's name for it: level | merge | daily | forced | purge."""
     spec: Mapping[str, Any]
-    """JSON-able; opaque here (`compactor/planning/spec.py`)."""
+    """JSON-able. Only the compactor reads it (`compactor/planning/spec.py`)."""
     l0_file_ids: Sequence[int] = ()
     file_ids: Sequence[int] = ()
-    """L1+ files of which all live extents are inputs."""
+    """L1+ files; all their live extents are inputs."""
     extent_ids: Sequence[int] = ()
     limit_ms: int
-    """From claim to commit at most."""
+    """The longest time from claim to commit."""
     forced_partition_ids: Sequence[int] = ()
-    """Their `last_forced_ms` becomes now."""
+    """Partitions whose `last_forced_ms` becomes now."""
     input_bytes: int = 0
     rest_ms: int = 0
-    """For so long nobody claims it but who names it, at most an hour: its maker wants to run it himself."""
+    """Claims by kind skip the job for this long (at most an hour); only a claim that names its id takes it. The creator
+    sets this when it wants to run the job itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class MergeJob:
     epoch: int
     spec: Mapping[str, Any]
     holder: int | None
-    """Node id of the compactor that runs or ran it."""
+    """Node id of the compactor that runs or ran the job."""
     attempts: int
     created_ms: int
     started_ms: int | None
@@ -99,13 +102,13 @@ class MergeJob:
     finished_ms: int | None
     lease_until_ms: int | None
     not_before_ms: int = 0
-    """It was given back for trouble: nobody claims it before."""
+    """The job rests: before this time only a claim that names its id takes it."""
     input_files: int
     input_bytes: int
     progress: Mapping[str, Any]
-    """As last beaten; {} at first. `fraction` (0 to 1) and `step` are for people."""
+    """From the last heartbeat that brought one; {} at first. `fraction` (0 to 1) and `step` are for operators."""
     result: Mapping[str, Any]
-    """Of the commit: what `CommitMerge.summary` said."""
+    """`CommitMerge.summary` of the commit; {} before."""
     error: str
 
 
@@ -116,14 +119,14 @@ class ClaimedJob:
     """The store's time at the claim."""
     l0_files: Sequence[L0Input]
     extents: Sequence[LeveledExtent]
-    """Live inputs by (partition, base offset); what died since creation is left out."""
+    """Live inputs by (partition, base offset), without those that died since the job was created."""
     partitions: Mapping[int, InputPartition]
-    """Of every input; absent = the topic was deleted."""
+    """The partitions of all inputs, by id; absent = the topic was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPartition:
-    """A partition whose extents a job holds, at the claim."""
+    """A partition whose extents a job holds, as it was at the claim."""
 
     partition_id: int
     topic_id: uuid.UUID
@@ -167,11 +170,11 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanedPartition:
-    """What a dedupe pass did to one partition."""
+    """The result of a dedupe pass for one partition."""
 
     partition_id: int
     cleaned_through_offset: int | None
-    """None: the pass did not begin at the log start. The stored value never goes back."""
+    """Exclusive end of the pass; None when it did not begin at the log start. The stored value never goes back."""
     passes_needed: int
     """1, or more when the buffer overflowed and the next pass must be deep."""
 
@@ -182,16 +185,17 @@ class CommitMerge:
     epoch: int
     outputs: Sequence[OutputFile]
     covered: Mapping[int, Sequence[tuple[int, int]]]
-    """Per partition the (base, last) ranges of the inputs that the merge read, sorted and disjoint."""
+    """The (base, last) ranges of the inputs that the merge read, by partition id; sorted and disjoint."""
     cleaned: Sequence[CleanedPartition] = ()
     summary: Mapping[str, Any] = field(default_factory=dict[str, Any])
     commit_by_ms: int | None = None
-    """Where parts of it were made under an earlier claim: until when the horizons that they stamped hold."""
+    """When parts of the merge were made under an earlier claim: the time until which the horizons that they stamped are
+    valid. None: no such part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeCommitted:
     file_ids: Sequence[int]
-    """Of the outputs, in order."""
+    """The ids of the outputs, in order."""
     trimmed_extents: int
-    """Output extents stored dead because their records were deleted meanwhile."""
+    """How many output extents were stored dead because their records were deleted meanwhile."""

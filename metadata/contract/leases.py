@@ -1,4 +1,4 @@
-"""Leases: the identity under which an agent or a compactor writes, and how long it lives without a heartbeat.
+"""Leases: the identity under which an agent or a compactor writes, and how long the lease runs without a heartbeat.
 
 All times are those of the metadata store's clock.
 """
@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from runtime.errors import FencedError
 
 LEASE_MS = 10_000
-"""How long an agent is alive after its last beat, on Postgres's clock."""
+"""How long an agent counts as alive after its last heartbeat, by the clock of the metadata store."""
 
 
 BEAT_MS = 2_000
+"""Time between two heartbeats of an agent."""
 
 
 JOB_LEASE_MS = 10_000
+"""How long a compactor, or its claim of a job, lives after its last heartbeat."""
 
 
 JOB_BEAT_MS = 2_000
+"""Time between two heartbeats of a compactor or a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class AgentAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterLease:
-    """A writer's identity: node id in Kafka's eyes, and the epoch that fences its predecessors."""
+    """A writer's identity: its id, which clients see as Kafka's node id, and the epoch that fences its predecessors."""
 
     writer_id: int
     epoch: int
@@ -45,4 +48,5 @@ class AgentInfo:
 
 
 class WriterFencedError(FencedError):
-    """A newer epoch of this writer exists. The commit did not happen. Register anew before writing again."""
+    """A newer epoch of this writer exists, or its lease was ended. Nothing was committed. Register again before the
+    next write."""

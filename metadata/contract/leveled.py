@@ -7,27 +7,28 @@ from typing import NamedTuple
 
 
 class FileClass(StrEnum):
-    """A property of L1 and L2 files: compacted topics and others never share an output."""
+    """The class of an L1 or L2 file: a merge never mixes compacted topics and others in one output."""
 
     PLAIN = "plain"
     COMPACTED = "compacted"
 
 
 class LeveledExtent(NamedTuple):
-    """A live extent of an L1 or L2 file: offsets are stamped inside, `position` is its first byte in the object."""
+    """A live extent of an L1 or L2 file. Its batches carry their offsets; `position` is its first byte in the
+    object."""
 
     extent_id: int
     partition_id: int
     base_offset: int
     last_offset: int
-    """Inclusive. The extent answers for all of [base, last], though dedupe may have left only some of them."""
+    """Inclusive. The extent covers all of [base, last], although dedupe may have left only some of these records."""
     file_id: int
     key: str
     level: int
     file_size_bytes: int
     position: int
     length: int
-    """0 = covers its offsets with no batch at all."""
+    """0 = the extent covers its offsets without any batch."""
     block_index_position: int
     block_index_length: int
     record_count: int
@@ -36,4 +37,4 @@ class LeveledExtent(NamedTuple):
     max_timestamp_ms: int
     has_tombstones: bool
     flagged_reason: str | None
-    """Why its bytes cannot be read as batches; merges copy it verbatim."""
+    """Why its bytes cannot be read as batches (merges then copy them verbatim); None = they can."""

@@ -18,43 +18,44 @@ from metadata.rules.history import ServerHistory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLag:
-    """A group and a topic that it committed offsets of."""
+    """The lag of a group on a topic that it committed offsets for."""
 
     group_id: str
     topic: str
     lag: int
-    """Offsets from the committed one to the end, over the partitions that have one: as Kafka's tools count."""
+    """Offsets from the committed offset to the end, summed over the partitions that have one, as Kafka's tools
+    count."""
     newest_commit_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLags:
     largest: Sequence[GroupLag]
-    """The largest first; equal ones by group and topic."""
+    """The largest lags, largest first; equal lags by group and topic."""
     pairs: int
-    """How many there are in all."""
+    """How many pairs of group and topic there are in all."""
     total_lag: int
-    """Of all of them."""
+    """The sum over all pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFigures:
-    """A table of ours, by Postgres's own counts, which lag behind by some seconds."""
+    """A table of Siltstone, by the counts of Postgres, which are some seconds old."""
 
     name: str
     live_rows: int
     dead_rows: int
     size_bytes: int
-    """With its indexes."""
+    """Including its indexes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresFigures:
-    """What a Postgres says of itself. Sessions of other roles hide their age from a role that may not read all
-    statistics (`pg_read_all_stats`); they count as `hidden`."""
+    """The statistics that Postgres reports about itself. A role without `pg_read_all_stats` cannot see the age of other
+    roles' sessions; these count as `hidden`."""
 
     oldest_xmin_transactions: Mapping[str, int]
-    """By holder: `session`, `slot`, `prepared`. How far back the oldest snapshot lies that vacuum must respect."""
+    """The age of the oldest snapshot that vacuum must respect, by holder: `session`, `slot`, `prepared`."""
     longest_transaction_seconds: float
     connections: Mapping[str, int]
     """By state: `active`, `idle`, `idle_in_transaction`, `other`, `hidden`."""
@@ -69,17 +70,17 @@ class PostgresFigures:
 class Observation:
     now_ms: int
     agents: Mapping[str, int]
-    """With a running lease, by state: `serving`, `draining`."""
+    """The number with a running lease, by state: `serving`, `draining`."""
     compactors: int
-    """With a running lease."""
+    """The number with a running lease."""
     lags: GroupLags
     postgres: PostgresFigures | None
-    """None: there is no Postgres."""
+    """None: the store is not Postgres."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemView:
-    """What the invariants of L1 and above judge, at one instant."""
+    """The input of the invariants of L1 and above, at one instant."""
 
     now_ms: int
     watermarks: Sequence[Watermarks]
@@ -88,15 +89,15 @@ class SystemView:
     extents: Sequence[LeveledExtent]
     """Live ones, by partition and offset."""
     live_extents: Mapping[int, int]
-    """What the rows of live L1+ files say of themselves: file id -> live extents."""
+    """Live L1+ file id -> the number of live extents that its row states."""
     job_inputs: Sequence[tuple[int, int, int | None]]
-    """(job id, file id, extent id) of live jobs; None = the whole L0 file."""
+    """The inputs of live jobs: (job id, file id, extent id); extent id None = a whole L0 file."""
     pins: Sequence[int]
     """Creation times of live pins."""
 
 
 class StrayOffset(NamedTuple):
-    """A committed offset of a group or a partition that does not exist."""
+    """A committed offset whose group or partition does not exist."""
 
     group_id: str
     place: OffsetPlace
@@ -109,7 +110,7 @@ class GroupsView:
     groups: Sequence[tuple[GroupSummary, GroupRecord]]
     """By group id."""
     last_epoch: int
-    """The last that was given; read after the groups."""
+    """The last epoch that was given; read after the groups, so that no group can be above it."""
     stray_offsets: Sequence[StrayOffset]
     """At most 1,000."""
 
@@ -118,29 +119,35 @@ class OperatorMetadata(Protocol):
     """Every method may raise `MetadataUnavailableError`."""
 
     async def files(self, *, after_file_id: int = 0, limit: int = 1000) -> Sequence[FileInfo]:
-        """Pages of file rows of any state, by file id."""
+        """A page of file rows of any state, by file id."""
         ...
 
     async def jobs(
         self, *, states: Sequence[JobState] = (), topic_id: uuid.UUID | None = None, result: str = "", limit: int = 100
     ) -> Sequence[MergeJob]:
-        """Newest first. `topic_id`: with an L1+ input (live jobs) or a forced partition of it; `result` has a name."""
+        """Jobs in these states (empty = any), newest first.
+
+        `topic_id`: only jobs with a forced partition of this topic, and live jobs with an L1+ input of it.
+        `result`: only jobs whose result has this key.
+        """
         ...
 
     async def partition_views(self, topic_id: uuid.UUID) -> Sequence[PartitionView]:
-        """Of one topic of either class, by partition number."""
+        """The partitions of one topic, compacted or not, by partition number."""
         ...
 
     async def request_compaction(self, topic_id: uuid.UUID) -> Mapping[int, int]:
-        """Ask for a pass over every partition of a compacted topic, up to its high watermark now (or the stable
-        offset, or what `min.compaction.lag.ms` leaves cleanable now). Returns the offset per partition id; the planner
-        acts on it at once. A partition that is cleaned through there gets another pass only where it may do something:
-        it holds tombstones, which may have had their time, or its keys overflowed the buffer. Raises UnknownTopicError,
-        NotCompactedError."""
+        """Request a dedupe pass over every partition of a compacted topic. Returns the end offset by partition id.
+
+        The end is the present high watermark, or less: the stable offset, or the first offset that
+        `min.compaction.lag.ms` protects. The planner acts on the request at once. A partition that is already cleaned
+        through its end gets another pass only if the pass may have an effect: the partition holds tombstones, which may
+        be due for removal, or its keys overflowed the buffer. Raises UnknownTopicError, NotCompactedError.
+        """
         ...
 
     async def system_view(self) -> SystemView:
-        """Everything the invariants judge, at one instant."""
+        """The input of the invariants of L1 and above, at one instant."""
         ...
 
     async def groups_view(self) -> GroupsView: ...
@@ -150,9 +157,10 @@ class OperatorMetadata(Protocol):
         ...
 
     async def observe(self, *, lags_max: int) -> Observation:
-        """What metrics tell of the whole: who lives, the `lags_max` largest lags, how Postgres fares."""
+        """The facts for cluster-wide metrics: live processes, the `lags_max` largest lags, the state of Postgres."""
         ...
 
     async def adopt_history(self, present: ServerHistory) -> None:
-        """Somebody vouches for it. Idempotent. Raises HistoryMovedError when it is not the present one any more."""
+        """Store `present` as the adopted history, because an operator vouches for it. Idempotent. Raises
+        HistoryMovedError when the server's history is a different one by now."""
         ...

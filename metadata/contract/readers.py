@@ -1,8 +1,8 @@
 """The calls of readers: extents of L1 and above, one topic at one instant, and pins.
 
-A snapshot is of one instant: a merge that swaps files while it is taken is in it wholly or not at all, so no offset is
-in it twice and none is missing. The files that it names may be deleted from the object store once they die and their
-grace is over. So a reader takes a pin first and the snapshot then.
+A snapshot shows one instant. It contains a merge that commits meanwhile wholly or not at all, so it holds no offset
+twice and misses none. The files that it names may be deleted from the object store once they are dead and their grace
+period is over. So a reader first takes a pin and then the snapshot.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from metadata.contract.topics import Topic, UnknownTopicError, Watermarks
 from metadata.rules.packed_index import iter_index, rows_of
 
 PIN_MS_MAX = 86_400_000
-"""What a pin may ask for at once: a reader that is gone holds nothing back for longer."""
+"""The longest lifetime of a pin without renewal: a reader that is gone delays deletions for at most this long."""
 
 
 SUGGESTIONS_MAX = 3
+"""Topics that the error for an unknown topic suggests."""
 
 
 class L0Extent(NamedTuple):
-    """An unbroken stretch of one partition in a live L0 file. Its batches carry no offsets: the first has
-    `base_offset`, and each begins where the one before ends."""
+    """An unbroken stretch of one partition in a live L0 file. Its batches carry no offsets: the first batch starts at
+    `base_offset`, and each next batch starts where the previous one ends."""
 
     partition_id: int
     base_offset: int
@@ -35,7 +36,7 @@ class L0Extent(NamedTuple):
     key: str
     file_size_bytes: int
     created_ms: int
-    """By the store's clock, at the commit."""
+    """The time of the commit, by the store's clock."""
     position: int
     length: int
     min_timestamp_ms: int
@@ -50,18 +51,18 @@ class PartitionSnapshot:
     last_stable_offset: int
     high_watermark: int
     l0: Sequence[L0Extent]
-    """With a last offset at or above the log start, by offset."""
+    """The extents whose last offset is at or above the log start, by offset."""
     extents: Sequence[LeveledExtent]
-    """Live ones of L1 and above, by offset. Together with `l0` they cover [log start, high watermark) once; the first
-    may begin below the log start."""
+    """Live extents of L1 and above, by offset. Together with `l0` they cover [log start, high watermark) exactly once.
+    The first may begin below the log start."""
     aborted: Sequence[tuple[int, int, int]] = ()
-    """(producer id, first offset, offset of the marker) of aborted transactions, by first offset."""
+    """Aborted transactions by first offset: (producer id, first offset, offset of the marker)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSnapshot:
     topic: Topic
-    """`configs` are its own overrides alone."""
+    """Its `configs` are only its own overrides, without cluster-wide defaults."""
     taken_ms: int
     """By the store's clock."""
     partitions: Sequence[PartitionSnapshot]
@@ -69,7 +70,8 @@ class TopicSnapshot:
 
 
 def unknown_topic(name: str, names: Iterable[str]) -> UnknownTopicError:
-    """Of all topics: those that may have been meant are named."""
+    """The error for a topic that does not exist. Its remedy suggests similar names among `names`, the names of all
+    topics."""
     known = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), known, SUGGESTIONS_MAX)
     meant = ", ".join(repr(known[each]) for each in close)
@@ -88,8 +90,11 @@ class L0FileRow(NamedTuple):
 def partition_snapshots(
     watermarks: Sequence[Watermarks], files: Iterable[L0FileRow], extents: Iterable[LeveledExtent]
 ) -> list[PartitionSnapshot]:
-    """`watermarks` by partition number, from 0. Of `files` the rows of other topics may have been left out already
-    (`rows_of`). Pure; raises PackedIndexError."""
+    """The snapshots of all partitions of a topic, by partition number. Pure.
+
+    `watermarks`: by partition number, from 0. `files`: live L0 files; their packed indexes may be reduced to the rows
+    of this topic (`rows_of`). `extents`: live L1+ extents of the topic. Raises PackedIndexError.
+    """
     stretches: dict[int, list[L0Extent]] = {marks.partition_id: [] for marks in watermarks}
     leveled: dict[int, list[LeveledExtent]] = {marks.partition_id: [] for marks in watermarks}
     log_starts = {marks.partition_id: marks.log_start_offset for marks in watermarks}
@@ -150,23 +155,23 @@ class ReaderMetadata(Protocol):
         ...
 
     async def largest_leveled_timestamp(self, partition_id: int) -> LeveledExtent | None:
-        """The live L1+ extent with the largest timestamp; of several the lowest."""
+        """The live L1+ extent with the largest timestamp; if several have it, the one with the lowest offsets."""
         ...
 
     async def topic_snapshot(self, name: str) -> TopicSnapshot:
-        """Everything of one topic at one instant. Raises UnknownTopicError, which names topics that are spelt like it,
-        and MetadataUnavailableError."""
+        """One topic at one instant, with all its extents. Raises UnknownTopicError, which suggests similar names, and
+        MetadataUnavailableError."""
         ...
 
     # -- pins
 
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
-        """Protect every file that is live now from deletion until `ttl_ms` from now or `unpin`; the pin id. Take it
-        first, then look at what lives: a file that dies at or after the pin's creation is protected."""
+        """Protect every file that is live now from deletion, for `ttl_ms` or until `unpin`. Returns the pin id. Take
+        the pin first and then read which files are live: the pin protects files that die at or after its creation."""
         ...
 
     async def beat_pin(self, pin_id: int, *, ttl_ms: int) -> bool:
-        """False when the pin has run out: files may be gone."""
+        """Extend the pin to `ttl_ms` from now. False when it has expired: its files may be gone."""
         ...
 
     async def unpin(self, pin_id: int) -> None: ...

@@ -1,8 +1,8 @@
 """The metadata store: one handle, with a narrow contract for each kind of caller.
 
-Two implementations keep it, `metadata/postgres/store.py` (durable) and `metadata/memory/store.py` (one process, tests),
-under one contract suite (`tests/contract/`). A room takes the narrow contract that it calls; only composition roots
-take the whole store.
+Two implementations, `metadata/postgres/store.py` (durable) and `metadata/memory/store.py` (one process, tests), pass
+one contract suite (`tests/contract/`). Code takes the narrow contract that it calls; only composition roots take the
+whole store.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class MetadataStore(Protocol):
     async def cluster_identity(self) -> ClusterIdentity: ...
 
     async def bind_store(self) -> None:
-        """Remember that the object prefix carries our cluster id. Idempotent."""
+        """Remember that the object prefix carries this cluster's id. Idempotent."""
         ...
 
     async def now_ms(self) -> int:
-        """The store's clock."""
+        """The time of the store's clock."""
         ...

@@ -1,4 +1,4 @@
-"""The tail: how agents follow files and changes that others commit."""
+"""The tail: the files and changes that agents follow as other processes commit them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from metadata.contract.topics import Topic, Watermarks
 
 
 class ChangeKind(StrEnum):
-    """What agents cache and must hear of. `Change.detail` is JSON-able; its keys are given here."""
+    """Changes of data that agents cache. `Change.detail` is JSON-able; its keys are listed here."""
 
     TOPIC_CREATED = "topic_created"  # name, partition_ids, configs, created_ms
     TOPIC_DELETED = "topic_deleted"  # name, partition_ids
-    CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides, as they now are)
-    PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, as they now are)
+    CONFIGS_CHANGED = "configs_changed"  # name, configs (all overrides after the change)
+    PARTITIONS_ADDED = "partitions_added"  # name, partition_ids (all, after the change)
     LOG_START_MOVED = "log_start_moved"  # offsets: {partition_id as text: log start offset}
     BROKER_CONFIGS_CHANGED = "broker_configs_changed"  # configs (all cluster-wide ones that are set, by Kafka's names)
     MERGED = "merged"  # job_id, l0_files: [ids of L0 files it replaced], deduped: [partition ids]; never both empty
@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """How far a follower has seen: the highest (epoch, seq) per writer, and the last change."""
+    """How far a follower has read: the highest (epoch, seq) per writer, and the last change."""
 
     writers: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     change_id: int = 0
@@ -43,16 +43,16 @@ class Cursor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
     files: Sequence[L0File]
-    """Live or dead, in file id order: a merge may have been quicker than the follower."""
+    """Files by file id. Some may be dead already, if a merge was quicker than the follower."""
     changes: Sequence[Change]
     cursor: Cursor
     cold: bool = False
-    """The cursor is older than the rows kept: take a `snapshot()` and start from its cursor."""
+    """True: the cursor is older than the rows that are kept. Take a `snapshot()` and continue from its cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Everything an agent needs to start, read at one instant."""
+    """The state that an agent needs to start, read at one instant."""
 
     topics: Sequence[Topic]
     watermarks: Sequence[Watermarks]

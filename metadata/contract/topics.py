@@ -14,16 +14,16 @@ class Topic:
     topic_id: uuid.UUID
     name: str
     partition_ids: tuple[int, ...]
-    """Surrogate ids by partition number: `partition_ids[3]` is the id of partition 3."""
+    """The store's ids of the partitions, by partition number: `partition_ids[3]` is the id of partition 3."""
     configs: Mapping[str, str]
-    """Overrides only, by Kafka's names; defaults are in `metadata/configs/topic.py`."""
+    """Only the overrides, by Kafka's names; defaults are in `metadata/configs/topic.py`."""
     created_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermarks:
-    """Fresh from the store. `high_watermark` is the next offset to be given; `last_stable_offset` equals it until
-    transactions exist."""
+    """The offsets that bound a partition. `high_watermark` is the next offset to be given; `last_stable_offset` equals
+    it until transactions exist."""
 
     partition_id: int
     log_start_offset: int
@@ -40,12 +40,12 @@ class UnknownTopicError(BadInputError):
 
 
 class InvalidPartitionsError(BadInputError):
-    """`create_partitions` to a count that is not above the present one."""
+    """`create_partitions` with a count that is not above the present one."""
 
 
 class InvalidOffsetError(BadInputError):
-    """DeleteRecords above the high watermark or below zero."""
+    """DeleteRecords with an offset above the high watermark or below zero."""
 
 
 class NotCompactedError(BadInputError):
-    """Compaction was asked for of a topic without `compact` in its cleanup.policy."""
+    """A request to compact a topic without `compact` in its cleanup.policy."""
