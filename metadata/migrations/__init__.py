@@ -1,2 +1,2 @@
-"""Alembic migrations, run by `siltstone migrate` alone (metadata/migrations/migrate.py); agents only check the
+"""Alembic migrations. Only `siltstone migrate` runs them (metadata/migrations/migrate.py); agents only check the
 revision."""

@@ -1,4 +1,5 @@
-"""Alembic's entry: runs on the connection that `metadata/migrations/migrate.py` hands over, inside its transaction."""
+"""Alembic's entry point. It runs on the connection that `metadata/migrations/migrate.py` hands over, inside its
+transaction."""
 
 from __future__ import annotations
 

@@ -1,13 +1,19 @@
-"""Bringing a database to the schema of this release. Its own command (`siltstone migrate`), never done by an agent.
+"""Brings a database to the schema of this release. Only `siltstone migrate` does this, never an agent.
 
-Order: take an advisory lock (two cannot run at once, and no program registers meanwhile, see
-metadata/postgres/log/registering.py), see that no program is at work that the new schema does not take, run the missing
-revisions, say which programs it takes (metadata/migrations/schema_versions.py), take their lapsed leases from the
-others, and write the cluster row, all in one transaction. A crash leaves the database as it was. Each lock is waited
-for 5 s at most, so that a migration does not queue the agents' commits behind itself for long; one that loses a
-deadlock to them begins anew.
+One transaction does everything, in this order:
 
-Every revision but the first states `oldest_program`: the schema of the oldest programs that may go on after it.
+1. take an advisory lock, so that no second migration runs and no program registers meanwhile
+   (metadata/postgres/log/registering.py);
+2. refuse if a program is at work that the new schema does not support;
+3. run the missing revisions;
+4. record which programs the schema supports (metadata/migrations/schema_versions.py);
+5. take the lapsed leases away from all other programs;
+6. write the cluster row.
+
+A crash leaves the database as it was. The migration waits at most 5 s for each lock, because the agents' commits queue
+behind it while it waits. A migration that loses a deadlock to those commits starts again.
+
+Every revision except the first states `oldest_program`: the schema of the oldest programs that may go on after it.
 """
 
 from __future__ import annotations
@@ -54,13 +60,13 @@ STATEMENT_TIMEOUT_MS = 3_600_000
 LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
 ATTEMPTS = 6
-"""Of a migration that lost a deadlock to the commits it runs beside."""
+"""Attempts at a migration that loses deadlocks to concurrent commits."""
 PAUSE_MS = 100
 INSUFFICIENT_PRIVILEGE = "42501"
 
 
 class OldProgramsAtWorkError(BadInputError):
-    """The new schema does not take programs that are at work. Nothing was changed."""
+    """The new schema does not support some programs that are at work. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +80,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class MigrationPlan:
-    """What `migrate` would do to a database, and to whom."""
+    """The steps that `migrate` would run on a database, and the programs that they affect."""
 
     present: SchemaState
     target: str
     steps: Sequence[Step]
     """In the order in which they run."""
     running: Sequence[Running]
-    """Programs at work; those that hold no lease (the command line, Spark) are not among them."""
+    """Programs at work. Programs without a lease (the command line, Spark) are not listed."""
     missing_rights: Sequence[str] = ()
-    """What the role lacks that the steps need, each as "CREATE in the schema public"; none where there is no step."""
+    """Rights that the steps need and the role lacks, such as "CREATE in the schema public". Empty without steps."""
 
     @property
     def oldest_program(self) -> int:
@@ -98,18 +104,18 @@ class MigrationPlan:
 
 
 def migrate(url: str, *, ids: IdSource | None = None) -> str:
-    """Bring the database at `url` (`postgresql://...`) to this release's schema; returns the revision it has then.
+    """Bring the database at `url` (`postgresql://...`) to this release's schema. Returns its revision afterwards.
 
-    Creates the cluster row, with a fresh cluster id and this server's history as the adopted one, if there is none.
-    Doing it again changes nothing, and so does doing it where a newer release has been that takes this one's programs.
-    Must not be called where an event loop runs: see `migrate_async`. Raises MetadataUnavailableError,
+    Creates the cluster row if it is missing, with a fresh cluster id and with this server's history as the adopted one.
+    A second call changes nothing. Nor does a call on the schema of a newer release that supports this one's programs.
+    Must not be called while an event loop runs: see `migrate_async`. Raises MetadataUnavailableError,
     SchemaMismatchError, OldProgramsAtWorkError.
     """
     return asyncio.run(migrate_async(url, ids=ids))
 
 
 async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path | None = None) -> str:
-    """As `migrate`, in a running event loop. `versions` is a folder of more revisions than this release has."""
+    """Like `migrate`, in a running event loop. `versions` is a folder of revisions that this release lacks."""
     cluster_id = new_cluster_id(ids or SystemIds())
     engine = create_async_engine(
         "postgresql+asyncpg://",
@@ -122,15 +128,15 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
                 async with engine.begin() as connection:
                     return await connection.run_sync(_migrate, cluster_id, versions)
             except CONNECTION_ERRORS as error:
-                # it takes one table after another, as commits do in another order; all was rolled back
+                # A migration locks its tables in another order than commits do. The attempt was rolled back.
                 if sqlstate_of(error) != DEADLOCK_DETECTED or attempt + 1 == ATTEMPTS:
                     raise
                 await SystemClock().sleep_ms(PAUSE_MS * 2**attempt)
         raise BugError("the last attempt neither ended nor failed")
-    except CONNECTION_ERRORS as error:  # scripts and our own looks run on the driver, whose errors nothing wraps
+    except CONNECTION_ERRORS as error:  # scripts and our own queries run on the driver, so its errors come unwrapped
         if sqlstate_of(error) in (LOCK_NOT_AVAILABLE, DEADLOCK_DETECTED):
             raise MetadataUnavailableError(
-                f"a lock was not free within {LOCK_TIMEOUT_MS} ms: {error}",
+                f"the migration did not get a lock within {LOCK_TIMEOUT_MS} ms and changed nothing: {error}",
                 remedy="another migration runs, or a long transaction holds a table; try again when it has ended"
                 + await _long_transactions(url),
             ) from error
@@ -140,7 +146,7 @@ async def migrate_async(url: str, *, ids: IdSource | None = None, versions: Path
 
 
 async def _long_transactions(url: str) -> str:
-    """Who may hold a lock that was waited for in vain, as far as we may see it: the end of a sentence, or nothing."""
+    """Sessions that may hold the lock, as the end of a sentence; "" if there are none, or the role may not see them."""
     try:
         connection = await connect(url, application="siltstone-migrate")
         try:
@@ -149,8 +155,8 @@ async def _long_transactions(url: str) -> str:
             await connection.close()
     except (*CONNECTION_ERRORS, MetadataUnavailableError):
         return ""
-    named = ", ".join(f"{row['application_name'] or 'somebody'} (pid {row['pid']}, {row['state']})" for row in rows)
-    return f"; open for that long: {named}" if named else ""
+    named = ", ".join(f"{row['application_name'] or 'unnamed'} (pid {row['pid']}, {row['state']})" for row in rows)
+    return f"; transactions that have been open longer than that: {named}" if named else ""
 
 
 _LONG = """SELECT pid, application_name, state FROM pg_stat_activity
@@ -160,7 +166,7 @@ ORDER BY xact_start LIMIT 5"""
 
 
 async def plan_migration(url: str, *, versions: Path | None = None) -> MigrationPlan:
-    """What `migrate_async` would do; changes nothing. Raises MetadataUnavailableError."""
+    """Plan the work of `migrate_async` without changing anything. Raises MetadataUnavailableError."""
     connection = await connect(url, application="siltstone-migrate")
     try:
         return await _plan(connection, ScriptDirectory.from_config(alembic_config(versions)))
@@ -171,12 +177,13 @@ async def plan_migration(url: str, *, versions: Path | None = None) -> Migration
 
 
 async def grant_reader(url: str, role: str) -> Sequence[str]:
-    """Let `role`, which must exist, read where records lie, and pin what it reads; nothing else.
+    """Let `role`, which must exist, read where records lie and pin the files that it reads; nothing else.
 
-    Its sessions here get time-outs, too, so that none holds a lock or a snapshot for long by mistake. An owner of the
-    schema may not be allowed to set those: returns the statements that somebody else has to run then.
+    Also sets time-outs for the role's sessions in this database, so that none of them holds a lock or a snapshot for
+    long by mistake. The owner of the schema may lack the right to set time-outs. The function then returns the
+    statements that another role has to run.
 
-    Doing it again changes nothing. Raises BadInputError for a role that there is not, or that may do more anyway, and
+    A second call changes nothing. Raises BadInputError if the role does not exist or may do more already, and
     MetadataUnavailableError.
     """
     connection = await connect(url, application="siltstone-migrate")
@@ -186,8 +193,9 @@ async def grant_reader(url: str, role: str) -> Sequence[str]:
             remedy = f"create it first: CREATE ROLE {role} LOGIN PASSWORD '...'"
             raise BadInputError(f"Postgres has no role {role!r}", remedy=remedy)
         if found["is_super"] or found["owns"]:
-            raise BadInputError(f"role {role!r} may do everything here already", remedy="name one for readers alone")
-        # several statements at once are one transaction
+            remedy = "name a role that is only for readers"
+            raise BadInputError(f"role {role!r} may do everything here already", remedy=remedy)
+        # Postgres runs several statements of one call as one transaction.
         await connection.execute("; ".join(reader_grants(found["quoted"], found["schema"])))
         limits = list(reader_limits(found["quoted"], found["database"]))
         try:
@@ -221,14 +229,14 @@ READER_COLUMNS = {
     "extents": "extent_id, partition_id, base_offset, last_offset, file_id, position, length, block_index_position, "
     "block_index_length, record_count, crc32c, min_ts_ms, max_ts_ms, has_tombstones, flagged_reason, state",
 }
-"""What a reader may see: what `topic_snapshot` and opening a connection ask for."""
+"""Columns that a reader may see: those that `topic_snapshot` and the opening of a connection read."""
 
 
 READER_LIMITS_MS = {"lock_timeout": 5_000, "statement_timeout": 60_000, "idle_in_transaction_session_timeout": 10_000}
 
 
 def reader_grants(role: str, schema: str) -> Iterator[str]:
-    """Statements; both names are quoted."""
+    """Statements that grant a reader its rights. Both names are quoted already."""
     yield f"GRANT USAGE ON SCHEMA {schema} TO {role}"
     for table, columns in READER_COLUMNS.items():
         yield f"GRANT SELECT ({columns}) ON {schema}.{table} TO {role}"
@@ -237,13 +245,13 @@ def reader_grants(role: str, schema: str) -> Iterator[str]:
 
 
 def reader_limits(role: str, database: str) -> Iterator[str]:
-    """Statements; both names are quoted."""
+    """Statements that set a reader's time-outs. Both names are quoted already."""
     for name, limit_ms in READER_LIMITS_MS.items():
         yield f"ALTER ROLE {role} IN DATABASE {database} SET {name} = {limit_ms}"
 
 
 async def schema_state(url: str) -> SchemaState:
-    """What the database says of its schema. Raises MetadataUnavailableError."""
+    """The schema of the database at `url`. Raises MetadataUnavailableError."""
     connection = await connect(url, application="siltstone-migrate")
     try:
         return await read_state(connection)
@@ -259,12 +267,12 @@ async def schema_revision(url: str) -> str | None:
 
 
 def new_cluster_id(ids: IdSource) -> str:
-    """22 characters of base64, as Kafka makes them (Uuid.randomUuid)."""
+    """A cluster id of 22 base64 characters, like Kafka's (Uuid.randomUuid)."""
     return base64.urlsafe_b64encode(ids.uuid4().bytes).decode().rstrip("=")
 
 
 def alembic_config(versions: Path | None = None) -> Config:
-    """Alembic pointed at the packaged revisions, and at those in `versions`; needs no file in the working directory."""
+    """Alembic's config for the packaged revisions and those in `versions`; needs no file in the working directory."""
     config = Config()
     folder = Path(__file__).parent
     config.set_main_option("script_location", str(folder))
@@ -303,10 +311,10 @@ def _migrate(connection: sa.Connection, cluster_id: str, versions: Path | None) 
 
 
 async def _end_leases(driver: Connection, plan: MigrationPlan) -> None:
-    """Programs that were asleep, not gone, must not wake up again. Raises OldProgramsAtWorkError."""
+    """End the lapsed leases of too old programs, in case one is asleep and wakes up. Raises OldProgramsAtWorkError."""
     if plan.steps:
         await lock_too_old(driver, plan.oldest_program)
-        # one may have woken up since the plan was made; none can from here on
+        # A program may have woken up since the plan was made. None can from here on, because its row is locked.
         _check_nobody_must_stop(replace(plan, running=await read_running(driver)))
         await end_too_old(driver, plan.oldest_program)
 
@@ -325,10 +333,10 @@ async def _plan(connection: Connection, scripts: ScriptDirectory) -> MigrationPl
 
 
 async def _missing_rights(connection: Connection) -> Sequence[str]:
-    """Steps make tables and functions, and alter tables, which Postgres leaves to their owners."""
+    """The steps create tables and functions, and alter tables, which only their owners may do."""
     row = await connection.fetchrow(_SCHEMA_RIGHTS)
     if row is None or row["name"] is None:
-        return ["a schema: none that is in its search_path is there"]
+        return ["a schema: no schema of its search_path exists"]
     missing = [] if row["may_create"] else [f"CREATE in the schema {row['name']}"]
     names = [*METADATA.tables, "alembic_version"]
     return [*missing, *(f"ownership of the table {each['relname']}" for each in await connection.fetch(_OTHERS, names))]
@@ -342,7 +350,7 @@ ORDER BY relname"""
 
 
 def _step(script: Script) -> Step:
-    """Raises BugError for a revision that does not say which programs may go on after it."""
+    """Raises BugError if the revision does not state which programs may go on after it."""
     version = version_of(script.revision)
     stated: Any = getattr(script.module, "oldest_program", "0001" if version == 1 else "")
     oldest = version_of(str(stated))
@@ -358,7 +366,7 @@ def _check_nobody_must_stop(plan: MigrationPlan) -> None:
     named = ", ".join(f"{each.kind} {each.place} (schema {revision_of(each.program)})" for each in plan.must_stop[:5])
     more = f" and {len(plan.must_stop) - 5} more" if len(plan.must_stop) > 5 else ""
     raise OldProgramsAtWorkError(
-        f"schema {plan.target} takes programs of schema {revision_of(plan.oldest_program)} and newer, and older ones"
+        f"schema {plan.target} takes programs of schema {revision_of(plan.oldest_program)} and newer, but older ones"
         f" are at work: {named}{more}; nothing was changed",
-        remedy="upgrade them to a release in between first, or stop them; one that was killed counts for 10 s",
+        remedy="upgrade them to a release in between first, or stop them; a killed one still counts for 10 s",
     )

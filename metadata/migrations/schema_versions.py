@@ -1,14 +1,15 @@
-"""Which programs may work with which schema. Decided here; read by `_check_schema` and by `siltstone migrate`.
+"""Decides which programs may work with which schema, for `_check_schema` and `siltstone migrate`.
 
-A program is made for one schema version, N. A database has a version M, and says since when: every migration that was
-applied left a row with the oldest program that may work with its result. So
+A program is made for one schema version, N. A database has a version, M. Every applied migration also left a row with
+the oldest program that may work with its result. So
 
 - M = N: they fit.
 - M < N: the migration comes first. No program works with a schema older than its own.
-- M > N: the program may work if the database says that programs from N on may. Migrations only ever add, so most do.
-  That is what makes a rolling upgrade: migrate, then replace the programs one by one.
+- M > N: the program may work if the database's rows allow programs from N on. Migrations only ever add, so most allow
+  it. This makes a rolling upgrade possible: migrate, then replace the programs one by one.
 
-Versions are Alembic revisions of four digits. A database without the rows has version 1, whose programs take no other.
+Versions are Alembic revisions of four digits. A database without these rows has version 1, and the programs of version
+1 work with no other.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ _FIRST = 1
 
 @dataclass(frozen=True, slots=True)
 class SchemaState:
-    """What a database says of its schema."""
+    """The schema of a database, and the programs that it supports."""
 
     revision: str | None
     """As Alembic names it; None when there is no schema."""
     oldest_program: int | None
-    """The oldest program that may work with it; None when the database does not say, and only its own may."""
+    """The oldest program that may work with it. None if the database has no such row: only programs made for exactly
+    this revision may then."""
 
     def takes(self, program: str) -> bool:
         """Whether a program made for the revision `program` may work with it."""
@@ -43,7 +45,7 @@ class SchemaState:
         return self.oldest_program <= wanted < present
 
     def is_newer_than(self, program: str) -> bool:
-        """Whether it was migrated by a later release than `program`. What cannot be read counts as later."""
+        """Whether a later release than `program` migrated it. A revision that is not ours counts as later."""
         if self.revision is None:
             return False
         present, wanted = version_of(self.revision), version_of(program)
@@ -52,7 +54,7 @@ class SchemaState:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Running:
-    """A live program: what it is, where, and the schema that it was made for."""
+    """A live program: its kind, its place, and the schema that it was made for."""
 
     kind: str
     place: str
@@ -60,7 +62,7 @@ class Running:
 
 
 def version_of(revision: str) -> int | None:
-    """ "0012" -> 12; None for what is no version of ours."""
+    """ "0012" -> 12; None if the text is no version of ours."""
     return int(revision) if _REVISION.fullmatch(revision) else None
 
 
@@ -69,7 +71,7 @@ def revision_of(version: int) -> str:
 
 
 def check_takes(state: SchemaState, program: str) -> None:
-    """Raises SchemaMismatchError, which says which of the two is behind."""
+    """Raises SchemaMismatchError; its message names the one that is behind, the program or the database."""
     if state.takes(program):
         return
     if not state.is_newer_than(program):
@@ -80,19 +82,19 @@ def check_takes(state: SchemaState, program: str) -> None:
     oldest = state.oldest_program
     from_on = "" if oldest is None else f", which takes programs of schema {revision_of(oldest)} and newer"
     raise SchemaMismatchError(
-        f"this program is too old: the database has schema revision {state.revision}{from_on}, this release is for"
-        f" {program}",
+        f"this program is too old: the database has schema revision {state.revision}{from_on}, but this release was"
+        f" made for {program}",
         remedy="start the release that migrated the database, or a newer one",
     )
 
 
 def too_old(running: Iterable[Running], oldest_program: int) -> Sequence[Running]:
-    """Those that may not go on with a schema that takes programs from `oldest_program` on."""
+    """The programs that may not go on with a schema that takes programs from `oldest_program` on."""
     return sorted(each for each in running if each.program < oldest_program)
 
 
 async def read_state(connection: Connection) -> SchemaState:
-    """What the database says; any role of ours may ask. Raises what the driver raises."""
+    """Read the schema's state. Every role of ours may read it. Raises what the driver raises."""
     if await connection.fetchval("SELECT to_regclass('alembic_version')") is None:
         return SchemaState(None, None)
     revision: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
@@ -101,7 +103,7 @@ async def read_state(connection: Connection) -> SchemaState:
     if await connection.fetchval("SELECT to_regclass('schema_versions')") is None:
         return SchemaState(revision, None)
     oldest: int | None = await connection.fetchval(
-        # a later row may not take back what an earlier one asked for
+        # The maximum, because a later migration cannot support a program that an earlier one excluded.
         """SELECT max(oldest_program) FROM schema_versions
         WHERE EXISTS (SELECT FROM schema_versions WHERE version = $1)""",
         version_of(revision) or 0,

@@ -1,4 +1,4 @@
-"""Running the SQL files that lie beside the revisions."""
+"""Runs the SQL files beside the revisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "versions"
 def run_script(name: str) -> None:
     """Run all statements of `versions/<name>` inside the migration's transaction.
 
-    The simple query protocol takes many statements at once; SQLAlchemy's prepared statements would not.
+    The simple query protocol takes many statements at once; SQLAlchemy's prepared statements do not.
     """
     script = (FOLDER / name).read_text(encoding="utf-8")
     connection: Any = op.get_bind().connection.dbapi_connection

@@ -1,6 +1,6 @@
-"""The calls of an agent, over Postgres. Each is kept by a module of `metadata/postgres/log/`.
+"""The calls of an agent, over Postgres. A module of `metadata/postgres/log/` implements each of them.
 
-Dedicated connections: one for commits, one for the tail and watermarks.
+Commits have a connection of their own; so do the tail and watermarks, together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metadata.postgres.log.topics import Topics
 
 
 class PostgresAgents:
-    """Keeps `AgentMetadata`."""
+    """Implements `AgentMetadata`."""
 
     def __init__(self, database: Database, news: News, *, producer_id_expiration_ms: int) -> None:
         self._database = database

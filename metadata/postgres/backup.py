@@ -1,8 +1,9 @@
-"""The metadata backup, read out of Postgres. `metadata/contract/backup.py` says what is in it; `restore.py` is the way
+"""Reads the metadata backup out of Postgres. `metadata/contract/backup.py` defines its content; `restore.py` puts it
 back.
 
-One read-only transaction at REPEATABLE READ, a cursor for each table, `ROWS_AT_A_TIME` in memory. It locks nothing that
-a commit wants, and it is open only while rows are read: the caller writes them to this machine's disk.
+One read-only transaction at REPEATABLE READ reads all tables, with a cursor for each and `ROWS_AT_A_TIME` in memory. It
+takes no lock that a commit needs. It stays open only while rows are read, because the caller writes them to the local
+disk and uploads them later.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ _DONE = sa.text(
 
 
 class PostgresBackup:
-    """Keeps `BackupMetadata`."""
+    """Implements `BackupMetadata`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def rows(self, take: TakeRows) -> BackupInstant:
-        taken_ms = await self._database.read(now_ms)  # before the snapshot: what is not in it is later
+        taken_ms = await self._database.read(now_ms)  # before the snapshot: a row outside of it is later than this
 
         async def work(connection: AsyncConnection) -> BackupInstant:
-            # the first statement makes the snapshot that all others see; sequences are read outside of it, so they may
-            # be ahead, which does no harm
+            # The first statement takes the snapshot that all others see. Sequences ignore snapshots, so they may be
+            # ahead of the rows; that does no harm.
             writers = (
                 await connection.execute(sa.select(WRITERS.c.writer_id, WRITERS.c.epoch, WRITERS.c.last_seq))
             ).all()

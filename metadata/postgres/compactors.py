@@ -1,4 +1,4 @@
-"""The calls of a compactor, over Postgres. Each is kept by a module of `metadata/postgres/merges/`."""
+"""The calls of a compactor, over Postgres. A module of `metadata/postgres/merges/` implements each of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from metadata.postgres.merges.views import PlannerViews
 
 
 class PostgresCompactors:
-    """Keeps `CompactorMetadata`."""
+    """Implements `CompactorMetadata`."""
 
     def __init__(self, database: Database, news: News) -> None:
         self._news = news

@@ -1,11 +1,12 @@
-"""Connections to Postgres: how they are set up, what is checked on each, and what their errors mean.
+"""Connections to Postgres: their setup, the checks on each, and the meaning of their errors.
 
-Every connection, of the pool or dedicated, is made by `connect`, and the service's by `Database.connect`, which also
-checks that the server has not gone back: another system identifier, an older timeline or a missing newest file mean a
-restore, or a failover to a standby that lacked what we acknowledged. Then nothing may be written any more. Nor may it
-when a migration has been there that does not take this program.
+`connect` makes every connection, pooled or dedicated. The service uses `Database.connect`, which also checks that the
+server has not gone back in time. Another system identifier, an older timeline or a missing newest file mean a restore,
+or a failover to a standby that lacked commits that we acknowledged. Nothing may be written then. Nor may anything be
+written after a migration that does not support this program.
 
-Timeouts: the server gives up a statement (10 s) before the client does (15 s), so that a lost answer is rare and short.
+Timeouts: the server gives up a statement (10 s) before the client does (15 s), so lost answers are rare, and the doubt
+about them is short.
 """
 
 from __future__ import annotations
@@ -33,37 +34,38 @@ from runtime.runtime import Runtime
 CONNECT_TIMEOUT_S = 10.0
 STATEMENT_TIMEOUT_MS = 10_000
 CLIENT_PATIENCE = 1.5
-"""The client waits this much longer than the server's statement timeout."""
+"""The client waits this many times the server's statement timeout."""
 POOL_TIMEOUT_S = 15.0
 IDLE_IN_TRANSACTION_TIMEOUT_MS = 10_000
 POOL_CONNECTIONS = 4
 POSTGRES_VERSION_MIN = 150_000
 ATTEMPTS = 10
-"""Of a transaction that lost a deadlock or a serialisation conflict."""
+"""Attempts at a transaction that loses deadlocks or serialisation conflicts."""
 RETRY_BASE_MS = 5.0
 DEFINITE_CLASSES = frozenset({"22", "23", "42"})
-"""Bad data, violated constraints, bad statements: asked again, they are refused again."""
+"""SQLSTATE classes of bad data, violated constraints and bad statements. Postgres refuses a repeat as well."""
 RETRIABLE_SQLSTATES = frozenset({"40001", "40P01"})
 INSUFFICIENT_PRIVILEGE = "42501"
 PASSING_CLASSES = frozenset({"08", "40", "55", "57", "58", "XX"})
-"""Lines cut, conflicts, locks, time-outs and shutdowns, failures of its own: it answered, but that is no refusal."""
+"""SQLSTATE classes of lost connections, conflicts, locks, time-outs, shutdowns and internal failures. Postgres
+answered, but did not refuse: the same statement may succeed later."""
 
 CONNECTION_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeoutError, *DRIVER_ERRORS)
-"""What the drivers raise when a statement or a connection fails."""
+"""Every error that the drivers raise when a statement or a connection fails."""
 
 T = TypeVar("T")
 
 
 class UnsafeDatabaseError(BadInputError):
-    """The server is too old, or would acknowledge commits that it can lose."""
+    """The server is too old, or would acknowledge commits that it may lose."""
 
 
 async def connect(
     url: str, *, application: str = "siltstone", statement_timeout_ms: int = STATEMENT_TIMEOUT_MS
 ) -> Connection:
-    """A raw asyncpg connection with our session settings.
+    """Open a raw asyncpg connection with our session settings.
 
-    Raises MetadataUnavailableError; the message names host and database, never the password.
+    Raises MetadataUnavailableError; its message names host and database, never the password.
     """
     settings = {
         "application_name": application,
@@ -85,21 +87,23 @@ async def connect(
 
 
 def driver_url(url: str) -> str:
-    """`postgresql://...` as asyncpg takes it; a SQLAlchemy driver suffix is dropped."""
+    """`url` in the form that asyncpg takes: without SQLAlchemy's driver suffix."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme.partition("+")[0] not in {"postgresql", "postgres"}:
-        raise MetadataUnavailableError(f"{scheme!r} is no Postgres URL", remedy="write postgresql://user@host:port/db")
+        raise MetadataUnavailableError(
+            f"a Postgres URL cannot begin with {scheme!r}", remedy="write postgresql://user@host:port/db"
+        )
     return f"postgresql://{rest}"
 
 
 def sqlstate_of(error: BaseException) -> str:
-    """The SQLSTATE of a driver's error; "" when it carries none (connection lost, time-out)."""
+    """The SQLSTATE of a driver's error; "" if it has none (connection lost, time-out)."""
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
     return state if isinstance(state, str) else ""
 
 
 def unavailable(error: BaseException) -> MetadataUnavailableError:
-    """Of an error that says that nothing happened. The message tells silence from an answer that we do not like."""
+    """The error to raise when nothing happened. Its message tells a missing answer from a refusal."""
     return MetadataUnavailableError(_answer(error))
 
 
@@ -112,7 +116,7 @@ def _answer(error: BaseException) -> str:
 
 
 class DedicatedConnection:
-    """One connection used by one call at a time, made anew after it was dropped."""
+    """One connection, used by one call at a time. The next `get` after a drop makes a new one."""
 
     def __init__(self, database: Database, application: str) -> None:
         self.lock = asyncio.Lock()
@@ -128,7 +132,7 @@ class DedicatedConnection:
         return self._connection
 
     def drop(self) -> None:
-        """Forget the connection: what it was doing may or may not happen."""
+        """Forget the connection. Its statement in flight may or may not take effect."""
         connection, self._connection = self._connection, None
         if connection is not None and not connection.is_closed():
             connection.terminate()
@@ -142,17 +146,17 @@ class DedicatedConnection:
 
 @dataclass(slots=True)
 class Seen:
-    """How new the database was when we last looked."""
+    """The newest state of the database that this process knows."""
 
     system_identifier: int = 0
     timeline: int = 0
     cluster_id: str = ""
     file_id: int = 0
-    """The highest id of a committed file that we were told of."""
+    """The highest id of a committed file that this process was told of."""
 
 
 class Database:
-    """The pool for cold queries, and the rules every connection is made by."""
+    """The pool for cold queries, and the rules for every connection."""
 
     def __init__(self, url: str, *, runtime: Runtime) -> None:
         self.clock = runtime.clock
@@ -192,7 +196,7 @@ class Database:
         try:
             await _make_durable(connection)
             await self._check_not_back(connection)
-            check_takes(await read_state(connection), SCHEMA_REVISION)  # a migration may have come since the last one
+            check_takes(await read_state(connection), SCHEMA_REVISION)  # a migration may have run since the last check
         except CONNECTION_ERRORS as error:
             connection.terminate()
             raise unavailable(error) from error
@@ -205,7 +209,7 @@ class Database:
         self.seen.file_id = max(self.seen.file_id, file_id)
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, repeatable: bool = False) -> T:
-        """Run queries; `repeatable` = all at one instant, read-only. Raises MetadataUnavailableError,
+        """Run queries. With `repeatable` they all see one instant, read-only. Raises MetadataUnavailableError,
         RightsMissingError."""
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}
         if repeatable:
@@ -217,10 +221,10 @@ class Database:
             raise _meaning(error) from error
 
     async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run one transaction, again when it lost a deadlock.
+        """Run one transaction, and run it again when it loses a deadlock.
 
-        Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError (lost while
-        committing), and what `work` raises of ours (rolled back).
+        Raises MetadataUnavailableError and RightsMissingError (nothing happened), MetadataInDoubtError (the connection
+        was lost during COMMIT), and our own errors that `work` raises (rolled back).
         """
         for attempt in range(ATTEMPTS):
             committing = False
@@ -235,14 +239,17 @@ class Database:
                 if sqlstate_of(error) in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
                     await self.back_off(attempt)
                     continue
+                # Only during COMMIT can an error leave doubt. Before it, Postgres rolls the transaction back.
                 if committing and not _is_definite(error):
-                    raise MetadataInDoubtError(f"Postgres was lost while committing: {_reason(error)}") from error
+                    raise MetadataInDoubtError(
+                        f"the answer to a COMMIT was lost, so it may have happened: {_reason(error)}"
+                    ) from error
                 raise _meaning(error) from error
-        raise MetadataUnavailableError("a transaction lost every deadlock")
+        raise MetadataUnavailableError(f"a transaction lost {ATTEMPTS} deadlocks in a row")
 
     @asynccontextmanager
     async def _pooled(self) -> AsyncGenerator[AsyncConnection]:
-        """A connection of the pool; how long it was waited for is measured, in vain too."""
+        """A connection of the pool. Measures the wait for it, even if the wait ends with an error."""
         began_ms = self.clock.monotonic_ms()
         async with AsyncExitStack() as stack:
             try:
@@ -256,6 +263,7 @@ class Database:
 
     async def _check_not_back(self, connection: Connection) -> None:
         """Raises WentBackError, MetadataUnavailableError for a standby."""
+        # Read this before the query, because the query's answer may lack a file that commits meanwhile.
         seen_file_id = self.seen.file_id
         row = await connection.fetchrow(
             f"""SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline,
@@ -275,7 +283,7 @@ class Database:
         back = went_back(self.seen, now, seen_file_id)
         if back:
             raise WentBackError(
-                f"the metadata database went back: {back}",
+                f"the metadata database went back in time: {back}",
                 remedy="stop all agents, find out what was restored or failed over, then run `siltstone fsck --adopt`",
             )
         now.file_id = max(now.file_id, self.seen.file_id)
@@ -283,11 +291,12 @@ class Database:
 
 
 def _meaning(error: Exception) -> Exception:
-    """Values or statements that Postgres will never take are no outage; nor are rights that a role lacks."""
+    """The error of ours for a driver's error. A missing right, or a statement that Postgres never takes, is no
+    outage."""
     if sqlstate_of(error) == INSUFFICIENT_PRIVILEGE:
         return RightsMissingError(_answer(error))
     if _is_definite(error):
-        return BugError(f"Postgres refuses a statement of ours: {_reason(error)}")
+        return BugError(f"Postgres refused a statement that it should take: {_reason(error)}")
     return unavailable(error)
 
 
@@ -296,7 +305,7 @@ def _is_definite(error: Exception) -> bool:
 
 
 def went_back(before: Seen, now: Seen, seen_file_id: int) -> str:
-    """Why `now` cannot be a later state of the database seen `before`; "" when it can. Pure."""
+    """The reason why `now` cannot be a later state of the database seen `before`; "" if it can be. Pure."""
     if not before.system_identifier:
         return ""
     if before.cluster_id != now.cluster_id:
@@ -311,13 +320,16 @@ def went_back(before: Seen, now: Seen, seen_file_id: int) -> str:
 
 
 async def _make_durable(connection: Connection) -> None:
-    """A commit must be flushed, and on the standby where there is one, before it is acknowledged."""
+    """Require that Postgres flushes a commit, also on a synchronous standby if it has one, before it acknowledges it.
+
+    Raises UnsafeDatabaseError.
+    """
     level = await connection.fetchval(
         """SELECT CASE WHEN current_setting('synchronous_commit') IN ('on', 'remote_apply')
             THEN current_setting('synchronous_commit') ELSE set_config('synchronous_commit', 'on', false) END"""
     )
     if level not in {"on", "remote_apply"}:
-        raise UnsafeDatabaseError(f"synchronous_commit is {level!r} and cannot be turned on")
+        raise UnsafeDatabaseError(f"synchronous_commit is {level!r}, and this role cannot turn it on")
 
 
 async def _check_schema(connection: Connection) -> None:

@@ -1,7 +1,8 @@
-"""Retention, and the decision which objects may be deleted, in Postgres. Locks as `metadata/postgres/rows.py` says.
+"""Retention, and the decision which objects may be deleted, in Postgres. `metadata/postgres/rows.py` gives the order of
+locks.
 
-Retention finds its partitions without a lock, then locks them and decides again by what is there (the rules are in
-`metadata/rules/retention.py`). L0 rows are touched by none of this: they live by the log start.
+Retention finds its partitions without a lock, then locks them and decides again by their present rows (the rules are in
+`metadata/rules/retention.py`). It never touches L0 rows: the log start decides which of their records live.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ from metadata.rules.retention import (
 NOW_MS = sa.text("clock_ms()")
 
 PARTITIONS_MAX = 1_000
-"""Of one round of retention."""
+"""Partitions that one round of retention takes on."""
 
 PRODUCERS_MAX = 10_000
-"""Dropped in one transaction."""
+"""Producer states that one transaction drops."""
 
 _EXPIRING = statement(
     """SELECT p.partition_id, p.topic_id FROM (
@@ -159,7 +160,7 @@ _FILES_DELETED = statement(
 
 
 class PostgresDeletion:
-    """Keeps `DeletionMetadata`."""
+    """Implements `DeletionMetadata`."""
 
     def __init__(self, database: Database, *, producer_id_expiration_ms: int) -> None:
         self._database = database
@@ -243,7 +244,7 @@ class PostgresDeletion:
             row = {"key": key, "level": key_level(key), "state": "aborted", "size_bytes": 0, "crc32c": 0}
             made = insert(FILES).values(**row, created_ms=sa.text("clock_ms()"))
             await connection.execute(made.on_conflict_do_nothing(constraint="files_key"))
-            # A later statement: it sees the commit that the insert may have waited for.
+            # The insert may have waited for a commit of this key. Only a later statement sees that commit.
             state = await connection.execute(sa.select(FILES.c.state).where(FILES.c.key == key))
             return state.scalar_one() == "aborted"
 
@@ -254,7 +255,7 @@ class PostgresDeletion:
 
 
 async def _expiring(connection: AsyncConnection, at_ms: int) -> dict[int, RetentionPolicy]:
-    """Partitions of which at least the first extent goes, the oldest first, with their topic's policy."""
+    """Partitions that lose at least their first extent, with their topic's policy. The oldest extent comes first."""
     topics = await connection.execute(sa.select(TOPICS.c.topic_id, CONFIGS_IN_FORCE))
     limited = {topic.topic_id: retention_policy(topic.configs) for topic in topics}
     limited = {topic_id: policy for topic_id, policy in limited.items() if policy.is_limited}
@@ -276,14 +277,14 @@ async def _expired(
     at_ms: int,
     limit: int,
 ) -> tuple[list[int], dict[int, int]]:
-    """(extents to kill, log start by partition id) of these partitions, which are locked."""
+    """(extents to kill, new log start by partition id). The caller has locked the partitions."""
     extents: dict[int, list[AgedExtent]] = defaultdict(list)
     for row in await connection.execute(_AGED, {"partition_ids": list(starts)}):
         extents[row.partition_id].append(AgedExtent._make(row[1:]))
     killed: list[int] = []
     moved: dict[int, int] = {}
     for partition_id, policy in policies.items():
-        if partition_id not in starts:  # its topic was deleted meanwhile
+        if partition_id not in starts:  # its topic was deleted before we got the lock
             continue
         taken = expired_extents(extents[partition_id], policy, log_start_offset=starts[partition_id], now_ms=at_ms)[
             : limit - len(killed)

@@ -1,4 +1,4 @@
-"""asyncpg, as far as we use it, with types; the library carries none."""
+"""Types for the part of asyncpg that we use; the library has none."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DRIVER_ERRORS: tuple[type[Exception], ...] = (
     OSError,
     TimeoutError,
 )
-"""What a call may raise: the server's errors (they carry `sqlstate`), the driver's own, the network's.
+"""Every error that a call may raise: the server's (they carry `sqlstate`), the driver's own, the network's.
 
-InternalClientError is what a call meets on a connection that the server ended while it was idle, when the server's last
-words have been read and the end of the stream has not.
+A call raises InternalClientError on an idle connection that the server ended, if the driver has read the server's last
+message but not yet the end of the stream.
 """
 
 
@@ -47,14 +47,15 @@ class Connection(Protocol):
 
 
 async def driver_of(connection: AsyncConnection) -> Connection:
-    """The driver's connection under SQLAlchemy's, in its transaction: for so many rows that SQLAlchemy's take long."""
+    """The driver's connection under SQLAlchemy's, in the same transaction. For large results: SQLAlchemy's rows are
+    slow to make."""
     return cast("Connection", (await connection.get_raw_connection()).driver_connection)
 
 
 async def open_connection(
     url: str, *, connect_timeout_s: float, command_timeout_s: float, settings: Mapping[str, str]
 ) -> Connection:
-    """Raises DRIVER_ERRORS, and ValueError for a URL that makes no sense."""
+    """Raises DRIVER_ERRORS, and ValueError for a malformed URL."""
     connect = cast("Any", asyncpg).connect
     return await connect(
         url, timeout=connect_timeout_s, command_timeout=command_timeout_s, server_settings=dict(settings)
@@ -62,17 +63,18 @@ async def open_connection(
 
 
 _NOT_SENT = ("query arguments cannot exceed", "the server expects")
-"""How the driver refuses the number of a statement's arguments. Its InterfaceError means a lost connection, too."""
+"""Texts by which the driver refuses the number of a statement's arguments. The texts are needed because its
+InterfaceError may also mean a lost connection."""
 
 
 def is_encoding_error(error: BaseException) -> bool:
-    """Whether the driver could not encode a value (too large for its type): nothing was sent to the server."""
+    """Whether the driver could not encode a value (too large for its type). Nothing was sent to the server then."""
     return isinstance(error, asyncpg.DataError) and "invalid input for query argument" in str(error)
 
 
 def is_refused_by_driver(error: BaseException) -> bool:
-    """Whether the driver itself refused the statement, for a value or the number of them: nothing was sent. `error` may
-    be what SQLAlchemy made of it."""
+    """Whether the driver itself refused the statement, because of a value or the number of values. Nothing was sent
+    then. `error` may be SQLAlchemy's wrapper of the driver's error."""
     cause: BaseException | None = error
     while cause is not None:
         is_count = isinstance(cause, asyncpg.InterfaceError) and any(text in str(cause) for text in _NOT_SENT)

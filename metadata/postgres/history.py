@@ -1,4 +1,4 @@
-"""The history of a Postgres server, read and adopted: SQL for `metadata/rules/history.py`."""
+"""Reads and adopts the history of a Postgres server: SQL for `metadata/rules/history.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metadata.rules.history import History, HistoryMovedError, ServerHistory
 SYSTEM_IDENTIFIER = "(SELECT system_identifier FROM pg_control_system())"
 TIMELINE = """CASE WHEN pg_is_in_recovery() THEN '00000000'
     ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"""
-"""In hexadecimal; zeros on a standby, which cannot tell."""
+"""The timeline in hexadecimal; zeros on a standby, which cannot tell."""
 
 DATABASE_OID = "(SELECT oid::bigint FROM pg_database WHERE datname = current_database())"
 
@@ -20,7 +20,7 @@ PRESENT = sa.text(
     f"SELECT {SYSTEM_IDENTIFIER} AS system_identifier, {TIMELINE} AS timeline, {DATABASE_OID} AS database_oid"
 )
 _BOTH = sa.text(
-    # where nobody has said which database it was, it is taken for this one
+    # An older release adopted no database oid. The database then counts as the adopted one.
     f"""SELECT adopted_system_identifier, adopted_timeline, {SYSTEM_IDENTIFIER} AS system_identifier,
     {TIMELINE} AS timeline, {DATABASE_OID} AS database_oid,
     coalesce(adopted_database_oid, {DATABASE_OID}) AS adopted_database_oid FROM cluster"""  # noqa: S608
@@ -35,7 +35,7 @@ def server_history(system_identifier: int, timeline: str, database_oid: int) -> 
 
 
 async def read_history(connection: AsyncConnection) -> History:
-    """In one statement, so of one server. Raises MetadataUnavailableError on a standby."""
+    """Read both histories in one statement, so from one server. Raises MetadataUnavailableError on a standby."""
     row = (await connection.execute(_BOTH)).one()
     return History(
         adopted=ServerHistory(row.adopted_system_identifier, row.adopted_timeline, row.adopted_database_oid),
@@ -44,18 +44,21 @@ async def read_history(connection: AsyncConnection) -> History:
 
 
 async def adopt_history(connection: AsyncConnection, present: ServerHistory) -> None:
-    """In the caller's transaction, which lives on one server. Raises HistoryMovedError, MetadataUnavailableError."""
+    """Adopt `present` in the caller's transaction, which runs on one server.
+
+    Raises HistoryMovedError if this is not the server that was checked, and MetadataUnavailableError.
+    """
     found = (await read_history(connection)).present
     if found != present:
         raise HistoryMovedError(
-            f"the metadata Postgres was {present} when it was checked and is {found} now",
+            f"the metadata Postgres was {present} when it was checked and is {found} now; nothing was adopted",
             remedy="run `siltstone fsck --adopt` again",
         )
     await connection.execute(sa.update(CLUSTER).values(adopted_columns(present)))
 
 
 def adopted_columns(adopted: ServerHistory) -> dict[str, int]:
-    """Of the cluster's row."""
+    """Columns of the cluster's row that hold the adopted history."""
     return {
         "adopted_system_identifier": adopted.system_identifier,
         "adopted_timeline": adopted.timeline,

@@ -1,9 +1,9 @@
-"""What metrics tell of the whole, asked of Postgres: four statements, each by itself, none of which waits for a row.
+"""The figures behind the metrics of the whole cluster: four statements, each on its own. None waits for a row.
 
-Lags are one statement: a hash join of all committed offsets with the watermarks, summed by group and topic. It reads
-each row once, so its cost grows with the number of committed offsets; who asks rests so much longer
-(`compactor/observer.py`). Figures of Postgres are those that foretell trouble: a snapshot that keeps vacuum from
-removing dead rows of `watermarks` and `files` slows every commit long before anything fails.
+One statement reads the lags: a hash join of all committed offsets with the watermarks, summed by group and topic. It
+reads each row once, so its cost grows with the number of committed offsets; the caller rests longer in proportion
+(`compactor/observer.py`). The figures of Postgres are those that warn early. For example, a snapshot that keeps vacuum
+from removing dead rows of `watermarks` and `files` slows every commit long before anything fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAGS = statement(
     ORDER BY lag DESC, o.group_id, t.name COLLATE "C" LIMIT greatest(:limit, 1)""",
     limit=sa.Integer,
 ).columns(group_id=Utf8)
-"""One row at least, for the sums."""
+"""The limit is at least one row, because every row carries the sums."""
 _LIVE = statement(
     f"""SELECT clock_ms() AS now_ms,
     (SELECT count(*) FILTER (WHERE NOT draining) FROM agents

@@ -1,4 +1,4 @@
-"""The calls of operators, over Postgres. Each view is of one instant; a large one is made of its rows on a thread."""
+"""The calls of operators, over Postgres. Each view shows one instant. A thread makes the objects of a large view."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _REQUEST = statement(
 
 
 class PostgresOperators:
-    """Keeps `OperatorMetadata`."""
+    """Implements `OperatorMetadata`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -195,7 +195,7 @@ class PostgresOperators:
             query = sa.select(*columns).order_by(GROUPS.c.group_id)
             groups = [(summary_of(row), record_of(row)) for row in await connection.execute(query)]
             strays = await connection.execute(_STRAY_OFFSETS, {"limit": STRAY_OFFSETS_MAX})
-            # A sequence knows no snapshot: read last, it is at or above all that the groups have.
+            # A sequence ignores the snapshot. Read last, it is at or above the epochs of all these groups.
             last = await connection.execute(sa.text("SELECT last_value FROM group_epochs"))
             return GroupsView(
                 groups=groups,
@@ -252,7 +252,7 @@ async def _topic(connection: AsyncConnection, topic_id: uuid.UUID) -> Any:
 
 
 async def _stretches(connection: AsyncConnection, starts: Mapping[int, int]) -> dict[int, list[tuple[int, int]]]:
-    """(base offset, largest timestamp) of what lives of these partitions, on any level."""
+    """(base offset, largest timestamp) of the live extents and L0 batches of these partitions."""
     found: dict[int, list[tuple[int, int]]] = {partition_id: [] for partition_id in starts}
     for extent in map(LeveledExtent._make, await extent_rows(connection, list(starts))):
         found[extent.partition_id].append((extent.base_offset, extent.max_timestamp_ms))

@@ -1,6 +1,6 @@
-"""What a Postgres is like, for `siltstone doctor`: facts only, judged elsewhere.
+"""Facts about a Postgres, for `siltstone doctor`, which judges them.
 
-Reads on a connection of its own and changes nothing. Works on a database without our schema.
+The probe reads on a connection of its own and changes nothing. It works on a database without our schema.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostgresFacts:
-    """What was found. Times in ms."""
+    """The facts that the probe found. Times in ms."""
 
     version_number: int
-    """As Postgres counts: 150004 is 15.4."""
+    """In Postgres's form: 150004 is 15.4."""
     version: str
     synchronous_commit: str
     synchronous_standbys: str
-    """Empty: a failover may lose commits."""
+    """`synchronous_standby_names`. If it is empty, a failover may lose commits."""
     crash_safe: bool
     """fsync and full_page_writes are on."""
     connections_max: int
     is_standby: bool
     direct: bool
-    """Our backend is the one we talk to, and it has our session settings: no pooler stands between."""
+    """No pooler stands between: the backend is the one that was announced, and has our session settings."""
     may_create: bool
     """The role may create tables in its schema, which `siltstone migrate` needs."""
     tables_lacking_rights: tuple[str, ...]
     """Tables of the schema that the role may not read and write."""
     oldest_snapshot_ms: int
-    """Age of the oldest transaction that holds a snapshot: what it holds back, vacuum cannot remove."""
+    """Age of the oldest transaction that holds a snapshot. Vacuum cannot remove the rows that it may still see."""
     schema: SchemaState
     revision_needed: str
-    """What this program was made for."""
+    """The revision that this program was made for."""
     clock_ms: int
     """The server's clock when it was read, ms since the epoch."""
 
 
 async def probe_postgres(url: str) -> PostgresFacts:
-    """Look at the Postgres at `url`. The clock is read last, so that the answer is fresh.
+    """Probe the Postgres at `url`. The clock is read last, so that its time is fresh.
 
     Raises MetadataUnavailableError.
     """
@@ -84,7 +84,7 @@ async def probe_postgres(url: str) -> PostgresFacts:
         lacking: list[str] = await connection.fetchval(_LACKING)
         oldest_snapshot_ms: int = await connection.fetchval(_OLDEST_SNAPSHOT)
         clock_ms: int = await connection.fetchval(_CLOCK)
-        # A pooler hands out other backends than the one it announced, and drops session settings it does not know.
+        # A pooler serves statements by other backends than the one it announced, and drops unknown session settings.
         same_backend = connection.get_server_pid() == server["backend_pid"]
         return PostgresFacts(
             version_number=server["version_number"],

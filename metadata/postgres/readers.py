@@ -1,9 +1,9 @@
 """The calls of readers, over Postgres: extents of L1 and above, one topic at one instant, pins.
 
 All statements of a topic's snapshot run in one read-only transaction at REPEATABLE READ, so they see one snapshot of
-the database: a merge that commits meanwhile is in all of them or in none. The rows are read first, and made into a
-snapshot on a thread when the transaction is over, because a transaction that stays open slows the commits of L0 files.
-L0 files come some at a time, and index entries of other topics are dropped at once: there may be a GiB of them.
+the database: a merge that commits meanwhile is in all of them or in none. The transaction only reads the rows. A thread
+makes the objects afterwards, because an open transaction slows the commits of L0 files. L0 files are read in chunks of
+FILES_AT_A_TIME, and index entries of other topics are dropped at once, because there may be a GiB of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _LARGEST_TIMESTAMP = statement(
 
 
 class PostgresReaders:
-    """Keeps `ReaderMetadata`."""
+    """Implements `ReaderMetadata`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -107,7 +107,7 @@ class PostgresReaders:
         rows = await self._database.read(work, repeatable=True)
         return await asyncio.to_thread(_snapshot, rows)
 
-    # -- pins. Unlike a lease, a pin that seems to end too late is believed: a pin cut short costs a reader its files.
+    # -- pins. Unlike a lease, a pin may end arbitrarily late: a pin that is cut short costs a reader its files.
 
     async def pin(self, holder: str, *, ttl_ms: int) -> int:
         return await self._pins("SELECT pin_files_v1(:holder, :ttl_ms)", holder=holder, ttl_ms=ttl_ms)
@@ -143,7 +143,7 @@ class _Rows(NamedTuple):
 
 
 async def _rows(connection: AsyncConnection, name: str) -> _Rows:
-    """Raises UnknownTopicError."""
+    """The rows of one topic's snapshot. Raises UnknownTopicError."""
     columns = (TOPICS.c.topic_id, TOPICS.c.configs, TOPICS.c.created_ms)
     topic = (await connection.execute(sa.select(*columns).where(TOPICS.c.name == name))).one_or_none()
     if topic is None:
@@ -171,7 +171,7 @@ async def _rows(connection: AsyncConnection, name: str) -> _Rows:
 
 
 async def _files(connection: AsyncConnection, partition_ids: frozenset[int]) -> list[L0FileRow]:
-    """Those that hold something of these partitions, with what they say of them."""
+    """The live L0 files that hold batches of these partitions, each with its index entries for them."""
     files: list[L0FileRow] = []
     found = await connection.stream(_L0_FILES, execution_options={"yield_per": FILES_AT_A_TIME})
     async for some in found.partitions():

@@ -1,7 +1,7 @@
-"""A catalogue, rolled forward, back into an empty Postgres.
+"""Writes a catalogue, rolled forward, into an empty Postgres.
 
-One transaction does everything, on a database that is empty (migrated, and never used). A crash leaves it as empty as
-before, so the same rebuild can be begun again; a second one finds `REBUILT_HOST` among the writers and is refused.
+One transaction does everything, on an empty database (migrated and never used). A crash leaves the database empty, so
+the same rebuild can start again. A second rebuild finds `REBUILT_HOST` among the writers and is refused.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _JOB_IDS = "pg_get_serial_sequence('merge_jobs', 'job_id')"
 
 
 class NotEmptyError(BadInputError):
-    """A rebuild is for an empty database, and this one is not. Nothing was changed."""
+    """A rebuild needs an empty database, and this one is not empty. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetState:
-    """What a database holds before a rebuild."""
+    """The content of a database before a rebuild."""
 
     cluster_id: str
     is_rebuilt: bool
-    """By an earlier run, and not used since."""
+    """An earlier run rebuilt it, and no program has used it since."""
     writer_id: int | None = None
-    """Of what a rebuild appends by itself."""
+    """The writer under which a rebuild appends files of its own; None before a rebuild."""
     last_seq: int = -1
 
 
@@ -49,7 +49,8 @@ class RebuiltState(StrEnum):
 
 
 async def rebuilt_state(url: str) -> RebuiltState:
-    """Whether a database with a schema came from a rebuild, and was used since. Raises MetadataUnavailableError."""
+    """Whether a database with a schema came from a rebuild, and whether it was used since. Raises
+    MetadataUnavailableError."""
     engine = _engine(url)
     try:
         async with engine.connect() as connection:
@@ -67,14 +68,15 @@ async def rebuilt_state(url: str) -> RebuiltState:
 
 
 async def target_state(url: str) -> TargetState | None:
-    """None: no schema at all. Raises NotEmptyError, MetadataUnavailableError."""
+    """The state of the target of a rebuild; None if it has no schema at all. Raises NotEmptyError, BadInputError,
+    MetadataUnavailableError."""
     engine = _engine(url)
     try:
         async with engine.connect() as connection:
             if not (await connection.execute(sa.text("SELECT to_regclass('cluster') IS NOT NULL"))).scalar_one():
                 others = sa.text("SELECT count(*) FROM pg_stat_user_tables WHERE schemaname = current_schema()")
                 if (await connection.execute(others)).scalar_one():
-                    raise NotEmptyError("the database holds tables of somebody else", remedy=_EMPTY_REMEDY)
+                    raise NotEmptyError("the database holds tables that are not Siltstone's", remedy=_EMPTY_REMEDY)
                 await _check_may_create(connection)
                 return None
             return await _state(connection)
@@ -85,17 +87,17 @@ async def target_state(url: str) -> TargetState | None:
 
 
 async def _check_may_create(connection: AsyncConnection) -> None:
-    """Before the long part, and in a dry run too. Raises BadInputError."""
+    """Check this before the long part of a rebuild, and in a dry run too. Raises BadInputError."""
     asked = "SELECT current_user, current_schema(), has_schema_privilege(current_schema(), 'CREATE')"
     role, schema, may_create = (await connection.execute(sa.text(asked))).one()
     if not may_create:
         raise BadInputError(
             f"the role {role} may not create tables in schema {schema}",
-            remedy=f"GRANT CREATE ON SCHEMA {schema} TO {role}, or make the database with {role} as its owner",
+            remedy=f"GRANT CREATE ON SCHEMA {schema} TO {role}, or create the database with {role} as its owner",
         )
 
 
-_EMPTY_REMEDY = "name an empty database: `createdb` makes one; the old one is kept as it is"
+_EMPTY_REMEDY = "name an empty database: `createdb` makes one; this one was not changed"
 
 
 _USED = sa.text("SELECT EXISTS (SELECT FROM agents) OR EXISTS (SELECT FROM compactors) OR EXISTS (SELECT FROM changes)")
@@ -110,7 +112,8 @@ async def _state(connection: AsyncConnection) -> TargetState:
         for table in (TOPICS, FILES)
     ]
     is_used = (await connection.execute(_USED)).scalar_one()
-    if ours is not None:  # restored writers have written nothing yet, and ours was the last number given
+    # In an unused rebuild the restored writers have written nothing, and our writer id was the last number drawn.
+    if ours is not None:
         last_node = (await connection.execute(sa.text("SELECT last_value FROM node_ids"))).scalar_one()
         is_used |= last_node != ours.writer_id or any(row.last_seq >= 0 for row in writers if row is not ours)
     if ours is not None and not is_used:
@@ -126,16 +129,16 @@ async def _state(connection: AsyncConnection) -> TargetState:
 
 
 async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequences: Mapping[str, int]) -> None:
-    """Write all rows and set all sequences, in one transaction. The database is migrated and empty.
+    """Write all rows and set all sequences, in one transaction. The database must be migrated and empty.
 
-    `tables` may hold no more than `TABLES` does; extents are numbered anew. Raises NotEmptyError,
-    MetadataUnavailableError, BugError for rows that the schema excludes. Nothing was written then.
+    `tables` may only name tables of `TABLES`. Extents get new ids. Raises NotEmptyError, MetadataUnavailableError, and
+    BugError for rows that the schema excludes; nothing was written then.
     """
     engine = _engine(url)
     try:
         async with engine.begin() as connection:
             if (await _state(connection)).is_rebuilt:
-                raise NotEmptyError("the database was rebuilt already", remedy=_EMPTY_REMEDY)
+                raise NotEmptyError("the database already holds a rebuild", remedy=_EMPTY_REMEDY)
             await connection.execute(sa.delete(CLUSTER))
             for name, rows in tables.items():
                 table = TABLES[name].table
@@ -146,10 +149,10 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
             for name, last in sequences.items():
                 place = _JOB_IDS if name == "job_ids" else f"'{name}'"
                 await connection.execute(sa.text(f"SELECT setval({place}, :last)"), {"last": max(last, 1)})
-            # where the janitor looks for whose server this is: somebody has to vouch for it first
+            # Timeline 0 is never the server's, so the janitor deletes nothing until an operator adopts this server.
             await connection.execute(sa.update(CLUSTER).values(adopted_timeline=0, store_bound=True))
     except (IntegrityError, DataError) as error:
-        raise BugError(f"the database takes no such rows, nothing was written: {error.orig}") from error
+        raise BugError(f"Postgres refused the rows of the catalogue; nothing was written: {error.orig}") from error
     except CONNECTION_ERRORS as error:
         raise unavailable(error) from error
     finally:
@@ -157,7 +160,7 @@ async def restore_backup(url: str, tables: Mapping[str, Sequence[Row]], sequence
 
 
 def _columns(table: sa.Table, rows: Sequence[Row]) -> list[str]:
-    """Those that all rows have and this release knows: one statement inserts the same columns of all."""
+    """The columns that all rows have and this release knows, because one statement inserts the same columns for all."""
     columns = {column.name for column in table.columns} - {"extent_id"}
     for row in rows:
         columns &= row.keys()

@@ -1,15 +1,17 @@
-"""What several parts do to the rows of L1 and above, and the order of locks they all keep.
+"""Changes to rows of L1 and above that several parts share, and the order in which all parts take locks.
 
-1. the *killers' lock*, shared: whoever makes files die takes it first of all, and a new pin takes it exclusively, for
-   as long as it reads the clock. So a pin waits for deaths in flight, and whatever dies later dies after its creation;
+1. the *killers' lock*, shared. Every transaction that makes files die takes it first. A new pin takes it exclusively
+   while it reads the clock. So a pin waits for deaths in flight, and later deaths are later than the pin's creation;
 2. the job's row;
 3. rows of `log_starts`, by partition id: each is the lock of its partition's extents. It comes before the extents,
-   because a deletion that waited for a merge elsewhere would not see the extents that the merge put in;
-4. extents by id; 5. files by id; 6. the lock of all committed offsets (`metadata/postgres/groups/offsets.py`), only in
-   `delete_topic`; 7. the lock of `changes`, which `append_change` takes last of all.
+   because a deletion that waited for a merge at the extents would not see the extents that the merge put in;
+4. extents by id;
+5. files by id;
+6. the lock of all committed offsets (`metadata/postgres/groups/offsets.py`), only in `delete_topic`;
+7. the lock of `changes`, which `append_change` takes last.
 
-`delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these;
-whoever writes for a consumer group takes the rows of groups, which nobody else does, and then 6, shared.
+`delete_topic` takes the topic's row and its watermarks between 1 and 3. A commit of an L0 file takes none of these. A
+write for a consumer group takes rows of groups, which no other transaction takes, and then 6, shared.
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ def statement(text: str, **types: Any) -> sa.TextClause:
 
 
 def any_of(column: sa.Column[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
-    """`column` is one of `values`, however many: one parameter, where IN takes one each and a statement 32,767."""
+    """`column` is one of `values`. Takes one parameter for any number of values; IN takes one for each, and a statement
+    has at most 32,767."""
     return column == sa.func.any(sa.literal(list(values), ARRAY(column.type)))
 
 
 def between_now_and(column: sa.Column[Any], ms: int) -> sa.ColumnElement[bool]:
-    """The time lies ahead, by at most `ms`."""
+    """The time lies ahead, by at most `ms`. The upper bound rejects a lease from before the store's clock went back."""
     return sa.and_(column > sa.text("clock_ms()"), column <= sa.text(f"clock_ms() + {int(ms)}"))
 
 
@@ -103,12 +106,12 @@ async def now_ms(connection: AsyncConnection) -> int:
 
 
 async def begin_killing(connection: AsyncConnection) -> None:
-    """First in every transaction that may make a file die; read the time of death after it."""
+    """Call this first in every transaction that may make a file die, and read the time of death after it."""
     await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock_shared({KILLERS_LOCK})"))
 
 
 async def lock_partitions(connection: AsyncConnection, partition_ids: Iterable[int]) -> dict[int, int]:
-    """Partition id -> log start of those that exist."""
+    """Lock these partitions. Returns partition id -> log start offset of those that exist."""
     rows = await connection.execute(_LOCK_PARTITIONS, {"partition_ids": sorted(set(partition_ids))})
     return {row.partition_id: row.log_start_offset for row in rows}
 
@@ -118,12 +121,13 @@ async def lock_extents(connection: AsyncConnection, extent_ids: Sequence[int]) -
 
 
 async def lock_files(connection: AsyncConnection, *, extent_ids: Sequence[int], file_ids: Sequence[int] = ()) -> None:
-    """The files of these extents, and these files."""
+    """Lock the files of these extents, and these files."""
     await connection.execute(_LOCK_FILES, {"file_ids": list(file_ids), "extent_ids": list(extent_ids)})
 
 
 async def kill_extents(connection: AsyncConnection, extent_ids: Sequence[int], *, at_ms: int) -> int:
-    """Extents that live die, and files with their last. The partitions are locked. Returns how many bytes died."""
+    """Kill those of the extents that are live, and every file that loses its last one. The caller has locked the
+    partitions. Returns the number of bytes that died."""
     if not extent_ids:
         return 0
     await lock_extents(connection, extent_ids)
@@ -133,7 +137,8 @@ async def kill_extents(connection: AsyncConnection, extent_ids: Sequence[int], *
 
 
 async def move_log_starts(connection: AsyncConnection, starts: Mapping[int, int]) -> None:
-    """The partitions are locked. A request for compaction that ends below is fulfilled."""
+    """Move log starts forward. The caller has locked the partitions. Drops a request for compaction that ends at or
+    below the new log start, because that data is gone."""
     values = {"partition_ids": list(starts), "offsets": list(starts.values())}
     await connection.execute(_MOVE_LOG_STARTS, values)
 
@@ -141,7 +146,7 @@ async def move_log_starts(connection: AsyncConnection, starts: Mapping[int, int]
 async def append_change(
     connection: AsyncConnection, kind: ChangeKind, topic_id: uuid.UUID | None, detail: Mapping[str, Any]
 ) -> None:
-    """Last of all: everybody who changes anything waits behind this lock until we have committed."""
+    """Call this last: every other transaction that appends a change waits for this lock until we have committed."""
     row = {"kind": kind.value, "topic_id": topic_id, "detail": dict(detail)}
     await connection.execute(_APPEND_CHANGE, row)
 
@@ -149,5 +154,5 @@ async def append_change(
 async def leveled(
     connection: AsyncConnection, condition: sa.TextClause, values: Mapping[str, Any]
 ) -> list[LeveledExtent]:
-    """Rows of a statement that begins with LEVELED."""
+    """The extents that a statement selects; it must begin with LEVELED."""
     return [LeveledExtent._make(row) for row in await connection.execute(condition, dict(values))]

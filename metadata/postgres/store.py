@@ -1,7 +1,7 @@
-"""The metadata store over Postgres >= 15: cold queries by SQLAlchemy Core, the commit by one prepared call.
+"""The metadata store over Postgres >= 15. SQLAlchemy Core runs the cold queries; one prepared call runs the commit.
 
 Connections of one store: a pool of 4 (up to 8), one for commits, one for commits of offsets, one for the tail and
-watermarks, one each to listen and to notify. None stays in a transaction between two calls.
+watermarks, one to listen and one to notify. No connection stays in a transaction between two calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runtime.runtime import Runtime
 
 
 class PostgresMetadata:
-    """Keeps `MetadataStore`. Its parts share one `Database`; a test may replace a part by one of its own."""
+    """Implements `MetadataStore`. Its parts share one `Database`. A test may replace a part by its own."""
 
     def __init__(
         self,

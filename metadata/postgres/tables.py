@@ -1,5 +1,5 @@
-"""The tables, as SQLAlchemy sees them. The truth is the migrations (`metadata/migrations/versions/*.sql`), which also
-carry checks, storage parameters and functions; a test compares the two. What each column means is said there.
+"""The tables, as SQLAlchemy sees them. The migrations (`metadata/migrations/versions/*.sql`) are the source of truth:
+they explain each column and also carry checks, storage parameters and functions. A test compares the two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ METADATA = sa.MetaData()
 
 
 class Utf8(sa.TypeDecorator[str]):
-    """What clients name: any `str`, NUL characters and lone surrogates too, as bytea."""
+    """A name that a client chose, stored as bytea: any `str`, also with NUL characters and lone surrogates."""
 
     impl = sa.LargeBinary
     cache_ok = True

@@ -1,8 +1,8 @@
 """Consumer groups in Postgres. The commit of offsets is in `metadata/postgres/groups/offsets.py`.
 
-The row of a group is its lock. Whoever writes for a group locks the row first and compares the epoch then, so the next
-owner, who changes the epoch in that row, waits for a write in flight and fences every later one. Locks, in this order:
-rows of `groups` by id, then the lock of all offsets, shared (`OFFSETS_LOCK`).
+The row of a group is its lock. Every write for a group locks the row first and then compares the epoch. The next owner
+changes the epoch in that row, so it waits for a write in flight and fences every later one. Order of locks: rows of
+`groups` by id, then the lock of all offsets, shared (`OFFSETS_LOCK`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from metadata.rules.group_members import decode_members, encode_members
 NOW_MS = sa.text("clock_ms()")
 NEXT_EPOCH = sa.text("nextval('group_epochs')")
 EXPIRED_MAX = 10_000
-"""Offsets, and groups, deleted by one call."""
+"""Offsets that one call deletes, and groups."""
 TAKE_LOCK_TIMEOUT_MS = 2_000
-"""How long the take of one group may wait for its row: takes of others wait behind it."""
+"""Longest wait of `take_group` for the group's row. It is short because takes of other groups queue behind this one."""
 _TAKE_LOCK_TIMEOUT = statement(f"SET LOCAL lock_timeout = {TAKE_LOCK_TIMEOUT_MS}")
 
-# Kafka's GroupMetadata.removeExpiredOffsets: an offset goes as soon as it is as old as the retention.
+# Kafka's GroupMetadata.removeExpiredOffsets: an offset expires as soon as its age reaches the retention.
 _IS_EXPIRED = """CASE
     WHEN g.empty_since_ms IS NULL THEN
         o.committed_ms <= :before_ms AND g.subscribed_topics IS NOT NULL AND NOT EXISTS (
@@ -112,7 +112,7 @@ _RECORD = (
 
 
 class PostgresGroups:
-    """Keeps `GroupMetadata`."""
+    """Implements `GroupMetadata`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -126,7 +126,7 @@ class PostgresGroups:
 
         async def work(connection: AsyncConnection) -> TakenGroup | None:
             await connection.execute(_TAKE_LOCK_TIMEOUT)
-            # Both forms give the epoch to a row that is locked, so that it grows with every owner.
+            # Both statements draw the epoch while they hold the row's lock, so every new owner gets a higher one.
             mine = {"epoch": NEXT_EPOCH, "owner_id": owner.writer_id}
             if create:
                 made = insert(GROUPS).values(group_id=group_id, empty_since_ms=NOW_MS, **mine)
@@ -136,7 +136,7 @@ class PostgresGroups:
                 change = sa.update(GROUPS).where(GROUPS.c.group_id == group_id).values(mine)
                 taken = await connection.execute(change.returning(GROUPS.c.epoch, *_RECORD))
             row = taken.one_or_none()
-            await _check_alive(connection, owner)  # after the lock, which may have been waited for
+            await _check_alive(connection, owner)  # only now: the lease may have ended during the wait for the lock
             if row is None:
                 return None
             return TakenGroup(lease=GroupLease(group_id=group_id, epoch=row.epoch), record=record_of(row))
@@ -240,13 +240,13 @@ class PostgresGroups:
             now = await now_ms(connection)
             before = {"before_ms": now - offsets_retention_ms, "idle_before_ms": now - idle_group_ms}
             values: dict[str, Any] = {**before, "limit": EXPIRED_MAX}
-            # Who is being written to is skipped: nobody waits, and there is nothing to deadlock with.
+            # Skip groups that somebody writes to. Then nobody waits, and nothing can deadlock.
             locked = (await connection.execute(_LOCK_EXPIRING, values)).scalars().all()
             if not locked:
                 return ExpiredGroups(offsets=0, groups=0)
             await begin_writing_offsets(connection)
             values["group_ids"] = locked
-            # Judged again, by what is there now that they are locked.
+            # The conditions are checked again, because the rows may have changed before they were locked.
             offsets = await connection.execute(_DELETE_EXPIRED, values)
             groups = await connection.execute(_DELETE_NOTHING, values)
             return ExpiredGroups(offsets=offsets.rowcount, groups=groups.rowcount)
@@ -255,7 +255,7 @@ class PostgresGroups:
 
 
 async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
-    """Raises WriterFencedError unless it is one of `live_agents`."""
+    """Raises WriterFencedError unless `owner` is one of `live_agents`."""
     mine = (AGENTS.c.writer_id == owner.writer_id, AGENTS.c.epoch == owner.epoch)
     alive = sa.select(AGENTS.c.writer_id).where(*mine, AGENTS.c.lease_until_ms > NOW_MS, sa.not_(AGENTS.c.draining))
     if (await connection.execute(alive)).first() is None:
@@ -263,14 +263,14 @@ async def _check_alive(connection: AsyncConnection, owner: WriterLease) -> None:
 
 
 async def _lock(connection: AsyncConnection, lease: GroupLease) -> None:
-    """Raises GroupFencedError."""
+    """Lock the group's row. Raises GroupFencedError."""
     lock = sa.select(GROUPS.c.group_id).where(*_held(lease)).with_for_update(key_share=True)
     if (await connection.execute(lock)).first() is None:
         raise _fenced(lease)
 
 
 def _held(lease: GroupLease) -> tuple[sa.ColumnElement[bool], ...]:
-    """Judged again, by the row as it then is, when the lock had to be waited for."""
+    """The lease still holds the group. Postgres checks this again on the new row after a wait for the row's lock."""
     return GROUPS.c.group_id == lease.group_id, GROUPS.c.epoch == lease.epoch
 
 

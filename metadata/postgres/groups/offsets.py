@@ -1,9 +1,9 @@
-"""Offsets of consumer groups in Postgres: committed by one prepared call, read by one statement.
+"""Offsets of consumer groups in Postgres: one prepared call commits them, one statement reads them.
 
-The call may be repeated, but not outrun: an older offset must not be written over a newer one. A call whose answer was
-lost or not waited for may still run, wait for a lock, or even lie in a socket that the network delivers when it has
-healed. So before the next call the server is asked to end the session of the lost one, and nothing is committed until
-it is gone. Another owner needs none of this: its epoch fences the call.
+A call may be repeated, but a lost call must not run after a newer one, because it would write an older offset over a
+newer one. A call is lost if its answer was lost or nobody waited for it. It may still run, wait for a lock, or lie in a
+socket until the network heals. So the committer first asks the server to end the session of the lost call, and commits
+nothing until that session is gone. Another owner needs none of this: its epoch fences the lost call.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from metadata.postgres.tables import GROUP_OFFSETS, Utf8
 from runtime.errors import BugError
 
 OFFSETS_LOCK = 7_310_575_220
-"""Shared by all who write rows of `group_offsets`, after they have locked the group; alone by who deletes a topic."""
+"""Advisory lock on the rows of `group_offsets`. Writers take it shared, after the group's row; the deletion of a topic
+takes it exclusively."""
 LOCK_TIMEOUT_MS = 1_500
 IDLE_TIMEOUT_MS = 2_000
-"""Of the deletion of a topic, when it has come to that lock."""
+"""Time-outs of a topic's deletion, from that lock on."""
 CALL = "SELECT * FROM commit_offsets_v1($1, $2, $3, $4, $5, $6, $7, $8)"
 _END_SESSION = "SELECT pg_terminate_backend(pid, $3) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2"
 _SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
@@ -68,23 +69,23 @@ _DELETE_PLACES = statement(
 
 
 class _Session(NamedTuple):
-    """A server process; its number alone may come again."""
+    """A server process. Its start time is needed, because the operating system reuses process ids."""
 
     pid: int
     started: datetime
 
 
 class OffsetCommitter:
-    """Commits one call at a time; a second waits for the first."""
+    """Commits one call at a time; a second call waits for the first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._line = DedicatedConnection(database, "siltstone-offsets")
         self._connection: Connection | None = None
         self._session: _Session | None = None
-        """Of `_connection`."""
+        """The session of `_connection`."""
         self._lost: list[_Session] = []
-        """Sessions in which a call may still run, or run yet."""
+        """Sessions with a lost call that may still be running, or may yet start."""
 
     async def close(self) -> None:
         await self._line.close()
@@ -107,18 +108,22 @@ class OffsetCommitter:
         return [_result(batch, fenced=fenced[batch.lease], unknown=unknown) for batch in batches]
 
     async def _ready(self) -> Connection:
-        """A connection beside which no lost call is left."""
+        """A connection, once no session of a lost call is left. Raises MetadataUnavailableError."""
         connection = await self._line.get()
         try:
             if connection is not self._connection:
                 row = await connection.fetchrow(_SESSION)
                 if row is None:
-                    raise BugError("a session does not see itself")
+                    raise BugError("a session is missing from its own pg_stat_activity")
                 self._connection, self._session = connection, _Session(row["pid"], row["backend_start"])
             while self._lost:
                 lost = self._lost[-1]
+                # None: no such session any more, which is as good as True. False: it did not end within the patience.
                 if await connection.fetchval(_END_SESSION, *lost, END_SESSION_PATIENCE_MS) is False:
-                    raise MetadataUnavailableError("a commit of offsets that was given up does not end")
+                    raise MetadataUnavailableError(
+                        "the session of an earlier commit of offsets, whose answer was lost, did not end within"
+                        f" {END_SESSION_PATIENCE_MS} ms; nothing was committed"
+                    )
                 self._lost.pop()
         except CONNECTION_ERRORS as error:
             self._line.drop()
@@ -134,13 +139,15 @@ class OffsetCommitter:
                 if state in RETRIABLE_SQLSTATES and attempt + 1 < ATTEMPTS:
                     await self._database.back_off(attempt)
                 elif state[:2] in DEFINITE_CLASSES or is_refused_by_driver(error):
-                    raise BugError(f"Postgres refuses a commit of offsets: {state} {error}") from error
+                    raise BugError(f"Postgres refused a commit of offsets: {state} {error}") from error
                 else:
                     self._lose()
                     reason = f"{error or type(error).__name__}"
-                    raise MetadataInDoubtError(f"the answer to a commit of offsets was lost: {reason}") from error
+                    raise MetadataInDoubtError(
+                        f"the answer to a commit of offsets was lost, so it may have happened: {reason}"
+                    ) from error
             except BaseException:
-                self._lose()  # cancelled: the statement may still be running
+                self._lose()  # cancelled: the statement may still run
                 raise
         raise BugError("unreachable: the last attempt returns or raises")
 
@@ -152,7 +159,7 @@ class OffsetCommitter:
 
 
 def _arguments(wanted: Mapping[GroupLease, Mapping[OffsetPlace, OffsetToCommit]]) -> list[Any]:
-    """Arguments of CALL. Columns that say nothing are sent empty."""
+    """Arguments of CALL. A column that has only default values is sent empty."""
     offsets = [
         (number, offset) for number, of_group in enumerate(wanted.values(), start=1) for offset in of_group.values()
     ]
@@ -197,7 +204,8 @@ async def read_offsets(
 
 
 async def begin_writing_offsets(connection: AsyncConnection) -> None:
-    """After the rows of the groups are locked, before any row of `group_offsets` is written."""
+    """Take the lock of all offsets, shared. Call it after the groups' rows are locked and before any row of
+    `group_offsets` is written."""
     await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock_shared({OFFSETS_LOCK})"))
 
 
@@ -206,11 +214,13 @@ async def delete_places(connection: AsyncConnection, group_id: str, places: Sequ
 
 
 async def delete_offsets_of_topic(connection: AsyncConnection, topic_id: uuid.UUID) -> None:
-    """Late in the deletion of the topic: every commit of offsets waits until it has ended, and already while we wait
-    for the lock. So from here on no lock is waited for longer than LOCK_TIMEOUT_MS, and an agent that stands still is
-    not waited for longer than IDLE_TIMEOUT_MS; the deletion then fails, undone.
+    """Delete the topic's offsets, late in the topic's deletion.
 
-    Whoever held the lock before us has committed, so all its rows are seen; who gets it after us sees no partition.
+    Every commit of offsets waits from our request for the lock until the deletion ends. So from here on the deletion
+    waits at most LOCK_TIMEOUT_MS for any lock, and Postgres ends its session after IDLE_TIMEOUT_MS if the agent stands
+    still. The deletion then fails and is rolled back.
+
+    Earlier holders of the lock have committed, so we see all their rows. Later holders find no partition.
     """
     await connection.execute(sa.text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
     await connection.execute(sa.text(f"SET LOCAL idle_in_transaction_session_timeout = {IDLE_TIMEOUT_MS}"))

@@ -1,1 +1,1 @@
-"""What agents ask for: leases, topics, commits of L0 files, the tail."""
+"""The calls of agents: leases, topics, commits of L0 files, the tail."""

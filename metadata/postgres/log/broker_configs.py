@@ -1,7 +1,8 @@
 """Broker configs in Postgres.
 
-Order of locks in an alteration: the row of `cluster`, which nobody holds while waiting for a topic; the topics' rows,
-by id; the lock of `changes` last. Others take one topic's row at most, and never the row of `cluster` after it.
+Order of locks in an alteration: the row of `cluster`, the topics' rows by id, the lock of `changes`. No other
+transaction waits for a topic while it holds the row of `cluster`, or for the row of `cluster` while it holds a topic,
+and none locks more than one topic's row. So none of them can deadlock with an alteration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from metadata.postgres.tables import (
 CONFIGS_IN_FORCE = sa.type_coerce(
     sa.select(CLUSTER.c.topic_defaults).scalar_subquery().op("||")(TOPICS.c.configs), JSONB
 ).label("configs")
-"""Of a row of `topics`: its overrides over the cluster-wide defaults."""
+"""The configs in force of a row of `topics`: its overrides over the cluster-wide defaults."""
 
 TOPICS_IN_FORCE = sa.select(
     TOPICS.c.topic_id, TOPICS.c.name, CONFIGS_IN_FORCE, TOPICS.c.config_version, TOPICS.c.created_ms
@@ -57,6 +58,8 @@ class BrokerConfigs:
             defaults = topic_defaults(configs)
             values = {"broker_configs": configs, "topic_defaults": defaults}
             await connection.execute(sa.update(CLUSTER).values(values))
+            # A topic's configs in force include the defaults, so a change of the defaults gives every topic a new
+            # version.
             if defaults != topic_defaults(before):
                 await connection.execute(_MOVE_VERSIONS)
             await append_change(connection, ChangeKind.BROKER_CONFIGS_CHANGED, None, {"configs": configs})

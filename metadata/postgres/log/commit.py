@@ -1,13 +1,13 @@
 """`commit_l0` against Postgres: one call of the commit function, in one round trip, on a connection of its own.
 
-What an error means is decided by its SQLSTATE alone:
+The SQLSTATE alone decides what an error means:
 
-- 40001, 40P01: the transaction lost a conflict and left nothing; called again at once.
-- SL001..SL004, raised by the function: fenced, or certainly never.
-- classes 22, 23, 42: a *definite refusal*. The culprits are found by trial calls that are rolled back, then the file
-  is committed once, under the same key, with the culprits masked. A crash among the trials is harmless.
-- anything else (connection lost, time-out, shutdown): in doubt. The connection is dropped and the caller repeats the
-  same call; the function answers a known key with the stored results.
+- 40001, 40P01: the transaction lost a conflict and left nothing. The committer calls again.
+- SL001..SL004, raised by the function: the writer is fenced, or the file is refused for good.
+- classes 22, 23, 42: a *definite refusal*. The committer finds the culprits by trial calls that it rolls back. Then it
+  commits the file once, under the same key, with the culprits masked. A crash among the trials is harmless.
+- anything else (connection lost, time-out, shutdown): in doubt. The committer drops the connection, and the caller
+  repeats the same call. For a known key the function answers with the stored results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REFUSED = frozenset({"SL002", "SL003", "SL004"})
 
 
 class _DefiniteRefusalError(Exception):
-    """The database will never take these values. Nothing was changed."""
+    """Postgres will never take these values. Nothing was changed."""
 
 
 class Committer:
@@ -88,14 +88,16 @@ class Committer:
         try:
             return await self._call(connection, request, everything - possible)
         except _DefiniteRefusalError as error:
-            raise CommitRefusedError(f"Postgres refuses key {request.key!r} whatever is in it: {error}") from refusal
+            raise CommitRefusedError(
+                f"Postgres refuses key {request.key!r} even without its batches: {error}"
+            ) from refusal
 
     async def _possible(
         self, connection: Connection, request: CommitL0, taken: AbstractSet[int], candidates: list[int]
     ) -> AbstractSet[int]:
-        """`taken` and those of the candidates that the database takes beside them, tried by halves.
+        """`taken`, and the candidates that Postgres takes together with them.
 
-        About 2 log n trials for each culprit.
+        Tries halves: about 2 log n trials for each culprit.
         """
         if not candidates:
             return taken
@@ -109,7 +111,7 @@ class Committer:
         return await self._possible(connection, request, taken, candidates[half:])
 
     async def _trial(self, connection: Connection, request: CommitL0, masked: AbstractSet[int]) -> bool:
-        """Whether the call would go through; rolled back either way."""
+        """Whether Postgres takes the call. Rolled back in either case."""
         try:
             await connection.execute("BEGIN")
             try:
@@ -121,7 +123,7 @@ class Committer:
                     await connection.execute("ROLLBACK")
         except CONNECTION_ERRORS as error:
             self._line.drop()
-            raise CommitInDoubtError(f"lost Postgres while trying key {request.key!r}: {error}") from error
+            raise CommitInDoubtError(f"lost Postgres during a trial commit of key {request.key!r}: {error}") from error
         return True
 
     async def _call(self, connection: Connection, request: CommitL0, masked: AbstractSet[int]) -> Mapping[str, Any]:
@@ -132,12 +134,15 @@ class Committer:
             except CONNECTION_ERRORS as error:
                 if sqlstate_of(error) not in RETRIABLE_SQLSTATES:
                     raise self._meaning(error, request) from error
+                # A trial cannot repeat the call alone, because the conflict has ended the trial's transaction.
                 if connection.is_in_transaction() or attempt + 1 == ATTEMPTS:
                     self._line.drop()
-                    raise CommitInDoubtError(f"key {request.key!r} lost a conflict: {error}") from error
+                    raise CommitInDoubtError(
+                        f"the commit of {request.key!r} lost a conflict and must be repeated: {error}"
+                    ) from error
                 await self._database.back_off(attempt)
             except BaseException:
-                self._line.drop()  # cancelled: the statement may still be running
+                self._line.drop()  # cancelled: the statement may still run
                 raise
             else:
                 if row is None:
@@ -155,18 +160,19 @@ class Committer:
             return _DefiniteRefusalError(f"{state}: {error}")
         self._line.drop()
         return CommitInDoubtError(
-            f"the answer to the commit of {request.key!r} was lost: {error or type(error).__name__}"
+            f"the answer to the commit of {request.key!r} was lost, so it may have happened:"
+            f" {error or type(error).__name__}"
         )
 
 
 _NOTHING = L0Batch(partition_id=-1, position=0, length=0, record_count=0, min_timestamp_ms=0, max_timestamp_ms=0)
-"""What a masked batch is sent as: no partition, no bytes."""
+"""The values sent for a masked batch: no partition, no bytes."""
 
 
 def _arguments(request: CommitL0, masked: AbstractSet[int], expiration_ms: int) -> list[Any]:
-    """Arguments of CALL. The values of masked batches are not sent: they may be the ones that are refused.
+    """Arguments of CALL. The values of masked batches are not sent, because Postgres may refuse them.
 
-    The driver takes its time with every element, so columns that say nothing are sent empty.
+    A column that has only default values is sent empty, because the driver is slow with every element.
     """
     batches = [
         _NOTHING._replace(masked_error=batch.masked_error or int(ErrorCode.UNKNOWN_SERVER_ERROR))

@@ -1,4 +1,5 @@
-"""DeleteRecords in Postgres: move a log start, kill the extents below. Locks as `metadata/postgres/rows.py` says."""
+"""DeleteRecords in Postgres: move a log start and kill the extents below it, with the locks of
+`metadata/postgres/rows.py`."""
 
 from __future__ import annotations
 

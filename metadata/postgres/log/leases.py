@@ -1,7 +1,7 @@
 """Leases of agents in Postgres.
 
-A writer's epoch moves under its row lock, so registering waits for a commit of the predecessor that is in flight, and
-fences every later one. The lease is another row, in `agents`: a commit that hangs does not cost it.
+Registering raises the writer's epoch under its row lock. So it waits for a commit of the predecessor in flight, and it
+fences every later one. The lease is a separate row, in `agents`, so a hanging commit does not block the heartbeats.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AgentLeases:
             take = sa.update(WRITERS).where(*here).values(epoch=WRITERS.c.epoch + 1, last_seq=-1)
             taken = await connection.execute(take.returning(WRITERS.c.writer_id, WRITERS.c.epoch))
             row = taken.one_or_none()
-            if row is None:  # a new address, or one that is being registered this moment
+            if row is None:  # a new address, or one that another session registers at this moment
                 made = insert(WRITERS).values(host=address.host, port=address.port)
                 made = made.on_conflict_do_update(
                     constraint="writers_address", set_={"epoch": WRITERS.c.epoch + 1, "last_seq": -1}

@@ -1,7 +1,7 @@
 """The log's metadata in Postgres: watermarks, the tail, snapshots and sizes.
 
-The tail never waits for a missing seq: commits of a writer happen under its row lock with ascending seq, so when one is
-visible, all lower ones are visible or never will be. `changes` are commit-ordered by their lock.
+The tail never waits for a missing seq. A writer commits under its row lock, with ascending seq; so if a seq is visible,
+every lower one is visible too, or never will be. The lock of `changes` makes their ids ascend in commit order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from metadata.postgres.tables import (
 )
 
 TAIL_FILES_MAX = 1000
-"""Per writer and call; a follower that is further behind calls again."""
+"""Files per writer and call. A follower that is further behind calls again."""
 
 _TAIL = f"""
 WITH seen AS (SELECT * FROM unnest($1::integer[], $2::integer[], $3::bigint[]) AS s (writer_id, epoch, seq)),

@@ -1,7 +1,7 @@
-"""Hints between followers, and between agents, by LISTEN and NOTIFY, from connections of their own.
+"""Hints between followers, and between agents, by LISTEN and NOTIFY on connections of their own.
 
-Inside the commit a NOTIFY would take a lock that serialises every commit's flush; so a hint is sent after it, by one
-task, at most 20 times a second, with nothing flushed for it. A hint may be lost; followers look again by themselves.
+A NOTIFY inside the commit would take a lock that serialises the flushes of all commits. So one task sends the hints
+after the commits, at most 20 times a second, without a flush. A hint may be lost; followers also poll.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LISTEN_AGAIN_MS = 1000.0
 
 
 class News:
-    """Part of `PostgresAgents`; the compactors' part gives hints by it, too."""
+    """Part of `PostgresAgents`. `PostgresCompactors` sends its hints through it, too."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -64,7 +64,7 @@ class News:
     async def _send(self) -> None:
         while True:
             await self._any_to_send.wait()
-            self._any_to_send.clear()
+            self._any_to_send.clear()  # before the set is read: a hint that comes during the send wakes us again
             hints = "; ".join(f"NOTIFY {channel}" for channel in sorted(self._to_send))
             self._to_send.clear()
             try:

@@ -1,11 +1,13 @@
-"""Registering a program, and a migration: whichever comes first is seen by the other.
+"""Orders the registration of a program and a migration, so that the later one sees the earlier one.
 
-A program is let in when its connection is opened, and by then a migration that does not take it may be on its way. So
-who registers asks again, in the transaction that registers, under the shared form of the lock that a migration holds
-to its end: either the migration comes later and sees the newcomer's lease (`metadata/migrations/migrate.py` refuses
-then), or the newcomer comes later and sees the new schema. The lock is the first that either takes, so neither waits
-for the other with something in its hands. A lease that has lapsed does not hold up a migration: it is taken away from
-a program that is too old (`end_too_old`), and whoever was only asleep has to register anew.
+The schema check on a new connection is not enough, because a migration that excludes the program may run between the
+check and the registration. So the transaction that registers checks again, and holds the migration's lock in shared
+mode. A migration holds that lock to its end. Either the migration comes later, sees the new lease and refuses
+(`metadata/migrations/migrate.py`), or the program comes later and sees the new schema. Both take this lock first, so
+neither waits for it with another lock in hand.
+
+A lapsed lease does not stop a migration. The migration takes it away from a program that is too old (`end_too_old`); a
+program that was only asleep has to register again.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ _LOCK_TOO_OLD = (
     "SELECT FROM compactors WHERE coalesce(program_schema, 1) < {oldest} FOR UPDATE",
 )
 _END_TOO_OLD = (
-    # an epoch more for each group, as taking it gives: its owner of before writes nothing to it any more
+    # A new epoch for each group, as `take_group` draws one: the former owner can no longer write to the group.
     """UPDATE groups SET epoch = nextval('group_epochs') WHERE owner_id IN (
         SELECT writer_id FROM agents WHERE coalesce(program_schema, 1) < {oldest})""",
-    # an epoch more, as registering does: what its holder still has on the way is refused
+    # The next epoch for the writer, as registering gives: commits that it still has in flight are refused.
     """WITH gone AS (DELETE FROM agents WHERE coalesce(program_schema, 1) < {oldest} RETURNING writer_id)
     UPDATE writers SET epoch = epoch + 1, last_seq = -1 WHERE writer_id IN (SELECT writer_id FROM gone)""",
     """WITH gone AS (DELETE FROM compactors WHERE coalesce(program_schema, 1) < {oldest} RETURNING node_id)
@@ -44,27 +46,32 @@ _END_TOO_OLD = (
 
 
 async def begin_registering(connection: AsyncConnection) -> None:
-    """First in every transaction that registers a program. Raises SchemaMismatchError, and MetadataUnavailableError
-    when a migration takes longer than a statement may."""
+    """Call this first in every transaction that registers a program.
+
+    Raises SchemaMismatchError, and MetadataUnavailableError if a migration takes longer than the statement timeout.
+    """
     try:
         await connection.execute(sa.text(f"SELECT pg_advisory_xact_lock_shared({MIGRATION_LOCK})"))
     except DBAPIError as error:
         if sqlstate_of(error) != _QUERY_CANCELED:
             raise
         raise MetadataUnavailableError(
-            "a migration is under way, and nothing can register meanwhile", remedy="try again when it has ended"
+            "a schema migration is running, and no program can register until it has ended",
+            remedy="try again when it has ended",
         ) from error
     check_takes(await read_state(await driver_of(connection)), SCHEMA_REVISION)
 
 
 async def lock_too_old(connection: Connection, oldest_program: int) -> None:
-    """In a migration: leases of programs older than `oldest_program` stay as they are, lapsed or not."""
+    """In a migration: lock the leases of programs older than `oldest_program`, so that no lapsed one is renewed."""
     await _run(connection, _LOCK_TOO_OLD, oldest_program)
 
 
 async def end_too_old(connection: Connection, oldest_program: int) -> None:
-    """In a migration, after `lock_too_old` and a look that found none of them at work: take their leases away, and
-    their groups."""
+    """In a migration: take the leases and the groups of these programs away.
+
+    Call it after `lock_too_old`, and after a check that found none of them at work.
+    """
     await _run(connection, _END_TOO_OLD, oldest_program)
 
 

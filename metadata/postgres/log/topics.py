@@ -1,12 +1,12 @@
-"""Topics in Postgres: one transaction a change, with a row in `changes` as its last step.
+"""Topics in Postgres: one transaction per change, with a row in `changes` as its last step.
 
-Order of locks: the topic's row, then watermark rows in id order, then the name's row in `deleted_topics`, then what
-`metadata/postgres/rows.py` says, the lock of `changes` last. The commit function takes watermark rows in id order and
-nothing of the rest, so the two cannot deadlock: a deletion waits for commits in flight, and a commit that comes after
-it finds no watermark row and refuses the batches. It waits for merges, too, and kills what they put in.
+Order of locks: the topic's row; watermark rows by id; the name's row in `deleted_topics`; the locks of
+`metadata/postgres/rows.py`; the lock of `changes`. The commit function takes only watermark rows, also by id, so the
+two cannot deadlock. A deletion waits for commits in flight. A later commit finds no watermark row and refuses the
+batches. A deletion also waits for merges, and kills the extents that they put in.
 
-A deletion is timed after the watermarks are locked: whoever had state on the topic has an older producer id. A topic of
-the same name made meanwhile waits at the name's unique index, so its partitions see the time of that deletion.
+A deletion reads its time after it has locked the watermarks. So every producer with state on the topic has an older
+producer id. A new topic of the same name waits at the unique index of the name, so its partitions see that time.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Topics:
             await begin_killing(connection)
             topic = await _locked(connection, topic_id)
             gone = sa.select(PARTITIONS.c.partition_id).where(PARTITIONS.c.topic_id == topic_id)
+            # Wait for commits in flight before the time is read and the extents are looked up.
             rows = sa.select(WATERMARKS.c.partition_id).where(WATERMARKS.c.partition_id.in_(gone))
             await connection.execute(rows.order_by(WATERMARKS.c.partition_id).with_for_update(of=WATERMARKS))
             deleted = insert(DELETED_TOPICS).values(name=topic.name, deleted_ms=sa.text("clock_ms()"))
@@ -99,7 +100,7 @@ class Topics:
                 await connection.execute(sa.delete(table).where(table.c.partition_id.in_(gone)))
             for table in (PARTITIONS, TOPICS):
                 await connection.execute(sa.delete(table).where(table.c.topic_id == topic_id))
-            await delete_offsets_of_topic(connection, topic_id)
+            await delete_offsets_of_topic(connection, topic_id)  # late, because all commits of offsets wait for it
             detail = {"partition_ids": list(topic.partition_ids)}
             await _append(connection, ChangeKind.TOPIC_DELETED, topic, detail)
 
@@ -109,7 +110,8 @@ class Topics:
         async def work(connection: AsyncConnection) -> Topic:
             topic = await _locked(connection, topic_id)
             decided = changes
-            if callable(decided):  # the row of `cluster` is read, not locked: its lock comes before those of topics
+            # Reads the row of `cluster` without a lock: that lock comes before the locks of topics.
+            if callable(decided):
                 of_cluster: Mapping[str, str] = (await connection.execute(_BROKER_CONFIGS)).scalar_one()
                 decided = decided(topic.configs, of_cluster)
             if not decided:
@@ -164,7 +166,8 @@ async def _locked(connection: AsyncConnection, topic_id: uuid.UUID) -> Topic:
     """The topic with its row locked. Raises UnknownTopicError."""
     lock = sa.select(TOPICS.c.topic_id).where(TOPICS.c.topic_id == topic_id).with_for_update()
     await connection.execute(lock)
-    found = await read_topics(connection, topic_id)  # a later statement: it sees what the lock waited for
+    # A second statement, because the locking one does not see what committed while it waited.
+    found = await read_topics(connection, topic_id)
     if not found:
         raise UnknownTopicError(f"there is no topic with id {topic_id}")
     return found[0]

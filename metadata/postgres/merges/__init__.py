@@ -1,1 +1,1 @@
-"""What compactors ask for: views, durable jobs, commits of merges, retention."""
+"""The calls of compactors: leases and duties, views, durable jobs, commits of merges."""

@@ -1,16 +1,16 @@
-"""The commit of a merge in Postgres: one transaction, nothing of S3 inside.
+"""The commit of a merge in Postgres: one transaction, without any call to the object store.
 
-In this order (the locks are those of `metadata/postgres/rows.py`):
+The steps, in this order (the locks are those of `metadata/postgres/rows.py`):
 
-1. lock the job's row: answer a repeat, or refuse an epoch that is not the present one;
-2. lock the partitions, the input extents and the input files; then read what the inputs are now;
-3. decide (`metadata/rules/merge_commit.py`), by the clock as it is now;
-4. outputs in: a key that somebody took meanwhile is a refusal;
-5. inputs dead, cleaning marks moved, the job done and its inputs freed;
-6. the MERGED change, when L0 files died or partitions were deduped.
+1. lock the job's row: answer a repeat, or refuse an epoch other than the present one;
+2. lock the partitions, the input extents and the input files, then read the present state of the inputs;
+3. read the clock and decide (`metadata/rules/merge_commit.py`);
+4. insert the outputs; a key that another file or an abort took meanwhile is a refusal;
+5. kill the inputs, move the cleaning marks, end the job and free its inputs;
+6. append the MERGED change, if L0 files died or partitions were deduped.
 
-A refusal rolls everything back and fails the job in a transaction of its own; a crash between the two leaves a job
-whose lease runs out, and whose next attempt is refused again.
+A refusal rolls everything back, and a second transaction fails the job. A crash between the two leaves a job whose
+lease runs out, and whose next attempt is refused again.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ _FILE_COLUMNS: Mapping[str, Any] = {
 
 
 def _insert(table: str, columns: Mapping[str, Any], ending: str = "") -> sa.TextClause:
-    """An array per column."""
+    """An INSERT of many rows, with one array parameter per column."""
     names, parameters = ", ".join(columns), ", ".join(f":{name}" for name in columns)
     text = f"INSERT INTO {table} ({names}) SELECT * FROM unnest({parameters}) {ending}"  # noqa: S608 - our own names
     return statement(text, **{name: ARRAY(type_) for name, type_ in columns.items()})
@@ -136,7 +136,7 @@ _CLEANED = statement(
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What a job holds: nothing here changes while it lives."""
+    """The inputs that a job holds. Nothing here changes while the job lives."""
 
     l0_files: Mapping[int, bytes]
     """Packed index by file id."""
@@ -181,7 +181,7 @@ class MergeCommitter:
         return committed
 
     async def _fail(self, commit: CommitMerge, error: str, retry_after_ms: int | None) -> None:
-        """If this cannot be done now, the lease of the job runs out."""
+        """Fail the job. If Postgres is unavailable now, the job's lease runs out instead."""
 
         async def work(connection: AsyncConnection) -> None:
             ours = sa.select(MERGE_JOBS.c.job_id).where(*running(commit.job_id, commit.epoch)).with_for_update()
@@ -193,7 +193,7 @@ class MergeCommitter:
 
 
 class _PastLimitError(JobLostError):
-    """Ours, but too late."""
+    """The job is ours, but past its time limit."""
 
 
 async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeCommitted:
@@ -208,7 +208,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
     log_starts = await lock_partitions(connection, inputs.partition_ids | written)
     await lock_extents(connection, extent_ids)
     await lock_files(connection, extent_ids=extent_ids, file_ids=l0_files)
-    at_ms = await now_ms(connection)
+    at_ms = await now_ms(connection)  # only now: the waits for the locks count towards the limit
     if at_ms > (job.deadline_ms if commit.commit_by_ms is None else min(job.deadline_ms, commit.commit_by_ms)):
         raise _PastLimitError(f"job {commit.job_id}: {PAST_LIMIT}")
     live_files = set((await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars())
@@ -237,7 +237,7 @@ async def _commit(connection: AsyncConnection, commit: CommitMerge) -> MergeComm
 
 
 async def _locked_job(connection: AsyncConnection, commit: CommitMerge) -> Any:
-    """The job's row, ours: running, or done by this very call. Raises JobLostError."""
+    """Lock and read the job's row. The job is ours: running, or done by this same commit. Raises JobLostError."""
     query = sa.select(MERGE_JOBS).where(MERGE_JOBS.c.job_id == commit.job_id).with_for_update()
     job = (await connection.execute(query)).one_or_none()
     if job is None or job.epoch != commit.epoch or job.state not in {"running", "done"}:
@@ -260,7 +260,7 @@ async def _inputs(connection: AsyncConnection, job_id: int) -> _Inputs:
 async def _insert_outputs(
     connection: AsyncConnection, commit: CommitMerge, decision: MergeDecision, inputs: _Inputs, at_ms: int
 ) -> list[int]:
-    """Ids of the output files, in order. Raises MergeRefusedError."""
+    """Insert the output files and return their ids, in order. Raises MergeRefusedError."""
     keys = [output.key for output in commit.outputs]
     known = sa.select(FILES.c.key).where(any_of(FILES.c.key, keys))
     check_output_keys(keys, known=(await connection.execute(known)).scalars(), forgotten_key_hour=0)
@@ -278,7 +278,8 @@ async def _insert_outputs(
         ]
         for row in await connection.execute(_INSERT_FILES, _by_column(_FILE_COLUMNS, rows)):
             ids[row.key] = row.file_id
-    # Later statements: they see whose abort the insert may have waited for, and what was forgotten meanwhile.
+    # Checked again after the insert, which may have waited for an abort of one of the keys. Only a later statement
+    # sees that abort, and the rows that were forgotten meanwhile.
     forgotten = (await connection.execute(sa.select(CLUSTER.c.forgotten_key_hour))).scalar_one()
     check_output_keys(keys, known={*keys} - {*ids}, forgotten_key_hour=forgotten)
     return [ids[key] for key in keys]
@@ -306,7 +307,7 @@ async def _insert_extents(
 
 
 def _by_column(names: Iterable[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
-    """A parameter per column, however many rows: a statement takes 32,767."""
+    """One parameter per column. One per value would pass the limit of 32,767 parameters in a statement."""
     return {name: list(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
 

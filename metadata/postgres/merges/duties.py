@@ -75,7 +75,8 @@ class CompactorLeases:
 
     async def take_duty(self, name: str, lease: WriterLease, *, ttl_ms: int) -> bool:
         async def work(connection: AsyncConnection) -> bool:
-            # No bound on the end of a duty: its holder, who lives, may have taken it for any time.
+            # The end of a duty has no upper bound, unlike a lease: a live holder may have taken it for any time. If the
+            # clock went back, the holder's lease shows whether it lives.
             until = sa.literal_column(f"clock_ms() + {int(ttl_ms)}", sa.BigInteger)
             mine = {"holder": lease.writer_id, "until_ms": until}
             taken = insert(DUTIES).values(name=name, **mine)

@@ -1,8 +1,8 @@
 """The life of merge jobs in Postgres; the commit is in `metadata/postgres/merges/commit.py`.
 
-A claim is one transaction under the job's row lock (`FOR UPDATE SKIP LOCKED`), and every later step names the epoch of
-its claim, so that a holder that was given up can change nothing. A crash anywhere leaves a job whose lease runs out.
-The rows of `merge_inputs` are those of live jobs: the step that ends a job removes them.
+A claim is one transaction under the job's row lock (`FOR UPDATE SKIP LOCKED`). Every later step names the epoch of its
+claim, so a holder that lost the job can change nothing. A crash anywhere leaves a job whose lease runs out. Only live
+jobs have rows in `merge_inputs`: the step that ends a job removes them.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Jobs:
             found = (await connection.execute(_LIVE_L0, {"file_ids": l0_files})).scalars().all()
             missing = {*job.extent_ids} - {*live} or {*job.file_ids} - {*live.values()} or {*l0_files} - {*found}
             if missing:
-                raise InputsBusyError(f"not live, of the inputs wanted: {sorted(missing)[:5]}")
+                raise InputsBusyError(f"some of the wanted inputs are not live: {sorted(missing)[:5]}")
             row: dict[str, Any] = {
                 "kind": job.kind,
                 "spec": dict(job.spec),
@@ -176,6 +176,7 @@ class Jobs:
         claimable = claimable.order_by(MERGE_JOBS.c.job_id).limit(1).with_for_update(skip_locked=True)
 
         async def work(connection: AsyncConnection) -> ClaimedJob | None:
+            # A job without attempts left is failed on the way, and the next one is tried.
             while (found := (await connection.execute(claimable)).one_or_none()) is not None:
                 if found.attempts < JOB_ATTEMPTS_MAX:
                     return await _claimed(connection, found.job_id, lease)
@@ -200,7 +201,7 @@ class Jobs:
             row = (await connection.execute(beat.returning((MERGE_JOBS.c.deadline_ms < NOW_MS).label("late")))).first()
             if row is None:
                 return f"job {job_id} is not ours under epoch {epoch} any more"
-            if row.late:
+            if row.late:  # commit the failure first: an error raised in here would roll it back
                 await end_failed(connection, job_id, job_rules.past_limit(progress), retry_after_ms=None)
                 return f"job {job_id}: {PAST_LIMIT}"
             return ""
@@ -248,7 +249,7 @@ class Jobs:
 
 
 def running(job_id: int, epoch: int) -> tuple[sa.ColumnElement[bool], ...]:
-    """The job is ours."""
+    """The job runs under this epoch, so it is ours."""
     return MERGE_JOBS.c.job_id == job_id, MERGE_JOBS.c.epoch == epoch, MERGE_JOBS.c.state == "running"
 
 
@@ -261,8 +262,11 @@ async def end_failed(
     again_after_ms: int | None = None,
     file_ids: Iterable[int] | None = None,
 ) -> None:
-    """Fail a live job whose row we hold and free its inputs; leave `file_ids` (None = all inputs) alone for a while:
-    `again_after_ms` those that were in trouble lately."""
+    """Fail a live job and free its inputs. The caller holds the job's row.
+
+    No job takes `file_ids` (None: all inputs) for `retry_after_ms` (None: no pause). For files that were in trouble
+    lately the pause is `again_after_ms`.
+    """
     if retry_after_ms is not None:
         if file_ids is None:
             file_ids = (await connection.execute(_INPUT_FILES, {"job_id": job_id})).scalars()
@@ -280,7 +284,7 @@ async def end_failed(
 
 
 def ready_again(*which: sa.ColumnElement[bool]) -> sa.Update:
-    """Not an attempt that failed: its holder said so itself."""
+    """Make these running jobs ready. Does not count as an attempt, because the holder itself gave the job back."""
     attempts = sa.func.greatest(MERGE_JOBS.c.attempts - 1, 0)
     values = {"state": "ready", "attempts": attempts, "deadline_ms": None, "lease_until_ms": None}
     return sa.update(MERGE_JOBS).where(MERGE_JOBS.c.state == "running", *which).values(values)
@@ -294,7 +298,8 @@ async def _mark_forced(connection: AsyncConnection, partition_ids: Sequence[int]
 
 
 async def _claimed(connection: AsyncConnection, job_id: int, lease: WriterLease) -> ClaimedJob:
-    """Claim the job whose row we hold, and read its inputs: the partitions last, so that none is older than they."""
+    """Claim a job and read its inputs. The caller holds the job's row. The partitions are read last, so that their
+    watermarks are no older than the inputs."""
     claim: dict[str, Any] = {
         "state": "running",
         "epoch": MERGE_JOBS.c.epoch + 1,

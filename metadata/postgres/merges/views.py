@@ -1,8 +1,8 @@
-"""The planner's view of L1 and above, from Postgres, of one instant.
+"""The planner's view of L1 and above, from Postgres, at one instant.
 
-With hundreds of thousands of extents the objects of a view take seconds to make. So all of its rows are read first, and
-made into a view when the transaction is over, because a transaction that stays open slows the commits of L0 files. The
-view is made on a thread, because the caller's leases must be beaten meanwhile.
+The objects of a view with hundreds of thousands of extents take seconds to make. So `compaction_view` reads all rows
+first and makes the objects after the transaction, because an open transaction slows the commits of L0 files. It makes
+them on a thread, because the caller's leases need heartbeats meanwhile.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class PlannerViews:
 
 class PartitionRows(NamedTuple):
     topics: Mapping[uuid.UUID, Any]
-    """By id."""
+    """Rows of topics by topic id."""
     partitions: Sequence[Any]
-    """Of these topics, by partition number."""
+    """Rows of these topics' partitions, ordered by topic and partition number."""
     extents: Sequence[Any]
-    """Of these partitions, by offset."""
+    """Rows of these partitions' live extents, ordered by partition and offset."""
 
 
 class _ViewRows(NamedTuple):
@@ -140,7 +140,7 @@ async def partition_rows(connection: AsyncConnection, topics: Iterable[Any]) -> 
 
 
 async def extent_rows(connection: AsyncConnection, partition_ids: Sequence[int]) -> Sequence[Any]:
-    """The columns of `LeveledExtent`."""
+    """The live extents of these partitions: rows with the columns of `LeveledExtent`."""
     return await (await driver_of(connection)).fetch(_OF_PARTITIONS, partition_ids)
 
 
