@@ -1,1 +1,1 @@
-"""What both stores decide alike: judges of batches, merges and retention, invariants, codecs. Pure."""
+"""The rules that both stores share: judgement of batches and merges, retention, invariants, codecs. Pure."""

@@ -1,9 +1,9 @@
-"""The members of a group as one value, as the store keeps them: `groups.members`.
+"""The codec of `groups.members`: all members of a group as one value.
 
 Byte 0x01, a count, then per member in order: member id, instance id, client id, client host, session timeout and
-rebalance timeout in ms (i32), the protocols (a count, then name and subscription of each), the assignment. Counts and
-the lengths in front of strings and bytes are u32 (0xFFFFFFFF: None), all big-endian. Strings are UTF-8 that may hold
-lone surrogates.
+rebalance timeout in ms (i32), the protocols (a count, then name and subscription of each), the assignment. Counts are
+u32, and so are the lengths in front of strings and bytes (0xFFFFFFFF: None). All numbers are big-endian. Strings are
+UTF-8 that may hold lone surrogates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NONE = 0xFFFFFFFF
 
 
 class BadMembersError(BugError):
-    """The bytes are not what `encode_members` makes."""
+    """The bytes were not made by `encode_members`."""
 
 
 def encode_members(members: Sequence[MemberRecord]) -> bytes:
@@ -45,12 +45,12 @@ def decode_members(data: bytes) -> tuple[MemberRecord, ...]:
     try:
         version, count = reader.take(_HEAD)
         if version != VERSION:
-            raise BadMembersError(f"members of version {version}")
+            raise BadMembersError(f"stored group members have version {version}; this process reads version {VERSION}")
         members = tuple(reader.member() for _ in range(count))
     except (struct.error, UnicodeDecodeError) as error:
-        raise BadMembersError(f"members of {len(data)} bytes cannot be read: {error}") from error
+        raise BadMembersError(f"stored group members ({len(data)} bytes) cannot be read: {error}") from error
     if reader.position != len(data):
-        raise BadMembersError(f"members end at byte {reader.position} of {len(data)}")
+        raise BadMembersError(f"stored group members end at byte {reader.position} of {len(data)}")
     return members
 
 
@@ -82,13 +82,15 @@ class _Reader:
             return None
         start, self.position = self.position, self.position + length
         if self.position > len(self._data):
-            raise BadMembersError(f"members are cut: {length} bytes at {start} of {len(self._data)}")
+            raise BadMembersError(
+                f"stored group members are cut off: {length} bytes expected at byte {start} of {len(self._data)}"
+            )
         return self._data[start : self.position]
 
     def octets(self) -> bytes:
         data = self.sized()
         if data is None:
-            raise BadMembersError(f"nothing where a value must be, before byte {self.position}")
+            raise BadMembersError(f"stored group members lack a required value before byte {self.position}")
         return data
 
     def text(self) -> str:

@@ -1,17 +1,18 @@
 """The numbered invariants of metadata, as predicates. Tests assert them, `siltstone fsck` checks them on a live system.
 
-- LOG-1  offsets of a partition are given once, densely, in the order of file ids;
-- LOG-2  what was acknowledged is readable: every offset in [log start, high watermark) lies in a live extent, and the
-         bytes of that extent are whole record batches that hold just these offsets;
+- LOG-1  offsets of a partition are given once, without gaps, in the order of file ids;
+- LOG-2  acknowledged records are readable: every offset in [log start, high watermark) lies in a live extent, and the
+         bytes of that extent are whole record batches that hold exactly its offsets;
 - LOG-3  live extents of a partition are disjoint and cover [log start, high watermark);
 - FILE-1 a live file's object exists, with its length and CRC;
-- FILE-2, FILE-3, MERGE-1, and LOG-2 of the bytes of L1 and above: `metadata/rules/invariants_leveled.py`;
+- FILE-2, FILE-3, MERGE-1, and LOG-2 for the bytes of L1 and above: `metadata/rules/invariants_leveled.py`;
 - GRP-1, GRP-2, GRP-3: `metadata/rules/invariants_groups.py`;
 - PROD-1 a retried batch is stored once: a producer's remembered batches are distinct, consecutive and below the high
          watermark, and no two stored batches carry the same producer id, epoch and sequence.
 
-Take `files` and `producer_states` *before* `watermarks` when the system is running: watermarks only grow, so what was
-seen first must lie below what was seen later. LOG-3 and LOG-2 need one instant: a `Snapshot`.
+On a running system, read `files` and `producer_states` *before* `watermarks`. Watermarks only grow, so the offsets that
+were read first must lie below the watermarks that were read later. LOG-3 and LOG-2 need data of one instant: a
+`Snapshot`.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from wire.crc import crc32c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
     id: str
-    """LOG-1, ..."""
+    """The number of the invariant: LOG-1, ..."""
     message: str
     key: str = ""
-    """The object that it is about, where it is about one."""
+    """The object concerned; "" if the violation is not about one object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class StoredObject(Protocol):
 
 
 class Objects(Protocol):
-    """What the checks ask of an object store; None = there is no such object."""
+    """The reads of an object store that the checks need; None = the object does not exist."""
 
     async def head(self, key: str) -> StoredObject | None: ...
 
@@ -71,9 +72,10 @@ class Objects(Protocol):
 def live_extents(
     files: Iterable[L0File], watermarks: Mapping[int, Watermarks], leveled: Iterable[LeveledExtent] = ()
 ) -> list[LiveExtent]:
-    """An L0 extent lives while its file does, its partition exists and its last offset is at or above the log start.
+    """The live extents of all levels.
 
-    `leveled`: the live ones of L1 and above, which have a state of their own.
+    An L0 extent is live while its file is live, its partition exists and its last offset is at or above the log start.
+    `leveled`: the live extents of L1 and above, whose rows store their state.
     """
     of_l0 = [
         LiveExtent(key=file.key, row=row)
@@ -99,7 +101,8 @@ def _as_row(extent: LeveledExtent) -> IndexRow:
 def check_log_1(
     files: Iterable[FileInfo], watermarks: Mapping[int, Watermarks], *, complete: bool = True
 ) -> list[Violation]:
-    """`files`: all L0 rows of any state. `complete`: none was forgotten, so the rows must tile [0, high watermark)."""
+    """`files`: all L0 rows of any state. `complete`: no row was forgotten, so the rows must cover [0, high watermark)
+    without gaps."""
     violations: list[Violation] = []
     by_partition: dict[int, list[tuple[int, IndexRow]]] = defaultdict(list)
     for file in files:
@@ -132,7 +135,7 @@ def check_log_2(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermar
 
 
 async def check_log_2_bytes(extents: Iterable[LiveExtent], objects: Objects) -> list[Violation]:
-    """The bytes of every live extent are whole batches that hold just its offsets."""
+    """The bytes of every live extent are whole batches that hold exactly its offsets."""
     violations: list[Violation] = []
     async for extent, data in _extent_bytes(extents, objects, violations):
         try:
@@ -173,7 +176,8 @@ def check_log_3(extents: Iterable[LiveExtent], watermarks: Mapping[int, Watermar
 
 
 async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Violation]:
-    """A live file's object exists, with its length and CRC; objects are read where the store keeps no CRC."""
+    """A live file's object exists, with its length and CRC. An object is read only when the object store keeps no CRC
+    for it."""
     violations: list[Violation] = []
     for file in files:
         if file.state is not FileState.LIVE:
@@ -182,7 +186,7 @@ async def check_file_1(files: Iterable[FileInfo], objects: Objects) -> list[Viol
         body = await objects.get(file.key) if stat is not None and stat.crc32c is None else None
         if stat is None or (stat.crc32c is None and body is None):
             violations.append(
-                Violation(id="FILE-1", message=f"live file {file.file_id}: no object {file.key}", key=file.key)
+                Violation(id="FILE-1", message=f"live file {file.file_id} has no object {file.key}", key=file.key)
             )
             continue
         found = stat.crc32c if body is None else crc32c(body)
@@ -224,7 +228,7 @@ async def check_prod_1_bytes(extents: Iterable[LiveExtent], objects: Objects) ->
         try:
             batches = list(walk_batches(extent.row, data))
         except CorruptBatchError:
-            continue  # LOG-2's to tell
+            continue  # check_log_2_bytes reports it
         partition_id = extent.row.partition_id
         for base_offset, batch in batches:
             if batch.producer_id == NO_PRODUCER:
@@ -242,7 +246,8 @@ async def check_prod_1_bytes(extents: Iterable[LiveExtent], objects: Objects) ->
 
 
 def walk_batches(row: IndexRow, data: bytes) -> Iterator[tuple[int, BatchHeader]]:
-    """(offset it was given, header) of each batch of an L0 extent. Raises CorruptBatchError unless they fit `row`."""
+    """(base offset from the index, header) of each batch of an L0 extent. Raises CorruptBatchError if the bytes do not
+    match `row`."""
     if len(data) != row.length:
         raise CorruptBatchError(f"{len(data)} bytes where the index promises {row.length}")
     offset = row.base_offset
@@ -266,14 +271,14 @@ async def _extent_bytes(
     for key, of_file in by_key.items():
         body = await objects.get(key)
         if body is None:
-            violations.append(Violation(id="LOG-2", message=f"no object {key}, which live extents lie in", key=key))
+            violations.append(Violation(id="LOG-2", message=f"object {key} is gone, but has live extents", key=key))
             continue
         for extent in of_file:
             yield extent, body[extent.row.position : extent.row.position + extent.row.length]
 
 
 def _rows_by_partition(extents: Iterable[LiveExtent]) -> defaultdict[int, list[IndexRow]]:
-    """In offset order."""
+    """Index rows by partition id, in offset order."""
     rows: defaultdict[int, list[IndexRow]] = defaultdict(list)
     for extent in extents:
         rows[extent.row.partition_id].append(extent.row)

@@ -1,9 +1,9 @@
-"""The invariants of consumer groups as the metadata store holds them. Predicates, as in `metadata/rules/invariants.py`.
+"""The invariants of consumer groups in the metadata store. Predicates, as in `metadata/rules/invariants.py`.
 
-- GRP-1  a commit of an older owner or generation is refused: every epoch was given by the sequence, and to one group;
+- GRP-1  a commit of an older owner or generation is refused: every epoch comes from the sequence, and one group has it;
 - GRP-2  a committed offset belongs to a group and a partition that exist;
-- GRP-3  a group is empty since some time if and only if it has no members; member ids and instance ids are its own, the
-         leader is a member, and the protocol is one that every member knows.
+- GRP-3  a group has an `empty_since_ms` if and only if it has no members; member ids and instance ids are unique in the
+         group, the leader is a member, and every member knows the protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metadata.rules.invariants import Violation
 
 
 def check_grp_1(view: GroupsView) -> list[Violation]:
-    """Epochs are distinct, and none is above the last that was given."""
+    """Epochs are distinct, and no epoch is above the last one that was given."""
     violations: list[Violation] = []
     epochs = Counter(summary.epoch for summary, _ in view.groups)
     for summary, _ in view.groups:
@@ -30,7 +30,7 @@ def check_grp_1(view: GroupsView) -> list[Violation]:
 
 
 def check_grp_2(view: GroupsView) -> list[Violation]:
-    """No offset is left of a group, a topic or a partition that is gone."""
+    """No committed offset is left for a group, topic or partition that is gone."""
     known = {summary.group_id for summary, _ in view.groups}
     return [
         _violation(

@@ -1,12 +1,12 @@
 """The invariants of L1 and above, as predicates; `metadata/rules/invariants.py` has the others.
 
-- LOG-2   the batches of a live extent have strictly rising offsets inside its range and sound CRCs, and a producer's
-          sequences are in an extent once (PROD-1);
-- FILE-2  every object is live, in grace, pinned, in flight, or an orphan younger than the sweep;
-- FILE-3  a file of L1 or above counts its live extents right, and dies with the last;
+- LOG-2   the batches of a live extent have strictly rising offsets inside its range and correct CRCs, and an extent
+          holds a producer's sequences once (PROD-1);
+- FILE-2  every object is live, in its grace period, pinned, in flight, or an orphan younger than the sweep's limit;
+- FILE-3  a file of L1 or above states its number of live extents correctly, and dies with the last one;
 - MERGE-1 no extent and no L0 file is input of two live jobs.
 
-Bytes are walked as they arrive, chunk by chunk, so that a file of any size takes the memory of one batch.
+The checks read bytes chunk by chunk as they arrive, so that a file of any size needs the memory of one batch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from wire.crc import crc32c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowances:
-    """How long an object may lie there without a live file, in ms."""
+    """How long an object may exist without a live file, in ms."""
 
     grace_ms: int = 900_000
     late_ms: int = 3_600_000
-    """After the grace, until the janitor has come round."""
+    """The extra time after the grace period until the janitor must have deleted a dead file."""
     orphan_ms: int = 86_400_000
-    """An object that no row names."""
+    """The time for an object that no row names."""
 
 
 def check_merge_1(view: SystemView) -> list[Violation]:
@@ -68,10 +68,10 @@ def check_file_2(
     in_flight: Callable[[str], bool],
     allowances: Allowances,
 ) -> list[Violation]:
-    """`objects`: (key, last modified ms). `in_flight`: the writer of this key is at work.
+    """`objects`: (key, last modified ms). `in_flight`: whether the writer of this key is at work.
 
-    List the objects first, then read the rows: an object that was there has its row by then, or is in flight. Each
-    violation names its key, so that a caller can look again, for the janitor may have come between.
+    List the objects first and then read the rows: by then each listed object has its row or is in flight. Each
+    violation names its key, because the janitor may act between the two reads: the caller should check the key again.
     """
     violations: list[Violation] = []
     input_files = {file_id for _, file_id, _ in view.job_inputs}
@@ -83,11 +83,12 @@ def check_file_2(
                 why = "no row names it"
         elif file.state is FileState.DEAD:
             dead_ms = file.created_ms if file.dead_ms is None else file.dead_ms
+            # A pin protects a file that was still live when the pin was created.
             is_kept = file.file_id in input_files or any(created_ms <= dead_ms for created_ms in view.pins)
             if view.now_ms - dead_ms > allowances.grace_ms + allowances.late_ms and not is_kept:
-                why = f"its file {file.file_id} is dead since {view.now_ms - dead_ms} ms"
+                why = f"its file {file.file_id} has been dead for {view.now_ms - dead_ms} ms"
         elif file.state is FileState.DELETED:
-            why = f"its file {file.file_id} is deleted"
+            why = f"its file {file.file_id} counts as deleted"
         elif file.state is FileState.ABORTED and view.now_ms - file.created_ms > allowances.late_ms:
             why = "its key was aborted"
         if why:
@@ -96,12 +97,13 @@ def check_file_2(
 
 
 def check_flagged(extents: Iterable[LeveledExtent]) -> list[Violation]:
-    """LOG-2 of live extents that merges found damaged: they are kept, and readers get an error at the damage."""
+    """LOG-2 for live extents that merges found damaged. Merges keep their bytes, and readers get an error at the
+    damage."""
     return [
         Violation(
             id="LOG-2",
             message=f"partition {extent.partition_id}: {extent.key}: offsets {extent.base_offset} to"
-            f" {extent.last_offset} ({extent.length} bytes at {extent.position}) are flagged, {extent.flagged_reason}",
+            f" {extent.last_offset} ({extent.length} bytes at {extent.position}) are damaged: {extent.flagged_reason}",
             key=extent.key,
         )
         for extent in extents
@@ -110,7 +112,7 @@ def check_flagged(extents: Iterable[LeveledExtent]) -> list[Violation]:
 
 
 class ExtentWalk:
-    """Walks the batches of one extent of L1 or above as its bytes arrive. `feed` and `finish` raise
+    """A check of the batches of one extent of L1 or above, as its bytes arrive. `feed` and `finish` raise
     CorruptBatchError."""
 
     def __init__(self, extent: LeveledExtent) -> None:
@@ -125,7 +127,7 @@ class ExtentWalk:
     def feed(self, data: memoryview) -> None:
         self._crc = crc32c(data, self._crc)
         if self._extent.flagged_reason is not None:
-            return  # its bytes are known to be no batches
+            return  # a merge has already found that these bytes are no batches
         held = self._left + data.tobytes() if self._left else data.tobytes()
         at = 0
         while len(held) - at >= BATCH_HEADER_BYTES:
@@ -143,7 +145,8 @@ class ExtentWalk:
             raise CorruptBatchError(f"{self._where()}: CRC-32C {self._crc}, not {extent.crc32c}")
         if extent.flagged_reason is None and (self._left or self._records != extent.record_count):
             raise CorruptBatchError(
-                f"{self._where()}: {self._records} records and {len(self._left)} bytes left, not {extent.record_count}"
+                f"{self._where()}: {self._records} records and {len(self._left)} bytes left over,"
+                f" not {extent.record_count} records"
             )
 
     def _size(self, held: bytes, at: int) -> int:
@@ -151,7 +154,9 @@ class ExtentWalk:
         if header.magic != MAGIC_V2 or header.batch_length < BATCH_LENGTH_MIN:
             raise CorruptBatchError(f"{self._where(at)}: magic {header.magic}, length {header.batch_length}")
         if self._position + at + header.size_bytes > self._extent.length:
-            raise CorruptBatchError(f"{self._where(at)}: a batch of {header.size_bytes} bytes reaches over the end")
+            raise CorruptBatchError(
+                f"{self._where(at)}: a batch of {header.size_bytes} bytes reaches beyond the end of the extent"
+            )
         return header.size_bytes
 
     def _take(self, held: bytes, at: int) -> None:
@@ -163,10 +168,11 @@ class ExtentWalk:
             raise CorruptBatchError(
                 f"{self._where(at)}: [{header.base_offset}, {header.last_offset}] does not follow {self._next_offset}"
             )
+        # Control batches carry a producer id but no sequence of their own.
         if header.producer_id != NO_PRODUCER and not header.is_control:
             sequences = (header.producer_id, header.producer_epoch, header.base_sequence)
             if sequences in self._sequences:
-                raise CorruptBatchError(f"{self._where(at)}: producer, epoch and sequence {sequences} are there twice")
+                raise CorruptBatchError(f"{self._where(at)}: producer, epoch and sequence {sequences} occur twice")
             self._sequences.add(sequences)
         self._next_offset = header.next_offset
         self._records += header.records_count
@@ -179,11 +185,12 @@ class ExtentWalk:
 async def check_leveled_bytes(
     key: str, extents: Sequence[LeveledExtent], chunks: AsyncIterable[bytes]
 ) -> tuple[list[Violation], int, int]:
-    """LOG-2 of the live `extents` of one file. `chunks`: the whole object in order.
+    """LOG-2 for the live `extents` of one file. `chunks`: the bytes of the whole object, in order.
 
     Returns (violations, bytes seen, their CRC-32C) for FILE-1.
     """
     violations: list[Violation] = []
+    # The next extent is the last of the list, so that `pop` takes it.
     waiting = sorted(extents, key=lambda extent: (extent.position, extent.length), reverse=True)
     walking: list[tuple[LeveledExtent, ExtentWalk]] = []
     seen, crc = 0, 0
@@ -212,5 +219,5 @@ async def check_leveled_bytes(
         crc, seen = crc32c(chunk, crc), end
     for extent in [*(extent for extent, _ in walking), *waiting]:
         if extent.length:
-            failed(extent, CorruptBatchError(f"[{extent.base_offset}, {extent.last_offset}] ends past the object"))
+            failed(extent, CorruptBatchError(f"[{extent.base_offset}, {extent.last_offset}] ends beyond the object"))
     return violations, seen, crc

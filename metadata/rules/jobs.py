@@ -1,12 +1,12 @@
 """How long a merge job and its inputs rest after trouble, and when a lease holds. Pure; both metadata stores use it.
 
-A job that is given back because a store is in trouble rests for longer every time, and others are claimed meanwhile; at
-last it is failed and the files that could not be read are left alone, so that the planner plans around them. So one
-object that cannot be read holds up nothing but itself.
+When a compactor gives a job back because of trouble with a store, the job rests, each time for longer, and compactors
+claim other jobs meanwhile. After several times the job fails. The planner then leaves the unreadable files alone and
+plans around them. So an unreadable object delays only its own merge.
 
-No rest is longer than `REST_MS_MAX`: one that seems to be was begun before the store's clock went back, and is over. So
-is a lease that seems to end later than any can; its holder, if it lives, has it again with its next beat. A small step
-back takes no lease from anybody: that is what `LEASE_SLACK` is for.
+No rest is longer than `REST_MS_MAX`. A rest that seems longer began before the store's clock went back, and counts as
+over. In the same way, a lease that seems to end later than any lease can counts as over; if its holder is alive, the
+next heartbeat restores the lease. `LEASE_SLACK` makes sure that a small step back of the clock ends no lease.
 """
 
 from __future__ import annotations
@@ -14,44 +14,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EXHAUSTED_RETRY_MS, EXHAUSTED_AGAIN_RETRY_MS, AGAIN_WITHIN_MS = 60_000, 600_000, 3_600_000
-"""How long the inputs of a job whose holders all vanished are left alone, and those of them that were in trouble within
-the last hour already."""
+"""After a job failed because all its holders vanished: how long the planner leaves its inputs alone, how long those
+inputs that were in trouble before, and how recent that earlier trouble must be."""
 REFUSED_RETRY_MS = 60_000
-"""How long the inputs of a refused commit are left alone."""
+"""How long the planner leaves the inputs of a refused commit alone."""
 GIVE_BACKS_MAX = 10
-"""For trouble; with the last of them the job is failed."""
+"""Give-backs with trouble per job: the last one fails the job."""
 GIVE_BACK_REST_MS, GIVE_BACK_REST_MS_MAX = 1_000, 60_000
+"""The first and the longest rest of a job that was given back with trouble."""
 UNREADABLE_RETRY_MS, UNWRITTEN_RETRY_MS = 600_000, 60_000
-"""How long files are left alone that could not be read so often, and all inputs when none of them is to blame."""
+"""After the last give-back: how long the planner leaves the unreadable files alone, or all inputs when no file is to
+blame."""
 UNREADABLE = "unreadable"
-"""In a job's result: the batches in its outputs whose records cannot be read. The row of such a job is kept as long as
-a file lives that it wrote."""
-PAST_LIMIT = "past its time limit: the horizons it stamped do not hold any more"
+"""The key of a job's result that lists batches in its outputs whose records cannot be read. The row of such a job stays
+while a file that it wrote lives."""
+PAST_LIMIT = "past its time limit: the horizons that it stamped are no longer valid"
 STEP_CHARS_MAX = 500
+"""Characters of the last step in the error of a job past its limit."""
 REST_MS_MAX = 3_600_000
-"""Nobody may ask for a longer one."""
+"""The longest rest that a caller may request: one hour."""
 
 
 LEASE_SLACK = 2
-"""A lease may seem to be this many times as long as it can be."""
+"""A lease holds while it seems at most this many times as long as a lease can be."""
 
 
 def give_back_rest_ms(give_backs: int) -> int:
-    """Of a job that was given back so many times, at least once, for trouble: 1 s, 2 s, 4 s, ... 60 s."""
+    """The rest of a job after `give_backs` (at least 1) give-backs with trouble: 1 s, 2 s, 4 s, ... 60 s."""
+    # Bound the shift, so that no count makes a huge number; the longest rest is reached long before.
     return min(GIVE_BACK_REST_MS << min(give_backs - 1, 16), GIVE_BACK_REST_MS_MAX)
 
 
 def rests(until_ms: int, now_ms: int) -> bool:
-    """Whether a rest that ends at `until_ms` is not over."""
+    """Whether a rest that ends at `until_ms` still runs."""
     return now_ms < until_ms <= now_ms + REST_MS_MAX
 
 
 def holds(until_ms: int | None, now_ms: int, lease_ms: int) -> bool:
-    """Whether a lease of `lease_ms` that ends at `until_ms` (None: was ended) is not over."""
+    """Whether a lease of `lease_ms` that ends at `until_ms` (None: it was ended) still runs."""
     return until_ms is not None and now_ms < until_ms <= now_ms + LEASE_SLACK * lease_ms
 
 
 def past_limit(progress: Mapping[str, object] | None) -> str:
-    """The error of a job whose time is over: what it was at tells why, a cluster that never came up for one."""
+    """The error of a job past its time limit. It names the last step, which often shows the reason, for example a Spark
+    cluster that never started."""
     step = "" if progress is None else str(progress.get("step", ""))
-    return PAST_LIMIT + (f"; it was at: {step[:STEP_CHARS_MAX]}" if step else "")
+    return PAST_LIMIT + (f"; its last step: {step[:STEP_CHARS_MAX]}" if step else "")

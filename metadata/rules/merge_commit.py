@@ -1,14 +1,14 @@
-"""What the commit of a merge decides, as pure functions: both metadata stores call them inside their transaction.
+"""The decisions of the commit of a merge, as pure functions: both metadata stores call them inside their transaction.
 
-Given what the inputs are *now* (read under locks), `decide_commit` refuses what cannot be true of a sound merge, and
-says which outputs are stored dead. The rules, per partition:
+`decide_commit` gets the *present* state of the inputs, read under locks. It refuses a commit that no correct merge can
+make, and decides which outputs are stored dead. The rules, per partition:
 
 - an input that is dead although its last offset is at or above the log start was replaced by another merge: refused;
-- an input that lies below the log start, or whose partition is gone, was deleted: it may be missing from what the merge
-  read, and what the merge made of it is *trimmed* (stored dead);
-- whatever lives among the inputs was read, and whatever was read is an input;
-- the outputs hold exactly the offsets that were read, none of them twice. So an output cannot reach over a gap in its
-  inputs, which would hide what lies there.
+- an input that lies below the log start, or whose partition is gone, was deleted: the merge may have skipped it, and
+  its output is *trimmed* (stored dead);
+- the merge has read every live input, and nothing but inputs;
+- the outputs hold exactly the offsets that were read, each of them once. So an output cannot reach over a gap in its
+  inputs, where it would hide other records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metadata.contract.jobs import CleanedPartition, CommitMerge, MergeRefusedEr
 from metadata.rules.object_keys import KEY_TOO_OLD_HINT, key_hour
 
 DEDUPED_TOLD_MAX = 1_000
-"""Partitions in one MERGED change."""
+"""Deduped partitions in one MERGED change; if there are more, the change names none of them."""
 
 Range = tuple[int, int]
 """(base offset, last offset), both inclusive."""
@@ -36,18 +36,18 @@ class InputRange(NamedTuple):
     base_offset: int
     last_offset: int
     is_live: bool
-    """The state of its row: of the file for L0, of the extent above."""
+    """For L0 the state of the file, above L0 the state of the extent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDecision:
-    """What a commit stores, beyond what was asked."""
+    """The decisions of a commit that its request does not contain."""
 
     trimmed: Sequence[Sequence[bool]]
-    """Per output file, per extent: it is stored dead."""
+    """Per output file and extent: whether the extent is stored dead."""
 
     def live_extents(self, output: int) -> int:
-        """Of the output file with this number."""
+        """How many extents of the output file with this number are stored live."""
         return sum(not is_trimmed for is_trimmed in self.trimmed[output])
 
     @property
@@ -57,7 +57,7 @@ class MergeDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanedState:
-    """What `log_starts` holds of a partition's cleaning."""
+    """The cleaning state of a partition, as `log_starts` holds it."""
 
     cleaned_through_offset: int = 0
     last_cleaned_ms: int | None = None
@@ -66,7 +66,7 @@ class CleanedState:
 
 
 def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts: Mapping[int, int]) -> MergeDecision:
-    """`inputs`: all of the job, dead ones too; `log_starts`: of the partitions that exist, by id.
+    """`inputs`: all inputs of the job, dead ones too. `log_starts`: the log starts of the existing partitions, by id.
 
     Raises MergeRefusedError.
     """
@@ -84,7 +84,7 @@ def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts:
     written: dict[int, list[Range]] = defaultdict(list)
     for extent in chain.from_iterable(output.extents for output in commit.outputs):
         if not 0 <= extent.base_offset <= extent.last_offset:
-            raise MergeRefusedError(f"an output covers [{extent.base_offset}, {extent.last_offset}], which is no range")
+            raise MergeRefusedError(f"an output covers [{extent.base_offset}, {extent.last_offset}], an invalid range")
         written[extent.partition_id].append((extent.base_offset, extent.last_offset))
     for partition_id in {*held, *written, *commit.covered}:
         read = joined(partition_id, commit.covered.get(partition_id, ()))
@@ -106,12 +106,14 @@ def decide_commit(commit: CommitMerge, inputs: Iterable[InputRange], log_starts:
 
 
 def is_deleted(partition_id: int, last_offset: int, log_starts: Mapping[int, int]) -> bool:
-    """Retention, DeleteRecords or the deletion of the topic took all of an extent that ends at `last_offset`."""
+    """Whether retention, DeleteRecords or the deletion of the topic deleted all of an extent that ends at
+    `last_offset`."""
+    # A partition without a log start is gone.
     return last_offset < log_starts.get(partition_id, last_offset + 1)
 
 
 def joined(partition_id: int, ranges: Iterable[Range]) -> list[Range]:
-    """Ranges that touch become one. Raises MergeRefusedError when two overlap."""
+    """The ranges in order, with touching ranges joined. Raises MergeRefusedError when two overlap."""
     whole: list[Range] = []
     for base_offset, last_offset in sorted(ranges):
         if whole and base_offset <= whole[-1][1]:
@@ -124,11 +126,11 @@ def joined(partition_id: int, ranges: Iterable[Range]) -> list[Range]:
 
 
 def merged_detail(commit: CommitMerge, l0_file_ids: Sequence[int]) -> Mapping[str, Any] | None:
-    """What the MERGED change tells the agents; None when there is nothing they must hear of.
+    """The detail of the MERGED change for the agents; None when it would be empty.
 
-    L0 files they must drop from their index. That a partition was deduped they need not know, because what they looked
-    up before stays readable for the grace; told, they serve the compacted records at once. So many that the change
-    would grow large are left out.
+    Agents must drop the replaced L0 files from their index. The deduped partitions only help: the extents that agents
+    looked up before stay readable for the grace period, but with this news they serve the compacted records at once.
+    So if there are too many deduped partitions for one change, they are left out.
     """
     deduped = sorted(each.partition_id for each in commit.cleaned)
     if len(deduped) > DEDUPED_TOLD_MAX:
@@ -139,22 +141,23 @@ def merged_detail(commit: CommitMerge, l0_file_ids: Sequence[int]) -> Mapping[st
 
 
 def check_output_keys(keys: Sequence[str], *, known: Iterable[str], forgotten_key_hour: int) -> None:
-    """Raises MergeRefusedError for a key that was used or aborted before, or is as old as rows that were forgotten."""
+    """Raises MergeRefusedError for a key that was used or aborted before, or is as old as forgotten rows."""
     if len(set(keys)) != len(keys):
         raise MergeRefusedError("two outputs have the same key")
     used = sorted(set(keys) & set(known))
     if used:
-        raise MergeRefusedError(f"key {used[0]!r} was aborted or used before")
+        raise MergeRefusedError(f"output key {used[0]!r} was aborted or used before")
     for key in keys:
         hour = key_hour(key)
         if hour is not None and hour <= forgotten_key_hour:
-            raise MergeRefusedError(f"key {key!r} is as old as rows that were forgotten: {KEY_TOO_OLD_HINT}")
+            raise MergeRefusedError(f"key {key!r} is as old as forgotten rows: {KEY_TOO_OLD_HINT}")
 
 
 def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> CleanedState:
-    """After a dedupe pass. Only a pass from the log start moves the mark and counts as a cleaning; never back.
+    """The cleaning state after a dedupe pass. Only a pass from the log start counts as a cleaning and moves
+    `cleaned_through_offset`, which never goes back.
 
-    A partial pass may find that more keys are there than one filling of the buffer holds, never that there are fewer.
+    A partial pass sees only some of the keys, so it may raise `passes_needed` but not lower it.
     """
     if pass_.cleaned_through_offset is None:
         return CleanedState(
@@ -169,13 +172,14 @@ def cleaned(before: CleanedState, pass_: CleanedPartition, *, now_ms: int) -> Cl
         cleaned_through_offset=through,
         last_cleaned_ms=now_ms,
         passes_needed=pass_.passes_needed,
-        # By this pass: the mark may have been there before, and what was asked for is that a pass reaches it again.
+        # Compare with this pass and not with `through`: the partition may have been cleaned through the requested
+        # offset before, and the request wants another pass that reaches it.
         requested_through_offset=None if requested is None or requested <= pass_.cleaned_through_offset else requested,
     )
 
 
 def _within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:
-    """Both joined: every range of `inner` lies in one of `outer`."""
+    """Whether every range of `inner` lies in a range of `outer`. Both are joined and in order."""
     outer_left = iter(outer)
     base_offset, last_offset = 0, -1
     for wanted_base, wanted_last in inner:
@@ -190,7 +194,7 @@ def _within(inner: Sequence[Range], outer: Sequence[Range]) -> bool:
 
 
 def _shown(ranges: Sequence[Range]) -> str:
-    """Short enough for a message."""
+    """The ranges as a short text for a message: the whole span and the first three gaps."""
     gaps = [f"({before[1] + 1} to {after[0] - 1} missing)" for before, after in pairwise(ranges)]
     if not ranges:
         return "nothing"

@@ -1,8 +1,8 @@
-"""The packed index of an L0 file: what the commit accepted, and the only truth about what the file holds.
+"""The packed index of an L0 file: the accepted batches, and the only source of truth about the contents of the file.
 
 Byte 0x01 (format), then one 44-byte big-endian row per unbroken stretch of *accepted* batches of one partition:
 partition id i32, base offset i64, last offset i64, position i32, length i32, least and greatest timestamp i64.
-A refused or duplicate batch is a hole in the file: its bytes belong to no row, so it splits a stretch in two.
+A refused or duplicate batch is a hole in the file. Its bytes belong to no row, so it splits a stretch in two.
 The commit function packs the same rows in SQL; `files.index` holds them.
 """
 
@@ -22,11 +22,11 @@ _HEAD = bytes([FORMAT])
 
 
 class PackedIndexError(SiltstoneError):
-    """The bytes are not a packed index this version can read."""
+    """The bytes are no packed index that this version can read, or a value does not fit one."""
 
 
 class IndexRow(NamedTuple):
-    """One stretch: batches of one partition that touch in the object and in the log."""
+    """One stretch: batches of one partition that follow each other in the object and in the log without a gap."""
 
     partition_id: int
     base_offset: int
@@ -35,13 +35,13 @@ class IndexRow(NamedTuple):
     position: int
     """Byte position in the object."""
     length: int
-    """Bytes."""
+    """Length in bytes."""
     min_timestamp_ms: int
     max_timestamp_ms: int
 
 
 def encode_index(rows: Iterable[IndexRow]) -> bytes:
-    """Pack rows in the order given. Raises PackedIndexError for a value outside its field."""
+    """Pack the rows in the given order. Raises PackedIndexError for a value outside its field."""
     try:
         return _HEAD + b"".join(_ROW.pack(*row) for row in rows)
     except struct.error as error:
@@ -49,16 +49,17 @@ def encode_index(rows: Iterable[IndexRow]) -> bytes:
 
 
 def iter_index(index: bytes) -> Iterator[IndexRow]:
-    """Rows in file order. Raises PackedIndexError on the first row for unknown formats and cut-off bytes."""
+    """The rows in file order. Raises PackedIndexError for unknown formats and cut-off bytes, before the first row."""
     _check(index)
     return map(IndexRow._make, _ROW.iter_unpack(memoryview(index)[1:]))
 
 
 def rows_of(index: bytes, partition_ids: frozenset[int]) -> bytes:
-    """A packed index of the rows of these partitions alone; b"" when it has none. For many large indexes of which
-    little is wanted: the ids are taken out by strides, and no row is decoded. Raises PackedIndexError."""
+    """A packed index with only the rows of these partitions; b"" when there are none. It is fast when a caller wants
+    little out of many large indexes: it copies the ids by strides and decodes no row. Raises PackedIndexError."""
     _check(index)
     packed_ids = bytearray(len(index) // ROW_BYTES * _ID_BYTES)
+    # Byte `at` of every id in one slice: four slices gather all ids.
     for at in range(_ID_BYTES):
         packed_ids[at::_ID_BYTES] = index[1 + at :: ROW_BYTES]
     ids = struct.unpack(f">{len(index) // ROW_BYTES}i", packed_ids)
@@ -75,4 +76,6 @@ def decode_index(index: bytes) -> list[IndexRow]:
 
 def _check(index: bytes) -> None:
     if len(index) % ROW_BYTES != 1 or index[0] != FORMAT:
-        raise PackedIndexError(f"{len(index)} bytes starting {bytes(index[:1]).hex()!r} are no packed index")
+        raise PackedIndexError(
+            f"{len(index)} bytes that start with {bytes(index[:1]).hex()!r} are no packed index of format {FORMAT}"
+        )

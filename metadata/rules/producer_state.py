@@ -1,20 +1,22 @@
-"""Judging the batches of one L0 file: stored, duplicate or refused. Pure.
+"""The judgement of the batches of one L0 file: stored, duplicate or refused. Pure.
 
-The commit function does the same in SQL; a test compares the two on random histories. Rules, first match wins, per
-partition and producer id (Kafka: ProducerStateManager, ProducerAppendInfo):
+The commit function does the same in SQL; a test compares the two on random histories. The rules hold per partition and
+producer id, and the first match wins (Kafka: ProducerStateManager, ProducerAppendInfo):
 
 1. a masked batch gets its mask; a batch of a partition that does not exist gets UNKNOWN_TOPIC_OR_PARTITION;
-2. no producer id: stored;
-3. same epoch and (first, last sequence) of one of the last 5 batches: a duplicate of it;
-4. an older epoch: INVALID_PRODUCER_EPOCH; a newer epoch must start at sequence 0;
-5. the same epoch must go on at the next sequence (2147483647 is followed by 0), else OUT_OF_ORDER_SEQUENCE_NUMBER;
-6. no state: sequence 0, or any sequence when our state may rightly be absent: the producer id was allocated longer ago
-   than `producer.id.expiration.ms` (the state may have expired), or before a topic of the same name was deleted (the
-   state may have gone with it). Else an earlier batch was overtaken, and storing this one would lose it. That the
-   partition is younger than the producer id says nothing: so it is wherever a topic is made after InitProducerId.
-   A producer id that this cluster never allocated has no age, so it must start at 0 as well.
+2. a batch without a producer id is stored;
+3. a batch with the same epoch and (first, last sequence) as one of the last 5 batches is a duplicate of that batch;
+4. a batch of an older epoch gets INVALID_PRODUCER_EPOCH; a newer epoch must start at sequence 0;
+5. the same epoch must continue at the next sequence (2147483647 is followed by 0), else OUT_OF_ORDER_SEQUENCE_NUMBER;
+6. a producer without state must start at sequence 0. It may start at any sequence if there are good reasons for the
+   missing state: the producer id was allocated longer ago than `producer.id.expiration.ms` (the state may have
+   expired), or before a topic of the same name was deleted (the state may have been deleted with that topic).
+   Otherwise the batch has overtaken an earlier one, and storing it would lose the earlier one. A partition that is
+   younger than the producer id is no good reason: every topic that is created after InitProducerId has one. A producer
+   id that this cluster never allocated has no age, so it must start at 0 as well.
 
-Batches of one producer inside one file are chained in arrival order: a retry and its original may share a file.
+The batches of one producer inside one file are chained in arrival order, because a retry and its original may share a
+file.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _INT64_MIN = -(2**63)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """What a retry is recognised by, and answered with."""
+    """A remembered batch: it identifies a retry and provides its answer."""
 
     first_sequence: int
     last_sequence: int
@@ -43,7 +45,7 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Producer:
-    """One producer id on one partition. `batches`: oldest first, at least one, at most PRODUCER_BATCHES_KEPT."""
+    """The state of one producer id on one partition. `batches`: oldest first, 1 to PRODUCER_BATCHES_KEPT."""
 
     epoch: int
     batches: tuple[StoredBatch, ...]
@@ -52,11 +54,11 @@ class Producer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
     results: Sequence[BatchResult]
-    """Per batch, in arrival order."""
+    """One per batch, in arrival order."""
     next_offsets: Mapping[int, int]
-    """Partitions that took batches, and their new next offset."""
+    """The new next offset of each partition that got batches, by id."""
     producers: Mapping[tuple[int, int], Producer]
-    """(partition id, producer id) that took batches, and their new state."""
+    """The new state of each producer whose batches were stored, by (partition id, producer id)."""
 
 
 def last_sequence(base_sequence: int, record_count: int) -> int:
@@ -64,7 +66,7 @@ def last_sequence(base_sequence: int, record_count: int) -> int:
 
 
 def is_possible(batch: L0Batch) -> bool:
-    """Whether the batch's values fit the database's columns and checks; else it is refused as a culprit."""
+    """Whether the batch's values fit the columns and checks of the database. If not, the commit masks the batch."""
     return (
         0 <= batch.partition_id <= _INT32_MAX
         and 0 <= batch.position <= _INT32_MAX
@@ -84,11 +86,11 @@ def is_possible(batch: L0Batch) -> bool:
 def may_lack_state(
     *, allocated_ms: int | None, predecessor_deleted_ms: int | None, now_ms: int, producer_id_expiration_ms: int
 ) -> bool:
-    """Whether a producer without state may rightly start at a sequence above 0 (rule 6).
+    """Whether a producer without state may start at a sequence above 0 (rule 6).
 
     `allocated_ms` None: this cluster never allocated the producer id. `predecessor_deleted_ms` None: no topic of this
-    name was deleted before. In the same millisecond the deletion counts as the later one, since the other error would
-    refuse a running producer for ever.
+    name was deleted before. If both are in the same millisecond, the deletion counts as the later one, because the
+    opposite error would refuse a running producer for ever.
     """
     if allocated_ms is None:
         return False
@@ -103,12 +105,12 @@ def judge(
     producers: Mapping[tuple[int, int], Producer],
     state_may_be_absent: Callable[[int, int], bool],
 ) -> Judgement:
-    """Decide about every batch and give offsets.
+    """Judge every batch and give offsets to the stored ones.
 
     Args:
-        batches: in arrival order.
-        next_offsets: next offset by partition id; an absent partition does not exist.
-        producers: state by (partition id, producer id).
+        batches: the batches in arrival order.
+        next_offsets: the next offset by partition id; a partition that is absent does not exist.
+        producers: the known state by (partition id, producer id).
         state_may_be_absent: `may_lack_state` for a (partition id, producer id) without state.
     """
     ends: dict[int, int] = {}
@@ -116,6 +118,7 @@ def judge(
     results: list[BatchResult] = []
     for batch in batches:
         where = (batch.partition_id, batch.producer_id)
+        # A state from an earlier batch of this file goes before the stored one.
         known = states.get(where) or producers.get(where)
         verdict = _verdict(batch, known, batch.partition_id in next_offsets, state_may_be_absent)
         if isinstance(verdict, StoredBatch):
@@ -143,7 +146,7 @@ def _verdict(
     partition_exists: bool,
     state_may_be_absent: Callable[[int, int], bool],
 ) -> int | StoredBatch:
-    """An error code (0 = store it), or the batch that this one repeats."""
+    """An error code (0 = store the batch), or the stored batch that this one repeats."""
     if batch.masked_error:
         return batch.masked_error
     if not partition_exists:
@@ -177,6 +180,7 @@ def _stored(batch: StoredBatch, *, duplicate: bool) -> BatchResult:
 
 
 def _append(known: Producer | None, epoch: int, stored: StoredBatch) -> Producer:
-    """A newer epoch forgets the batches of the older one (ProducerStateEntry.maybeUpdateProducerEpoch)."""
+    """The state after one more batch. A newer epoch forgets the batches of the older one
+    (ProducerStateEntry.maybeUpdateProducerEpoch)."""
     earlier = known.batches if known is not None and known.epoch == epoch else ()
     return Producer(epoch=epoch, batches=(*earlier, stored)[-PRODUCER_BATCHES_KEPT:])

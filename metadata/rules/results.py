@@ -1,4 +1,4 @@
-"""`files.results`: what the commit answered, per batch in arrival order, so that a repeat answers the same.
+"""The codec of `files.results`: the answer of a commit, per batch in arrival order, so that a repeat gives the same.
 
 19-byte big-endian rows: error i16 (0 = stored or duplicate), duplicate u8, base offset i64, log append time i64.
 """
@@ -24,10 +24,11 @@ def encode_results(results: Iterable[BatchResult]) -> bytes:
 
 
 def decode_results(packed: bytes) -> list[BatchResult]:
-    """Raises ResultsError when the length is no multiple of a row or a flag is neither 0 nor 1."""
+    """Raises ResultsError when the length is no multiple of ROW_BYTES or a flag is neither 0 nor 1."""
     if len(packed) % ROW_BYTES:
-        raise ResultsError(f"{len(packed)} bytes are no whole number of {ROW_BYTES}-byte result rows")
+        raise ResultsError(f"stored commit results have {len(packed)} bytes, no multiple of {ROW_BYTES}-byte rows")
+    # The flag is the third byte of a row; `?` would read any byte above 0 as true.
     greatest_flag = max(packed[2::ROW_BYTES], default=0)
     if greatest_flag > 1:
-        raise ResultsError(f"duplicate flag {greatest_flag} is neither 0 nor 1")
+        raise ResultsError(f"stored commit results hold a duplicate flag {greatest_flag}, which is neither 0 nor 1")
     return list(map(BatchResult._make, _ROW.iter_unpack(packed)))

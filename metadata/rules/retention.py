@@ -1,8 +1,8 @@
-"""Which extents retention takes, and what a topic's configs mean to the compactor. Pure; both metadata stores use it.
+"""Which extents retention deletes, and what a topic's configs mean to the compactor. Pure; both metadata stores use it.
 
-Kafka's rules (`UnifiedLog.deleteOldSegments`) with extents for segments: by time, then by size, whole extents, oldest
-first, stopping at the first that stays. Here they also stop where the unbroken stretch of L1+ extents from the log
-start ends, because there an L0 file begins, whose records are younger.
+The rules are Kafka's (`UnifiedLog.deleteOldSegments`) with extents in place of segments: by time and by size, whole
+extents, oldest first, up to the first extent that stays. Retention also stops where the unbroken stretch of L1+ extents
+from the log start ends, because an L0 file begins there, whose records are younger.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from metadata.configs.topic import as_int, as_list, resolve
 
 TIMESTAMP_MS_MAX = 2**62
-"""Timestamps are whatever producers sent; above this a sum of two would leave 64 bits."""
+"""Producers may send any timestamp. Values are cut to this, so that a sum of two fits 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,12 @@ class RetentionPolicy:
     compacts: bool
     deletes: bool
     retention_ms: int
-    """-1 = no limit. Means nothing unless `deletes`."""
+    """-1 = no limit. Without effect unless `deletes`; so is `retention_bytes`."""
     retention_bytes: int
 
     @property
     def expires_after_ms(self) -> int | None:
-        """By time; None = never."""
+        """The age at which retention by time deletes an extent; None = never."""
         return self.retention_ms if self.deletes and self.retention_ms >= 0 else None
 
     @property
@@ -36,18 +36,18 @@ class RetentionPolicy:
 
 
 class AgedExtent(NamedTuple):
-    """What retention needs of an extent."""
+    """The values of an extent that retention needs."""
 
     extent_id: int
     base_offset: int
     last_offset: int
     length: int
     max_timestamp_ms: int
-    """Its file's creation where no record has a timestamp."""
+    """The creation time of its file if no record has a timestamp."""
 
 
 def retention_policy(configs: Mapping[str, str]) -> RetentionPolicy:
-    """Of a topic's overrides."""
+    """The policy that a topic's configs (overrides over cluster-wide defaults) give."""
     resolved = resolve(configs)
     cleanup = as_list(resolved, "cleanup.policy")
     return RetentionPolicy(
@@ -61,9 +61,10 @@ def retention_policy(configs: Mapping[str, str]) -> RetentionPolicy:
 def expired_extents(
     extents: Sequence[AgedExtent], policy: RetentionPolicy, *, log_start_offset: int, now_ms: int
 ) -> Sequence[AgedExtent]:
-    """The first of `extents` (live, L1+, of one partition, by offset) that retention takes now.
+    """The extents that retention deletes now: a prefix of `extents` (live, L1+, of one partition, by offset).
 
-    Time: now - largest timestamp > retention.ms, strictly. Size: while what remains is at least retention.bytes.
+    By time: an extent goes if now - largest timestamp > retention.ms. By size: an extent goes if the extents after it
+    still have at least retention.bytes.
     """
     if not policy.is_limited:
         return ()
@@ -71,6 +72,7 @@ def expired_extents(
     taken = 0
     end = log_start_offset
     for extent in extents:
+        # Only the first extent may begin below the log start; each next one must touch the previous one.
         is_next = extent.base_offset <= end if taken == 0 else extent.base_offset == end
         is_old = policy.retention_ms >= 0 and now_ms - extent.max_timestamp_ms > policy.retention_ms
         remaining -= extent.length
@@ -83,7 +85,8 @@ def expired_extents(
 
 
 def expiry_ms(extents: Iterable[tuple[int, int | None]]) -> int | None:
-    """When retention by time will have taken all of `extents`, each (largest timestamp, expires after ms or None)."""
+    """When retention by time will have deleted all of `extents`; None = never. Each is (largest timestamp, expires
+    after ms or None)."""
     last: int | None = None
     for max_timestamp_ms, after_ms in extents:
         if after_ms is None:
@@ -96,7 +99,7 @@ def expiry_ms(extents: Iterable[tuple[int, int | None]]) -> int | None:
 def cleanable_through(stretches: Iterable[tuple[int, int]], *, end_offset: int, min_lag_ms: int, now_ms: int) -> int:
     """The offset below which every record is older than `min.compaction.lag.ms`, at most `end_offset`.
 
-    `stretches`: (base offset, largest timestamp) of live extents of any level, in any order.
+    `stretches`: (base offset, largest timestamp) of all live extents of the partition, of any level, in any order.
     """
     if min_lag_ms <= 0:
         return end_offset

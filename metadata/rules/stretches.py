@@ -1,4 +1,4 @@
-"""Which stretches of an L0 file hold accepted batches. Pure; the commit function does the same in SQL."""
+"""The stretches of an L0 file that hold accepted batches. Pure; the commit function does the same in SQL."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from metadata.rules.packed_index import IndexRow
 
 
 def stretches(batches: Sequence[L0Batch], results: Iterable[BatchResult]) -> Iterator[IndexRow]:
-    """One row per run of accepted batches of a partition whose bytes touch and whose offsets follow each other.
+    """One row per run of accepted batches of a partition whose bytes and offsets follow each other without a gap.
 
-    A refused or duplicate batch leaves a hole of bytes, so it ends a stretch. Rows are in arrival order.
+    A refused or duplicate batch leaves a hole in the bytes, so it ends a stretch. The rows are in arrival order.
     """
     row: IndexRow | None = None
     for batch, result in zip(batches, results, strict=True):

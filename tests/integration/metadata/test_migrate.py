@@ -153,7 +153,9 @@ async def test_a_dump_read_into_another_database_of_the_server_halts_the_janitor
         service = PostgresMetadata(database_url(postgres_server, name))
         await service.open()
         history = await service.deletion.history()
-        assert history.halts.startswith("the metadata lie in another database of their Postgres than they did: oid")
+        assert history.halts.startswith(
+            "the metadata are in a different database of the same Postgres server than before: oid"
+        )
         # and until somebody says that this is the one
         await service.operators.adopt_history(history.present)
         assert (await service.deletion.history()).halts == ""

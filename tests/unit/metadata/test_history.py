@@ -41,7 +41,7 @@ def test_under_the_adopted_history_the_janitor_may_delete() -> None:
         ),
         (
             ServerHistory(7, 3, 9),
-            "the metadata lie in another database of their Postgres than they did: oid 5 became 9",
+            "the metadata are in a different database of the same Postgres server than before: oid 5 became 9",
             "system identifier 7 as before, timeline 3 as before, database oid 5 became 9",
         ),
     ],
