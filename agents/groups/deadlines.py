@@ -1,7 +1,8 @@
-"""Many deadlines by key, of which the soonest is wanted: sessions of members, and member ids that were given out.
+"""The deadlines of a group: many by key, of which the soonest is wanted, and the delay of a group's first rebalance.
 
-A heartbeat moves a deadline on, and heartbeats are frequent. So the heap keeps at most one useful entry per key, and
-checks it again when it comes to the top. Entries of removed keys are swept once they outnumber the others.
+The keys are ids: of members, for their sessions, and of those that were given out and not used yet. A heartbeat moves
+a deadline on, and heartbeats are frequent. So the heap keeps at most one useful entry per key, and checks it again when
+it comes to the top. Entries of removed keys are swept once they outnumber the others.
 """
 
 from __future__ import annotations
@@ -76,3 +77,25 @@ class Deadlines:
     def _queue(self, key: str, at_ms: float) -> None:
         heapq.heappush(self._heap, (at_ms, key))
         self._queued[key] = at_ms
+
+
+class InitialDelay:
+    """The first members of a group wait for others, and longer while others keep coming."""
+
+    def __init__(self, delay_ms: float, remaining_ms: float) -> None:
+        self._delay_ms = delay_ms
+        self._remaining_ms = remaining_ms
+        self._others_came = False
+
+    def note_join(self) -> None:
+        self._others_came = True
+
+    def prolong(self, delay_ms_max: float) -> float | None:
+        """The next delay; None if no others came during the last one, or no time remains."""
+        if not self._others_came or not self._remaining_ms:
+            return None
+        passed_ms = self._delay_ms
+        self._others_came = False
+        self._delay_ms = min(delay_ms_max, self._remaining_ms)
+        self._remaining_ms = max(self._remaining_ms - passed_ms, 0)
+        return self._delay_ms

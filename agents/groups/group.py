@@ -1,7 +1,8 @@
 """One consumer group: Kafka's classic group protocol as a machine without clock and I/O. Events in, instructions out.
 
-`joining.py` handles JoinGroup, `rebalance.py` rebalances and everything that ends with time, `members.py` the members;
-this file handles the other requests. `transitions.py` is the table of states.
+`group_data.py` holds the group's data and the operations that change it, `members.py` the members. `joining.py` handles
+JoinGroup, `rebalance.py` rebalances and everything that ends with time; this file handles the other requests.
+`transitions.py` is the table of states.
 
 Order: a record is stored before any member is told the assignments in it (`Save`, then answers at `Saved`), and when
 the last member has gone. A crash leaves the record of the last stored generation: the next owner loads it, its members
@@ -37,8 +38,16 @@ from agents.groups.events import (
     Unloaded,
     Woke,
 )
+from agents.groups.group_data import AssignmentSave, EmptySave, ReplacementSave
 from agents.groups.joining import join, replacement_settled
-from agents.groups.rebalance import AssignmentSave, EmptySave, RebalancingGroup, ReplacementSave
+from agents.groups.rebalance import (
+    assignment_settled,
+    complete_join_if_all_came,
+    empty_settled,
+    load,
+    rebalance,
+    wake,
+)
 from agents.groups.transitions import check_transition
 from metadata.contract.groups import GroupRecord
 from wire.error_codes import ErrorCode
@@ -53,7 +62,7 @@ class Group:
 
     def __init__(self, group_id: str, options: GroupOptions, record: GroupRecord, now_ms: float) -> None:
         self.group_id = group_id
-        self._group = RebalancingGroup(options, record, now_ms)
+        self._group = load(options, record, now_ms)
 
     @property
     def state(self) -> GroupState:
@@ -73,20 +82,18 @@ class Group:
     def bytes(self) -> int:
         """Approximate memory of what the group holds, not of the requests it received. It does not walk over the
         members."""
-        group = self._group
-        own = GROUP_BYTES + sys.getsizeof(self.group_id) + sys.getsizeof(group.protocol_type)
-        return own + group.members.bytes + group.pending_bytes
+        return GROUP_BYTES + sys.getsizeof(self.group_id) + self._group.bytes
 
     @property
     def is_forgettable(self) -> bool:
         """Nothing is lost if the group is loaded again from its record."""
         group = self._group
         at_rest = group.state in (GroupState.EMPTY, GroupState.DEAD) and not group.members
-        return at_rest and not group.pending and not group.saves and group.save_again_ms is None
+        return at_rest and not group.pending and not group.saves and not group.waits_to_save_again
 
     def handle(self, event: Event, now_ms: float) -> list[Instruction]:
-        group, before = self._group, self._group.state
-        group.now_ms = now_ms
+        group = self._group
+        before = group.begin_event(now_ms)
         match event:
             case JoinRequested():
                 join(group, event)
@@ -107,12 +114,11 @@ class Group:
             case Unloaded():
                 group.unload(event.error)
             case Woke():
-                group.wake()
+                wake(group)
             case _:
                 assert_never(event)
         check_transition(before, event, group.state)
-        instructions, group.instructions = group.instructions, []
-        return instructions
+        return group.take_instructions()
 
     # ---- SyncGroup
 
@@ -134,8 +140,8 @@ class Group:
 
     def _sync_error(self, event: SyncRequested) -> ErrorCode:
         """(GroupMetadataManager.validateSyncGroup)"""
-        group = self._group
-        if group.state is GroupState.DEAD:
+        group, state = self._group, self._group.state
+        if state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         known = group.members.known(event.member_id, event.instance_id)
         if isinstance(known, ErrorCode):
@@ -146,7 +152,7 @@ class Group:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if event.protocol is not None and event.protocol != group.protocol:
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        preparing = group.state is GroupState.PREPARING_REBALANCE
+        preparing = state is GroupState.PREPARING_REBALANCE
         return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
 
     def _assignment_is_saving(self) -> bool:
@@ -159,8 +165,8 @@ class Group:
 
     def _heartbeat(self, event: HeartbeatRequested) -> ErrorCode:
         """An Empty group knows no members (GroupMetadataManager.validateClassicGroupHeartbeat)."""
-        group = self._group
-        if group.state is GroupState.DEAD:
+        group, state = self._group, self._group.state
+        if state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         known = group.members.known(event.member_id, event.instance_id)
         if isinstance(known, ErrorCode):
@@ -168,16 +174,16 @@ class Group:
         if event.generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
         group.touch(known)
-        preparing = group.state is GroupState.PREPARING_REBALANCE
+        preparing = state is GroupState.PREPARING_REBALANCE
         return ErrorCode.REBALANCE_IN_PROGRESS if preparing else ErrorCode.NONE
 
     def _commit(self, event: CommitRequested) -> ErrorCode:
         """A member of the generation may still commit while the next one gathers: it has to do so before it joins. A
         client outside of any generation may commit while there are no members. (ClassicGroup.validateOffsetCommit)"""
-        group = self._group
-        if group.state is GroupState.DEAD:
+        group, state = self._group, self._group.state
+        if state is GroupState.DEAD:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if event.generation < 0 and group.state is GroupState.EMPTY:
+        if event.generation < 0 and state is GroupState.EMPTY:
             return ErrorCode.NONE
         if event.generation < 0 and not event.member_id and event.instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -186,7 +192,7 @@ class Group:
             return known
         if event.generation != group.generation:
             return ErrorCode.ILLEGAL_GENERATION
-        if group.state is GroupState.COMPLETING_REBALANCE:
+        if state is GroupState.COMPLETING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         group.touch(known)
         return ErrorCode.NONE
@@ -203,9 +209,9 @@ class Group:
         outcomes = [(leaving, self._leave_one(leaving)) for leaving in event.members]
         group.answer(event.request, LeaveAnswer(error=ErrorCode.NONE, members=outcomes))
         if len(group.members) < members_before:
-            group.rebalance()
+            rebalance(group)
         else:
-            group.complete_join_if_all_came()
+            complete_join_if_all_came(group)
 
     def _leave_one(self, leaving: LeavingMember) -> ErrorCode:
         """An instance id without a member id stands for its current holder: administrators remove static members this
@@ -236,14 +242,14 @@ class Group:
     # ---- saves, DescribeGroups
 
     def _settled(self, save: int, *, stored: bool) -> None:
-        reason = self._group.saves.pop(save, None)
+        reason = self._group.take_save(save)
         match reason:
             case AssignmentSave():
-                self._group.assignment_settled(reason, stored=stored)
+                assignment_settled(self._group, reason, stored=stored)
             case ReplacementSave():
                 replacement_settled(self._group, reason, stored=stored)
             case EmptySave():
-                self._group.empty_settled(reason, stored=stored)
+                empty_settled(self._group, reason, stored=stored)
             case None:
                 pass
 

@@ -7,12 +7,13 @@ member that is replaced while Stable and drawn into a rebalance before its recor
 from __future__ import annotations
 
 from agents.groups.events import GroupState, JoinAnswer, JoinRequested
+from agents.groups.group_data import GroupData, ReplacementSave
 from agents.groups.members import Member
-from agents.groups.rebalance import RebalancingGroup, ReplacementSave
+from agents.groups.rebalance import complete_join_if_all_came, rebalance
 from wire.error_codes import ErrorCode
 
 
-def join(group: RebalancingGroup, event: JoinRequested) -> None:
+def join(group: GroupData, event: JoinRequested) -> None:
     options = group.options
     if not options.session_timeout_ms_min <= event.session_timeout_ms <= options.session_timeout_ms_max:
         _refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
@@ -34,39 +35,40 @@ def join(group: RebalancingGroup, event: JoinRequested) -> None:
             _rejoin(group, event, known)
 
 
-def _refuse(group: RebalancingGroup, event: JoinRequested, error: ErrorCode) -> None:
+def _refuse(group: GroupData, event: JoinRequested, error: ErrorCode) -> None:
     group.answer(event.request, JoinAnswer(error=error, member_id=event.member_id))
 
 
-def _has_room(group: RebalancingGroup, member_id: str) -> bool:
+def _has_room(group: GroupData, member_id: str) -> bool:
     """While members gather, only those that have come count: if the limit was lowered, the last ones stay outside
     (GroupMetadataManager.acceptJoiningMember)."""
-    member = group.members.get(member_id)
-    if group.state is GroupState.EMPTY:
+    state, members = group.state, group.members
+    if state is GroupState.EMPTY:
         return True
-    if group.state is GroupState.PREPARING_REBALANCE:
+    member = members.get(member_id)
+    if state is GroupState.PREPARING_REBALANCE:
         came = member is not None and member.parked_join is not None
-        return came or group.members.joins_parked < group.options.max_size
-    return member is not None or len(group.members) < group.options.max_size
+        return came or members.joins_parked < group.options.max_size
+    return member is not None or len(members) < group.options.max_size
 
 
-def _turn_away(group: RebalancingGroup, event: JoinRequested) -> None:
+def _turn_away(group: GroupData, event: JoinRequested) -> None:
     member = group.members.get(event.member_id)
     if member is not None:
         group.remove(member)
     elif event.member_id in group.pending:
         group.forget_pending(event.member_id)
     group.answer(event.request, JoinAnswer(error=ErrorCode.GROUP_MAX_SIZE_REACHED))
-    group.complete_join_if_all_came()
+    complete_join_if_all_came(group)
 
 
-def _fits(group: RebalancingGroup, event: JoinRequested) -> bool:
+def _fits(group: GroupData, event: JoinRequested) -> bool:
     if group.state is GroupState.EMPTY:
         return bool(event.protocol_type and event.protocols)
     return event.protocol_type == group.protocol_type and group.members.share_one_of(event.protocols)
 
 
-def _join_without_id(group: RebalancingGroup, event: JoinRequested) -> None:
+def _join_without_id(group: GroupData, event: JoinRequested) -> None:
     if event.instance_id is not None:
         old = group.members.of_instance(event.instance_id)
         if old is not None:
@@ -83,7 +85,7 @@ def _join_without_id(group: RebalancingGroup, event: JoinRequested) -> None:
     _add(group, event, event.new_member_id)
 
 
-def _member(event: JoinRequested, member_id: str) -> Member:
+def _member(event: JoinRequested, member_id: str, *, assignment: bytes = b"", is_new: bool = False) -> Member:
     return Member(
         member_id=member_id,
         instance_id=event.instance_id,
@@ -92,17 +94,17 @@ def _member(event: JoinRequested, member_id: str) -> Member:
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=event.rebalance_timeout_ms,
         protocols=event.protocols,
+        assignment=assignment,
+        is_new=is_new,
     )
 
 
-def _add(group: RebalancingGroup, event: JoinRequested, member_id: str) -> None:
-    member = _member(event, member_id)
-    member.is_new = True
-    group.add(member, event.request, event.protocol_type)
-    group.rebalance()
+def _add(group: GroupData, event: JoinRequested, member_id: str) -> None:
+    group.add(_member(event, member_id, is_new=True), event.request, event.protocol_type)
+    rebalance(group)
 
 
-def _rejoin(group: RebalancingGroup, event: JoinRequested, member: Member) -> None:
+def _rejoin(group: GroupData, event: JoinRequested, member: Member) -> None:
     """A member joins again under its own id. If it brings nothing new, it has lost an answer and gets it again. But a
     leader that joins a Stable group wants a rebalance: something beyond its own subscription has changed."""
     unchanged = member.protocols == event.protocols
@@ -111,25 +113,27 @@ def _rejoin(group: RebalancingGroup, event: JoinRequested, member: Member) -> No
         group.touch(member)
         group.answer(event.request, group.joined(member))
         return
-    group.members.change_protocols(member, event.protocols)
-    member.session_timeout_ms = event.session_timeout_ms
-    member.rebalance_timeout_ms = event.rebalance_timeout_ms
+    group.change(
+        member,
+        protocols=event.protocols,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=event.rebalance_timeout_ms,
+    )
     group.park_join(member, event.request)
-    group.rebalance()
+    rebalance(group)
 
 
-def _replace(group: RebalancingGroup, event: JoinRequested, old: Member) -> None:
+def _replace(group: GroupData, event: JoinRequested, old: Member) -> None:
     """A static member's process is back, without its id. (updateStaticMemberThenRebalanceOrCompleteJoin)"""
     leader_before = group.leader or ""
-    new = _member(event, event.new_member_id)
-    new.assignment = old.assignment
+    new = _member(event, event.new_member_id, assignment=old.assignment)
     group.replace(old, new)
     group.park_join(new, event.request)
     if group.state is not GroupState.STABLE:
         # In CompletingRebalance the leader may know the old id and assign to it, and that would reach no member.
-        group.rebalance()
+        rebalance(group)
     elif group.members.voted_protocol() != group.protocol:
-        group.rebalance()
+        rebalance(group)
     else:
         group.note_subscriptions()
         group.save(
@@ -144,7 +148,7 @@ def _replace(group: RebalancingGroup, event: JoinRequested, old: Member) -> None
         )
 
 
-def replacement_settled(group: RebalancingGroup, save: ReplacementSave, *, stored: bool) -> None:
+def replacement_settled(group: GroupData, save: ReplacementSave, *, stored: bool) -> None:
     """Does nothing if the member was meanwhile drawn into a rebalance, left, or was replaced again.
 
     Below v9 a leader cannot be told that no assignment is wanted. So it is told that the old id leads, and takes itself

@@ -21,6 +21,9 @@ MEMBER_BYTES = 2_000
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
+    """Its fields change only by its own operations. Once it is in `Members`, only `Members` calls those that change a
+    sum: joins, protocols, the assignment and the weight."""
+
     member_id: str
     instance_id: str | None
     """Set for a static member: it stays a member while its process restarts."""
@@ -30,11 +33,10 @@ class Member:
     rebalance_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
     assignment: bytes = b""
-    """Once the member is in `Members`, only `Members.assign` changes it."""
     weighed: int = 0
-    """The bytes it counts for in the sum of `Members`, which alone changes it."""
+    """The bytes it counts for in the sum of `Members`."""
     parked_join: int | None = None
-    """The number of the waiting request; only `Members` changes it."""
+    """The number of the waiting request."""
     parked_sync: int | None = None
     is_new: bool = False
     """Its first join is not answered yet: it may not know its own id, so it sends no heartbeats."""
@@ -53,6 +55,53 @@ class Member:
     def metadata(self, protocol: str | None) -> bytes:
         """Its metadata under this protocol; b"" if it does not support it."""
         return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    # ---- changes
+
+    def park_join(self, request: int) -> int | None:
+        """Returns the earlier request that waited until now; the caller must answer it."""
+        older, self.parked_join = self.parked_join, request
+        return older
+
+    def unpark_join(self) -> int | None:
+        """Returns the waiting request; the caller must answer it."""
+        request, self.parked_join = self.parked_join, None
+        return request
+
+    def park_sync(self, request: int) -> None:
+        self.parked_sync = request
+
+    def unpark_sync(self) -> int | None:
+        """Returns the waiting request; the caller must answer it."""
+        request, self.parked_sync = self.parked_sync, None
+        return request
+
+    def end_first_join(self) -> None:
+        """Its first join is answered: it knows its id."""
+        self.is_new = False
+
+    def change_protocols(self, protocols: tuple[tuple[str, bytes], ...]) -> None:
+        self.protocols = protocols
+
+    def change_timeouts(self, session_timeout_ms: int, rebalance_timeout_ms: int) -> None:
+        self.session_timeout_ms = session_timeout_ms
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+
+    def assign(self, assignment: bytes) -> None:
+        self.assignment = assignment
+
+    def weigh(self) -> int:
+        """Weigh the member again; returns the bytes by which it has grown."""
+        before, size = self.weighed, self.bytes
+        self.weighed = size
+        return size - before
+
+    def unweigh(self) -> int:
+        """The member counts for nothing any longer; returns the bytes it counted for."""
+        before, self.weighed = self.weighed, 0
+        return before
+
+    # ---- as a record
 
     def record(self, assignment: bytes) -> MemberRecord:
         return MemberRecord(
@@ -129,8 +178,7 @@ class Members:
         self._by_id[member.member_id] = member
         self._support.update({name for name, _ in member.protocols})
         self._joins_parked += member.parked_join is not None
-        member.weighed = 0
-        self._weigh(member)
+        self._bytes += member.weigh()
 
     def remove(self, member: Member) -> None:
         del self._by_id[member.member_id]
@@ -138,8 +186,7 @@ class Members:
             del self._by_instance[member.instance_id]
         self._withdraw(member)
         self._joins_parked -= member.parked_join is not None
-        self._bytes -= member.weighed
-        member.weighed = 0
+        self._bytes -= member.unweigh()
 
     def clear(self) -> None:
         self._by_id.clear()
@@ -150,13 +197,13 @@ class Members:
 
     def change_protocols(self, member: Member, protocols: tuple[tuple[str, bytes], ...]) -> None:
         self._withdraw(member)
-        member.protocols = protocols
+        member.change_protocols(protocols)
         self._support.update({name for name, _ in protocols})
-        self._weigh(member)
+        self._bytes += member.weigh()
 
     def assign(self, member: Member, assignment: bytes) -> None:
-        member.assignment = assignment
-        self._weigh(member)
+        member.assign(assignment)
+        self._bytes += member.weigh()
 
     @property
     def bytes(self) -> int:
@@ -167,14 +214,13 @@ class Members:
 
     def park_join(self, member: Member, request: int) -> int | None:
         """Returns the member's earlier request that waited until now; the caller must answer it."""
-        older = self.unpark_join(member)
-        member.parked_join = request
-        self._joins_parked += 1
+        older = member.park_join(request)
+        self._joins_parked += older is None
         return older
 
     def unpark_join(self, member: Member) -> int | None:
         """Returns the waiting request; the caller must answer it."""
-        request, member.parked_join = member.parked_join, None
+        request = member.unpark_join()
         self._joins_parked -= request is not None
         return request
 
@@ -216,11 +262,6 @@ class Members:
                 return None
             topics |= of_member
         return frozenset(topics) if self._by_id else None
-
-    def _weigh(self, member: Member) -> None:
-        size = member.bytes
-        self._bytes += size - member.weighed
-        member.weighed = size
 
     def _withdraw(self, member: Member) -> None:
         for name in {name for name, _ in member.protocols}:

@@ -6,7 +6,7 @@ import pytest
 
 from agents.groups.events import GroupOptions, GroupState
 from agents.groups.group import Group
-from agents.groups.rebalance import PENDING_MIN
+from agents.groups.group_data import PENDING_MIN
 from tests.fixtures.group_machine import SESSION_MS, Machine
 from wire.error_codes import ErrorCode
 
