@@ -341,7 +341,7 @@ async def test_one_round_of_expiry_goes_on_until_nothing_is_left(
     # when
     await running.agent._new_expiry(running.agent._groups).expire()  # type: ignore[arg-type]
     # then
-    assert await metadata.groups() == []
+    assert await metadata.groups.list_groups() == []
 
 
 async def test_a_new_generation_is_told_only_when_older_commits_are_written(
